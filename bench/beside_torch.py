@@ -148,7 +148,8 @@ def _time(
     for dtype in _DTYPES:
         params.task.product_dtype = dtype
         works.append(prepare(params, int(devices)))
-    work, secs = works[0], []
+    work = works[0]
+    secs = []
     with (
         tempfile.TemporaryDirectory() as folder,
         peer.start_worker(folder, params, work.theta, work.batch) as worker,

@@ -46,10 +46,10 @@ def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> 
             rows = tf.reshape(cache, [batch_size, k, *cache.shape[1:]])
             return tf.reshape(tf.gather(rows, parents, batch_dims=1), cache.shape)
 
-        layers = [
-            NestedMap(layer, **{name: reordered(layer[name]) for name in _REORDERED})
-            for layer in state.cache.layers
-        ]
+        layers = []
+        for layer in state.cache.layers:
+            caches = {name: reordered(layer[name]) for name in _REORDERED}
+            layers.append(NestedMap(layer, **caches))
         state = NestedMap(state, cache=NestedMap(layers=layers))
         past = tf.reshape(tf.reduce_sum(by_step, -1), [batch_size * k, 1, -1])
         logits, state = task.DecodeStep(

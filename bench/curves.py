@@ -44,11 +44,14 @@ def read(logdir: str | pathlib.Path, steps: float = math.inf) -> Curve:
 
     Raises ValueError if the run is shorter than a window.
     """
-    tokens, points, window = 0.0, [], []
+    tokens = 0.0
+    points = []
+    window = []
     for line in read_lines(pathlib.Path(logdir, TRAIN_METRICS)):
         if line["step"] > steps:
             break
-        metrics, count = line["metrics"], line["num_steps"]
+        metrics = line["metrics"]
+        count = line["num_steps"]
         tokens += metrics["num_tokens"] * count
         window.append((count, metrics["nll"]))
         while sum(count for count, _ in window[1:]) >= WINDOW_STEPS:

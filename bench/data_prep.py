@@ -28,7 +28,8 @@ _BATCH_LINES = 2048
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        text, data = pathlib.Path(folder, "text"), pathlib.Path(folder, "data")
+        text = pathlib.Path(folder, "text")
+        data = pathlib.Path(folder, "data")
         corpus.write(text)
         step_secs = _step_secs(text, data)
         num_examples, num_tokens, plain_secs = _run_tf_data(text, data)
@@ -93,7 +94,8 @@ def _split(lines):
 
 def _has_usable_lengths(source, english):
     lengths = [tf.strings.length(side, "UTF8_CHAR") + 10 for side in (source, english)]
-    longest, shortest = tf.maximum(*lengths), tf.minimum(*lengths)
+    longest = tf.maximum(*lengths)
+    shortest = tf.minimum(*lengths)
     return (longest <= _CONFIG.max_chars) & (
         tf.cast(longest, tf.float32) <= _CONFIG.max_length_ratio * tf.cast(shortest, tf.float32)
     )

@@ -50,17 +50,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpora = texts(pathlib.Path(folder))
         costs = [_costs(text, pathlib.Path(folder, name)) for name, text in corpora.items()]
-    rows = [(step, *(each[step].peak_mib for each in costs)) for step in Step]
-    highest = [max(cost.peak_mib for cost in each.values()) for each in costs]
-    secs = [sum(cost.secs for cost in each.values()) for each in costs]
-    rows += [("highest", *highest), ("seconds", *secs)]
-    body = [(name, *(f"{number:.0f}" for number in numbers)) for name, *numbers in rows]
-    print(table.text([("MiB", *corpora), *body]))
+    columns = [_column(of_corpus) for of_corpus in costs]
+    rows = zip((*Step, "highest", "seconds"), *columns, strict=True)
+    print(table.text([("MiB", *corpora), *rows]))
+
+
+def _column(costs: dict[Step, Cost]) -> list[str]:
+    """Returns the peaks of a corpus's steps, the highest of them, and the seconds of all steps."""
+    peaks = [costs[step].peak_mib for step in Step]
+    secs = sum(cost.secs for cost in costs.values())
+    return [f"{number:.0f}" for number in (*peaks, max(peaks), secs)]
 
 
 def texts(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     """Writes the corpora; returns the folder of each by its name."""
-    once, repeated = folder / "text", folder / "repeated"
+    once = folder / "text"
+    repeated = folder / "repeated"
     if _TEXT.value is None:
         corpus.write(once)
     else:
@@ -101,7 +106,8 @@ def _costs(text: pathlib.Path, data: pathlib.Path) -> dict[Step, Cost]:
 
 
 def _cost(command: list[str]) -> Cost:
-    began, peak_kib = time.monotonic(), 0
+    began = time.monotonic()
+    peak_kib = 0
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
             peak_kib = max(peak_kib, sum(map(_memory_kib, _process_tree(process.pid))))
@@ -113,12 +119,17 @@ def _cost(command: list[str]) -> Cost:
 
 def _process_tree(pid: int) -> list[int]:
     """Returns a process and all its descendants; nothing if it has ended."""
+    children: list[str] = []
     try:
-        tasks = list(pathlib.Path(f"/proc/{pid}/task").iterdir())
-        children = [int(c) for task in tasks for c in (task / "children").read_text().split()]
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            children += (task / "children").read_text().split()
     except OSError:
         return []
-    return [pid, *(descendant for child in children for descendant in _process_tree(child))]
+
+    tree = [pid]
+    for child in children:
+        tree += _process_tree(int(child))
+    return tree
 
 
 def _memory_kib(pid: int) -> int:

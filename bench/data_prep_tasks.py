@@ -48,7 +48,8 @@ class Meter:
 
     def __init__(self, *folders: pathlib.Path) -> None:
         self.tasks: list[Usage] = []
-        self._folders, self._opens = tuple(map(str, folders)), 0
+        self._folders = tuple(map(str, folders))
+        self._opens = 0
         sys.addaudithook(self._count)
 
     def __call__(self, calls: Sequence[Call]) -> Iterator[None]:
@@ -60,11 +61,12 @@ class Meter:
     def usage(self) -> Usage:
         """Returns what this process has done so far."""
         lines = pathlib.Path("/proc/self/io").read_text().splitlines()
-        done = {name: int(number) for name, number in (line.split(": ") for line in lines)}
-        return Usage(self._opens, done["rchar"], done["wchar"], time.process_time())
+        done = dict(line.split(": ") for line in lines)
+        return Usage(self._opens, int(done["rchar"]), int(done["wchar"]), time.process_time())
 
     def _count(self, event: str, args: tuple) -> None:
-        self._opens += event == "open" and str(args[0]).startswith(self._folders)
+        if event == "open" and str(args[0]).startswith(self._folders):
+            self._opens += 1
 
 
 def main() -> None:

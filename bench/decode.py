@@ -112,7 +112,8 @@ def _compare(decoders: dict[str, Callable[[Case], Call]]) -> None:
 
 def _best_costs(calls: dict[str, Call]) -> dict[str, Cost]:
     best = {name: call() for name, call in calls.items()}
-    began, num_calls = time.monotonic(), 0
+    began = time.monotonic()
+    num_calls = 0
     while num_calls < _CALLS.value or time.monotonic() - began < _SECS.value:
         for name, call in calls.items():
             best[name].secs = min(best[name].secs, call().secs)
@@ -130,7 +131,8 @@ def _our_decoder(case: Case, is_flat: bool, product_dtype: str = "float32") -> C
     fn = functools.partial(_search, case, is_flat, model)
     annotated = AnnotatedFn("decode", fn, ("theta", "features"), args, unnamed_dims="B")
     run = compile_program(lowering.export(annotated, model.partitioning))
-    theta, features = run.place("theta", state.theta), run.place("features", features)
+    theta = run.place("theta", state.theta)
+    features = run.place("features", features)
 
     def decode() -> None:
         lengths = run(NestedMap(theta), features).lengths.block_until_ready()
@@ -153,7 +155,8 @@ def _search(
     case: Case, is_flat: bool, model: TranslationModel, theta: NestedMap, features: NestedMap
 ) -> NestedMap:
     """Searches for the best hypothesis of each source, with flat or with classic caches."""
-    config, task = BeamSearch(case.beam, case.length, num_best=1), model.task
+    config = BeamSearch(case.beam, case.length, num_best=1)
+    task = model.task
     if is_flat:
         grow = task.GrowDecode
         state = task.InitDecode(theta, features, config.first_places)

@@ -1,6 +1,7 @@
 """The models of many languages that benchmarks compare: dense ones, and mixtures of experts."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 STACKS = ("encoder", "decoder")
@@ -52,7 +53,8 @@ class Family:
         each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}", *self.moe_stack)
         if count > 64:  # In groups of 256 tokens, each of 128 experts would have only 4 places.
             each = (*each, f"moe.group_size={4 * count}")
-        balance, detail = f"task.aux_loss_weight={0.01 * count**2}", self.detail
+        balance = f"task.aux_loss_weight={0.01 * count**2}"
+        detail = self.detail
         if self.expert_dropout:
             each = (*each, f"moe.hidden_dropout.rate={self.expert_dropout}")
             detail += f", d{self.expert_dropout}"
@@ -68,7 +70,8 @@ def shortened(model: Model, steps: int) -> Model:
 
 def of_stacks(*settings: str) -> tuple[str, ...]:
     """Returns settings of the encoder and of the decoder."""
-    return tuple(f"task.{stack}.{setting}" for stack in STACKS for setting in settings)
+    both = itertools.product(STACKS, settings)
+    return tuple(f"task.{stack}.{setting}" for stack, setting in both)
 
 
 def schedule(steps: int) -> tuple[str, ...]:

@@ -61,13 +61,11 @@ def main() -> None:
     models = list(multilingual.family().models([int(count) for count in _EXPERTS.value]))
     _prepared(out, "all")  # For several jobs.
     calls = [functools.partial(_baseline, out, code) for code in _BASELINES.value]
-    calls += [
-        functools.partial(_multilingual, out, model, seed)
-        for seed in range(1, _SEEDS.value + 1)
-        for model in models
-    ]
+    for seed in range(1, _SEEDS.value + 1):
+        calls += [functools.partial(_multilingual, out, model, seed) for model in models]
     logdirs = multilingual.in_parallel(calls)
-    end, every = len(_BASELINES.value), len(models)
+    end = len(_BASELINES.value)
+    every = len(models)
     runs = {model.name: logdirs[end + i :: every] for i, model in enumerate(models)}
     _report(out, runs, logdirs[:end])
 
@@ -76,7 +74,9 @@ def _report(
     out: pathlib.Path, runs: dict[str, list[pathlib.Path]], baselines: Sequence[pathlib.Path]
 ) -> None:
     """Writes and prints scores and efforts; `runs` has a folder per seed."""
-    flagged = [f"--run={name}={logdir}" for name in reversed(runs) for logdir in runs[name]]
+    flagged: list[str] = []
+    for name in reversed(runs):
+        flagged += [f"--run={name}={logdir}" for logdir in runs[name]]
     flagged += [f"--baseline={logdir}" for logdir in baselines]
     figure = f"--out={out / 'figure6'}"
     print(multilingual.command("lingvo_gshard.compare", *flagged, "--paired", figure))
@@ -111,7 +111,8 @@ def _multilingual(out: pathlib.Path, model: Model, seed: int) -> pathlib.Path:
 
 def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
     """Trains a language's model in each size; decodes the one that dev prefers."""
-    data, losses = _prepared(out, code), dict[pathlib.Path, float]()
+    data = _prepared(out, code)
+    losses = dict[pathlib.Path, float]()
     steps = baseline_steps(_pairs(data))
     for layers, dim, hidden_dim, dropout in _BASELINE_SIZES:
         logdir = out / "runs" / f"{code}-{2 * layers}L-M{dim}"
@@ -137,7 +138,8 @@ def baseline_steps(pairs: int) -> int:
 
 def _prepared(out: pathlib.Path, group: str) -> pathlib.Path:
     """Prepares out/text/GROUP; returns the folder."""
-    text, folder = out / "text" / group, out / "data" / group
+    text = out / "text" / group
+    folder = out / "data" / group
     if not (folder / manifest.FILE_NAME).exists():
         source, target = _VOCABULARIES.get(group, (2000, 2000))
         vocabularies = (f"--source_vocab_size={source}", f"--target_vocab_size={target}")

@@ -37,6 +37,8 @@ _MISTAKES = (
     "translate --logdir=/nowhere",
     "translate --logdir=RUN --source_lang=xx",
     "translate --bundle=/nowhere",
+    "serve --bundle=/nowhere",
+    "export_bundle --logdir=/nowhere --bundle=/nowhere/bundle",
     "compare --run=a=/nowhere",
     "data_prep.build --out=/nowhere/data --input=/nowhere",
     "data_prep.build --out=/nowhere/data --config=/nowhere",
@@ -62,7 +64,8 @@ def _measured(command: str, run_dir: pathlib.Path) -> tuple[str, str, str]:
     name, *args = command.replace("RUN", str(run_dir)).split()
     module = name if name.startswith("data_prep") else f"lingvo_gshard.{name}"
     pipe = subprocess.PIPE
-    began, before = time.monotonic(), _cpu_secs()
+    began = time.monotonic()
+    before = _cpu_secs()
     with subprocess.Popen(
         [sys.executable, "-m", module, *args], stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as process:

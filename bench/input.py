@@ -10,6 +10,7 @@ waits for batches is measured.
 """
 
 import functools
+import itertools
 import pathlib
 import tempfile
 import time
@@ -73,9 +74,8 @@ def _row_lengths(data_dir: str) -> dict[str, int]:
     records = [language.records["train"] for language in languages]
     counts = [one.num_examples for one in records]
     weights = mixture.sampling_weights(counts, _TEMPERATURE, None) / counts
-    source, target = (
-        weights @ [getattr(one, f"num_{side}_tokens") for one in records] for side in _SIDES
-    )
+    source = weights @ [one.num_source_tokens for one in records]
+    target = weights @ [one.num_target_tokens for one in records]
     return {"source": _SOURCE_LEN.value, "target": round(_SOURCE_LEN.value * target / source)}
 
 
@@ -86,7 +86,8 @@ def _rates(iterator) -> Sequence[str]:
     batches = [next(iterator) for _ in range(_BATCHES.value)]
     secs = time.process_time() - began
     num_examples = sum(int(batch["source_segment_ids"].max(axis=1).sum()) for batch in batches)
-    num_tokens, padding = 0, []
+    num_tokens = 0
+    padding = []
     for side in _SIDES:
         segment_ids = np.stack([batch[f"{side}_segment_ids"] for batch in batches])
         num_tokens += np.count_nonzero(segment_ids)
@@ -152,11 +153,8 @@ def _parse(record):
 
 
 def _empty_row():
-    return {
-        f"{side}_{name}": tf.zeros([0], tf.int32)
-        for side in _SIDES
-        for name in ("ids", "segment_ids", "positions")
-    }
+    features = itertools.product(_SIDES, ("ids", "segment_ids", "positions"))
+    return {f"{side}_{name}": tf.zeros([0], tf.int32) for side, name in features}
 
 
 def _next_fit(lengths, row, example):
@@ -193,7 +191,8 @@ def _next_fit(lengths, row, example):
 
 def _time_waits(data_dir: str) -> tuple[float, float]:
     """Trains; returns the seconds spent waiting for batches, and all seconds."""
-    params, data = synthetic.experiment(_MODEL.value), manifest.load(data_dir)
+    params = synthetic.experiment(_MODEL.value)
+    data = manifest.load(data_dir)
     params.task.Set(
         source_vocab_size=data.source_vocabulary.size, target_vocab_size=data.target_vocabulary.size
     )
@@ -211,7 +210,8 @@ def _time_waits(data_dir: str) -> tuple[float, float]:
         float(result.metrics.loss[0])  # Waits for the devices.
         state = result.state
         if number:  # The first step is slower.
-            wait, total = wait + waited, total + time.perf_counter() - began
+            wait += waited
+            total += time.perf_counter() - began
     source.close()
     return wait, total
 

@@ -62,7 +62,9 @@ class _BareCalls(TrainHook):
     def __init__(self, run: Executable, state: NestedMap, batches: NestedMap) -> None:
         self.loop_secs: list[float] = []
         self.bare_secs: list[float] = []
-        self._run, self._state, self._batches = run, state, batches
+        self._run = run
+        self._state = state
+        self._batches = batches
         self._ended: float | None = None
 
     def after_call(self, call: TrainCall) -> None:
@@ -71,13 +73,15 @@ class _BareCalls(TrainHook):
             self.loop_secs.append(began - self._ended)
         result = self._run(self._state, self._batches)
         float(result.metrics.loss[0])  # Waits for the devices.
-        self._state, self._ended = result.state, time.perf_counter()
+        self._state = result.state
+        self._ended = time.perf_counter()
         self.bare_secs.append(self._ended - began)
 
 
 def _time_loop(folder: str) -> tuple[float, float]:
     """Returns the median seconds of a call in the loop and of a call of the bare program."""
-    params, num_steps = synthetic.experiment(_MODEL.value), _ITERATIONS.value
+    params = synthetic.experiment(_MODEL.value)
+    num_steps = _ITERATIONS.value
     params.train.iterations_per_loop = num_steps
     model, state = synthetic.model_and_state(params, _PARTITIONS.value)
     batch = synthetic.training_batch(params)

@@ -36,7 +36,8 @@ def _layer(params: Params, num_partitions: int) -> Work:
         tree.encoder.layers[1].feed_forward
         for tree in (model.task, state.theta, model.state_spec.theta)
     )
-    rows, length = params.input.batch_size, params.input.source_len
+    rows = params.input.batch_size
+    length = params.input.source_len
     shape = (rows, length, params.task.dim)
     x, d_y = np.random.default_rng(0).standard_normal((2, *shape), np.float32)
     batch = NestedMap(x=x, d_y=d_y, valid=np.ones((rows, length), np.float32))
@@ -71,7 +72,8 @@ def _forward_and_backward(layer: MoELayer, arithmetic: Arithmetic):
             tape.watch(leaves)
             context = Context(Mode.TRAIN, seed.seed, arithmetic=arithmetic)
             y, routing = layer.FProp(theta, batch.x, batch.valid, context)
-        outputs, d_outputs = [y, routing.aux_loss], [batch.d_y, tf.constant(1.0)]
+        outputs = [y, routing.aux_loss]
+        d_outputs = [batch.d_y, tf.constant(1.0)]
         d_x, *d_theta = tape.gradient(outputs, leaves, d_outputs)
         return NestedMap(x=d_x, theta=theta.Pack(d_theta))
 

@@ -31,7 +31,8 @@ _Result = TypeVar("_Result")
 
 def family() -> Family:
     """Returns the family of --family, with dropout within experts."""
-    chosen, rate = families.BY_NAME[_FAMILY.value], _EXPERT_DROPOUT.value
+    chosen = families.BY_NAME[_FAMILY.value]
+    rate = _EXPERT_DROPOUT.value
     return dataclasses.replace(chosen, expert_dropout=rate)
 
 

@@ -79,8 +79,10 @@ def start_worker(folder: str, params: Params, theta: NestedMap, batch: NestedMap
 
 def sizes_json(params: Params) -> str:
     """Returns the Sizes of an experiment with a group size, as JSON."""
-    task, stack = params.task, params.task.encoder
-    attention, moe = stack.layer.attention, stack.moe
+    task = params.task
+    stack = params.task.encoder
+    attention = stack.layer.attention
+    moe = stack.moe
     sizes = Sizes(
         num_layers=stack.num_layers,
         model_dim=task.dim,

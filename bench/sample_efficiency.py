@@ -32,10 +32,13 @@ _SHARES = flags.DEFINE_list("shares", [], "Shares of the steps to try, in (0, 1)
 
 
 def main() -> None:
-    out, data = pathlib.Path(_OUT.value), pathlib.Path(_DATA_DIR.value)
+    out = pathlib.Path(_OUT.value)
+    data = pathlib.Path(_DATA_DIR.value)
     family = multilingual.family()
     family = dataclasses.replace(family, steps=_STEPS.value or family.steps)
-    counts, depths, shares = _numbers(_EXPERTS, int), _numbers(_LAYERS, int), _numbers(_SHARES)
+    counts = _numbers(_EXPERTS, int)
+    depths = _numbers(_LAYERS, int)
+    shares = _numbers(_SHARES)
     if not all(0 < share < 1 for share in shares):
         raise ValueError(f"--shares={','.join(_SHARES.value)}: expected shares between 0 and 1.")
     models = list(family.models(counts, depths, shares))
@@ -55,7 +58,8 @@ def _numbers(flag: flags.FlagHolder[list[str]], number: type = float) -> list:
     try:
         return list(map(number, flag.value))
     except ValueError:
-        given, kind = ",".join(flag.value), "whole numbers" if number is int else "numbers"
+        given = ",".join(flag.value)
+        kind = "whole numbers" if number is int else "numbers"
         raise ValueError(f"--{flag.name}={given}: expected {kind} with commas between.") from None
 
 

@@ -28,7 +28,9 @@ _BATCH_SIZE = flags.DEFINE_integer(
 _STEPS_PER_CALL = flags.DEFINE_integer("steps_per_call", 5, "For --make: steps in one program.")
 _CALLS = flags.DEFINE_integer("calls", 4, "For --run: timed calls, after one that is not timed.")
 
-_INITIALIZE, _TRAIN, _BATCHES = "initialize.program", "train.program", "batches.npz"
+_INITIALIZE = "initialize.program"
+_TRAIN = "train.program"
+_BATCHES = "batches.npz"
 
 
 def main() -> None:
@@ -52,7 +54,8 @@ def _make(folder: pathlib.Path) -> None:
     model = synthetic.partitioned_model(params, 1)
     batch = synthetic.training_batch(params)
     programs = synthetic.programs(params, model)
-    batch_spec, num_steps = synthetic.specs_of(batch), _STEPS_PER_CALL.value
+    batch_spec = synthetic.specs_of(batch)
+    num_steps = _STEPS_PER_CALL.value
     trainer = programs.source.step(Mode.TRAIN, batch_spec, num_steps)
     folder.mkdir(parents=True, exist_ok=True)
     programs.source.initializer().save(folder / _INITIALIZE)
@@ -68,7 +71,8 @@ def _run(folder: pathlib.Path) -> None:
     initialize, train = (
         compile_program(program.load(folder / name)) for name in (_INITIALIZE, _TRAIN)
     )
-    device, compile_secs = jax.devices()[0], time.perf_counter() - began
+    device = jax.devices()[0]
+    compile_secs = time.perf_counter() - began
     print(f"{device.platform} {device.device_kind}: compiled in {compile_secs:.1f} s")
     spec = train.program.args[train.program.arg_names.index("batches")]
     with np.load(folder / _BATCHES) as arrays:

@@ -13,6 +13,7 @@ import pathlib
 import numpy as np
 from absl import flags
 
+from bench import families
 from lingvo_gshard import cli
 from lingvo_gshard.planning import request as requests
 from lingvo_gshard.planning.estimate import candidates
@@ -40,8 +41,8 @@ _MODELS = {
 def main() -> None:
     environment.prepare(1)
     for model, stack in _MODELS.items():
-        settings = [f"task.{name}.{each}" for name in ("encoder", "decoder") for each in stack]
-        request = requests.make_request(model, _TOPOLOGY, (*_SIZES, *settings), None).step_only()
+        settings = (*_SIZES, *families.of_stacks(*stack))
+        request = requests.make_request(model, _TOPOLOGY, settings, None).step_only()
         fitting = candidates.candidates(request)
 
         steps = []

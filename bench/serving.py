@@ -36,9 +36,8 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.files import table
-from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.serving.batcher import Limits
-from lingvo_gshard.translation import bundle
 
 _SERVED = flags.DEFINE_string("served", None, "A bundle.", required=True)
 _LINES = flags.DEFINE_string("lines", None, "A file of text to translate.", required=True)
@@ -88,7 +87,8 @@ async def _loads(servers: Sequence[Server], lines: Sequence[str]) -> None:
 
 async def saturation(servers: Sequence[Server], lines: Sequence[str]) -> str:
     """Returns what became of all requests, and the servers' memory."""
-    end, served = time.monotonic() + _SECS.value, Served()
+    end = time.monotonic() + _SECS.value
+    served = Served()
     before = await _metric(servers, "tokens_total")
     async with contextlib.AsyncExitStack() as stack:
         shared = await stack.enter_async_context(_session("127.0.0.1"))
@@ -116,8 +116,11 @@ async def saturation(servers: Sequence[Server], lines: Sequence[str]) -> str:
 
 async def neighbour(url: str, lines: Sequence[str]) -> str:
     """Returns the latency of short lines, alone and beside a client that sends all it may."""
-    alone, beside, attack = Served(), Served(), Served()
-    largest, short = _largest(lines), sorted(lines, key=len)[: max(len(lines) // 10, 1)]
+    alone = Served()
+    beside = Served()
+    attack = Served()
+    largest = _largest(lines)
+    short = sorted(lines, key=len)[: max(len(lines) // 10, 1)]
     async with _session("127.0.0.1") as session, _session("127.0.0.2") as other:
         singles = ([line] for line in itertools.cycle(short))
         await _send(session, url, singles, time.monotonic() + _SECS.value, alone)
@@ -181,7 +184,9 @@ async def _send(
 ) -> None:
     """Sends one request after the other until `end`; after a refusal it waits as it is told."""
     while time.monotonic() < end:
-        lines, began, pause = next(requests), time.monotonic(), 0
+        lines = next(requests)
+        began = time.monotonic()
+        pause = 0
         served.sent += 1
         try:
             async with session.post(f"{url}/translate", json={"lines": lines}) as answer:
@@ -210,8 +215,10 @@ def _requests(lines: Sequence[str], seed: int) -> Iterator[list[str]]:
 
 def _largest(lines: Sequence[str]) -> list[str]:
     """Returns the longest lines that may be sent, as many as a request may have."""
-    tokenizer, limits = Tokenizer(bundle.vocabulary_files(_SERVED.value)[0]), Limits()
-    text, size = [], 1
+    tokenizer = Tokenizer(vocabulary_files(_SERVED.value)[0])
+    limits = Limits()
+    text = []
+    size = 1
     for line in itertools.cycle(lines):
         size += len(tokenizer.encode(line))
         if size > limits.line_tokens:

@@ -11,7 +11,6 @@ are CPU seconds, after the imports.
 """
 
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -37,7 +36,8 @@ _MEASURED = flags.DEFINE_string("measured", None, "Measures only this folder, an
 _RECORDS = 10_000
 _CONTENTS = 8  # In ext4 a file has at most 65,000 names.
 _LANGUAGES = 100
-_BATCH_SIZE, _ROW_LEN = 64, 128
+_BATCH_SIZE = 64
+_ROW_LEN = 128
 _BATCHES = 64  # In so many, each lane begins one more pool.
 _STEPS = (_BATCHES, 10**6)
 
@@ -63,7 +63,8 @@ def write(data_dir: pathlib.Path, num_files: int) -> None:
     shares = 1 / np.arange(1, _LANGUAGES + 1)
     languages = []
     for number, share in enumerate(shares / shares.sum()):
-        code, shards = f"q{number:02d}", []
+        code = f"q{number:02d}"
+        shards = []
         for index in range(int(np.ceil(num_files * share))):
             name = f"records/train/{code}-{index:05d}"
             shards.append(_linked(data_dir, contents[index % _CONTENTS], name))
@@ -98,7 +99,8 @@ def measure(data_dir: str) -> dict[str, float]:
         for step in _STEPS:
             source.set_state({"next_index": step})
             next(source)  # Begins a pool of each lane.
-            began, before = time.process_time(), len(opened)
+            began = time.process_time()
+            before = len(opened)
             for _ in range(_BATCHES):
                 next(source)
             costs[f"ms a batch after {step}"] = (time.process_time() - began) / _BATCHES * 1e3
@@ -122,8 +124,12 @@ def _cells(few: float, many: float) -> tuple[str, str, str]:
 def _content(data_dir: pathlib.Path, name: str, rng: np.random.Generator) -> manifest.Shard:
     """Writes a file of records of 4 to 39 tokens a side, and the file of their lengths."""
     lengths = rng.integers(4, 40, (_RECORDS, 2))
-    pairs = ([rng.integers(4, 32_000, size) for size in sizes] for sizes in lengths)
-    records = itertools.starmap(example_codec.encode, pairs)
+
+    def pair(sizes: np.ndarray) -> bytes:
+        source, target = (rng.integers(4, 32_000, size) for size in sizes)
+        return example_codec.encode(source, target)
+
+    records = map(pair, lengths)
     paths = f"{name}.array_record", f"{name}.lengths.npy"
     encoding.write_records(data_dir / paths[0], records)
     np.save(data_dir / paths[1], lengths.astype(np.uint8))

@@ -15,7 +15,8 @@ from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.train.programs import Programs
 
-SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = 8000, 4000
+SOURCE_VOCAB_SIZE = 8000
+TARGET_VOCAB_SIZE = 4000
 
 
 def experiment(name: str) -> Params:
@@ -60,7 +61,8 @@ class RepeatedBatch:
     """An input for the estimator that repeats one batch without end."""
 
     def __init__(self, batch: NestedMap) -> None:
-        self._batch, self.specs = batch, specs_of(batch)
+        self._batch = batch
+        self.specs = specs_of(batch)
 
     def __iter__(self) -> Iterator[NestedMap]:
         return itertools.repeat(self._batch)

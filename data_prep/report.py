@@ -142,9 +142,9 @@ def _tokens_of_drawn_pair(rows: Sequence[_Row], temperature: int) -> tuple[str, 
 
 def _draw_sizes(rows: Sequence[_Row], path: pathlib.Path) -> None:
     """Draws the numbers of training pairs as bars, on a logarithmic axis."""
-    sizes = [row["pairs"]["train"] for row in rows]
     from matplotlib.figure import Figure  # It takes half a second, which a mistake need not wait.
 
+    sizes = [row["pairs"]["train"] for row in rows]
     picture = Figure(figsize=(max(6.0, 0.16 * len(sizes)), 4), layout="constrained")
     axes = picture.add_subplot()
     axes.bar([row["code"] for row in rows], sizes, color="#3b6ea5")

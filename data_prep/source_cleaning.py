@@ -46,7 +46,7 @@ class Cleaned:
 
 def survey(source: Source) -> dict[str, collections.Counter[str]]:
     """Counts the characters of each script in a source's first rows, by language."""
-    # Of the source: English is known to be in Latin.
+    # English is known to be in Latin letters, so the source's text alone is counted.
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in itertools.islice(source.rows(), _SURVEYED_ROWS):
         if isinstance(row.pair, Pair):

@@ -186,13 +186,6 @@ def test_a_layer_whose_weights_are_no_numbers_is_named(data_dir, run_dir, tmp_pa
     assert whole_steps(run.logdir) == []
 
 
-def test_no_number_of_sentences_that_leaves_none_or_cuts_some_off(data_dir, run_dir):
-    for number in (0, -1):
-        run = _run(data_dir, run_dir, f"decode.max_sentences={number}")
-        with pytest.raises(ValueError, match=f"max_sentences must be 1 or more, .*got {number}"):
-            decode_split.decode_split(run, "test")
-
-
 def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):
     decode_split.decode_split(_run(data_dir, run_dir), "test")
     folder = run_dir / "decode_test"
@@ -339,11 +332,6 @@ def test_a_folder_that_holds_no_data_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ValueError, match=f"no .*{folder}: prepare it with .*--out={folder}"):
             launches.data_facts(str(folder))
-
-
-def test_a_split_that_no_language_has_is_refused(data_dir, run_dir):
-    with pytest.raises(ValueError, match="no language has a train split to decode"):
-        decode_split.decode_split(_run(data_dir, run_dir), "train")
 
 
 def _one_line(done, binary):

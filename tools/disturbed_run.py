@@ -105,13 +105,15 @@ class ProgressWatcher:
     """
 
     def __init__(self, run: Run) -> None:
-        self._run, self._old_log = run, run.log_inode()
+        self._run = run
+        self._old_log = run.log_inode()
         self._old_incomplete = run.incomplete_checkpoints()
         self._num_kept: int | None = None
 
     def calls(self) -> list[dict[str, Any]]:
         """Returns the lines of the calls that the process has logged."""
-        log, calls = self._run.log_inode(), self._run.calls()
+        log = self._run.log_inode()
+        calls = self._run.calls()
         if self._num_kept is None and log != self._old_log:
             self._num_kept = len(calls)
         return [] if self._num_kept is None else calls[self._num_kept :]

@@ -12,7 +12,8 @@ import pathlib
 _ROOT = pathlib.Path(__file__).parents[1]
 _LIBRARY = "lingvo_gshard"
 _DOCUMENT = _ROOT / "docs/architecture.md"
-_BEGIN, _END = "```mermaid\n", "```\n"
+_BEGIN = "```mermaid\n"
+_END = "```\n"
 
 
 def arrows() -> dict[str, set[str]]:

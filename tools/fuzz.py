@@ -29,7 +29,7 @@ from lingvo_gshard.checkpoints.stored import Stored
 from lingvo_gshard.files import digests, table
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.records import RecordSource
-from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
+from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.train import config
 from lingvo_gshard.translation import bundle
@@ -40,7 +40,8 @@ _BUNDLE = flags.DEFINE_string("bundle_dir", None, "An exported bundle.")
 _MUTATIONS = flags.DEFINE_integer("mutations", 1000, "Mutations of each kind of file.", 1)
 _SEED = flags.DEFINE_integer("seed", 1, "The seed of the mutations.")
 
-FINE, FAILURES = ("same", "refused"), ("wrong", "unnamed", "traceback")
+FINE = ("same", "refused")
+FAILURES = ("wrong", "unnamed", "traceback")
 _BLOCK_BYTES = 4096
 _PRINTED = 3  # Failures of each kind of file and outcome.
 
@@ -96,7 +97,8 @@ def kinds(
 
 def outcomes(kind: Kind, num_mutations: int, seed: int) -> collections.Counter[str]:
     """Counts the outcomes of mutations, each of one file; prints the first failures."""
-    expected, counts = kind.read(), collections.Counter[str]()
+    expected = kind.read()
+    counts = collections.Counter[str]()
     for number in range(num_mutations):
         rng = random.Random(f"{seed} {kind.name} {number}")
         path = rng.choice(kind.files)
@@ -146,7 +148,8 @@ def _mutated(
     elif how == "older" and path.name.endswith("json"):
         content = bytearray(_older(content, rng))
     else:
-        how, content = "cut", content[:place]
+        how = "cut"
+        content = content[:place]
     return how, bytes(content)
 
 
@@ -162,18 +165,29 @@ def _older(content: bytes, rng: random.Random) -> bytes:
 
 def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
     made = manifest.load(folder)
-    records = [each for one in made.languages for each in one.records.values()]
-    shards = [shard for each in records for shard in each.shards]
-    texts = [text for one in made.languages for text in one.text.values()]
+    records: list[manifest.Records] = []
+    texts: list[digests.File] = []
+    for language in made.languages:
+        records += language.records.values()
+        texts += language.text.values()
+    shards: list[manifest.Shard] = []
+    for of_split in records:
+        shards += of_split.shards
 
     def read_records() -> list[bytes]:
         source = RecordSource(folder, *records)
         examples = source.read(np.arange(len(source)))
-        return [ids.tobytes() for one in examples for ids in (one.source_ids, one.target_ids)]
+        ids: list[np.ndarray] = []
+        for example in examples:
+            ids += [example.source_ids, example.target_ids]
+        return [array.tobytes() for array in ids]
 
     def read_texts() -> list[tuple[str, str]]:
         digests.verify(folder, texts)  # As decode_split does.
-        return [pair for text in texts for pair in sentences.eval_text(folder / text.path)]
+        pairs: list[tuple[str, str]] = []
+        for text in texts:
+            pairs += sentences.eval_text(folder / text.path)
+        return pairs
 
     def read_manifest() -> str:
         return repr(dataclasses.replace(manifest.load(folder), version=0))
@@ -188,9 +202,10 @@ def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
 
 
 def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
-    logdir, within = str(folder), pathlib.Path(checkpoints.folder(folder))
+    logdir = str(folder)
+    within = pathlib.Path(checkpoints.folder(folder))
     yield Kind("experiment.json", [folder / "experiment.json"], lambda: launches.recorded(logdir))
-    vocabularies = bundle.vocabulary_files(folder)
+    vocabularies = vocabulary_files(folder)
     yield Kind(
         "vocabularies of a run",
         vocabularies,
@@ -222,7 +237,7 @@ def _of_bundle(folder: pathlib.Path) -> Iterator[Kind]:
     yield Kind("bundle.json", [folder / "bundle.json"], read)
     yield Kind("programs", sorted(folder.glob("programs/*")), read)
     yield Kind("weights", [folder / "weights.safetensors"], read)
-    yield Kind("vocabularies of a bundle", bundle.vocabulary_files(folder), read)
+    yield Kind("vocabularies of a bundle", vocabulary_files(folder), read)
 
 
 def _pieces(*tokenizers: Tokenizer) -> list[Any]:

@@ -116,7 +116,8 @@ def main(argv: list[str]) -> None:
 def _run_and_kill(run: Run, layout: Layout, plan: _KillPlan, rng: random.Random) -> Kill:
     """Continues the run, kills one of its processes as planned, and checks how all of them end."""
     sent = signal.Signals[f"SIG{_SIGNAL.value}"]
-    before, watcher = max(run.losses(), default=0), ProgressWatcher(run)
+    before = max(run.losses(), default=0)
+    watcher = ProgressWatcher(run)
     processes = run.start(layout)
     with _killed_at_exit(processes):
         began = time.monotonic()
@@ -125,7 +126,8 @@ def _run_and_kill(run: Run, layout: Layout, plan: _KillPlan, rng: random.Random)
         # Processes that have not met yet would wait for each other, so all of them are killed.
         for process in processes if moment == "start" else [killed]:
             process.send_signal(sent)
-        status, ended = killed.wait(), time.monotonic()
+        status = killed.wait()
+        ended = time.monotonic()
         other_statuses = [
             process.wait(timeout=_OTHERS_END_SECS) for process in processes if process is not killed
         ]
@@ -163,7 +165,8 @@ def _wait_for_moment(
       The moment that it has actually become, and the seconds from the start to the end of the
       first call; None if no call has ended.
     """
-    began, first_call_secs = time.monotonic(), None
+    began = time.monotonic()
+    first_call_secs = None
     while all(process.poll() is None for process in processes):
         time.sleep(_POLL_SECS)
         calls = watcher.calls()
@@ -194,7 +197,8 @@ def _killed_at_exit(processes: Sequence[subprocess.Popen]) -> Iterator[None]:
 
 def _run_to_end(run: Run, layout: Layout) -> float:
     """Continues the run until it finishes; returns the seconds that this took."""
-    began, processes = time.monotonic(), run.start(layout)
+    began = time.monotonic()
+    processes = run.start(layout)
     with _killed_at_exit(processes):
         statuses = [process.wait() for process in processes]
     if any(statuses):
@@ -223,7 +227,8 @@ def _print_summary(log: KillLog) -> None:
 
 def _runs_agree(whole: Run, disturbed: Run) -> bool:
     """Prints how the two runs compare; returns whether they agree as they should."""
-    expected, actual = whole.losses(), disturbed.losses()
+    expected = whole.losses()
+    actual = disturbed.losses()
     differences = [
         abs(actual[step] - loss) / abs(loss) for step, loss in expected.items() if step in actual
     ]

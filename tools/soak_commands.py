@@ -38,7 +38,8 @@ _SOAK_SEED = flags.DEFINE_integer("seed", 1, "The seed of the random moments.")
 _ROOT = pathlib.Path(__file__).parent.parent
 _LENGTHS = ("input.{}_len", "eval_input.{}_len", "decode.max_{}_len")
 _SETTINGS = (
-    *(f"{path.format(side)}=64" for path in _LENGTHS for side in ("source", "target")),
+    *(f"{path.format('source')}=64" for path in _LENGTHS),
+    *(f"{path.format('target')}=64" for path in _LENGTHS),
     *(f"task.{stack}.moe.group_size=64" for stack in ("encoder", "decoder")),
     *(f"{name}.batch_size=16" for name in ("input", "eval_input", "decode")),
     *("train.max_steps=40", "train.iterations_per_loop=2", "train.save_checkpoints_steps=4"),
@@ -79,10 +80,13 @@ class Progress:
 
 def _hashes(*patterns: str) -> Callable[[pathlib.Path], Any]:
     def hashes(folder: pathlib.Path) -> Any:
-        files = {file for each in patterns for file in folder.glob(each) if file.is_file()}
+        paths: set[pathlib.Path] = set()
+        for pattern in patterns:
+            paths.update(folder.glob(pattern))
         return {
-            str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in sorted(files)
+            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(paths)
+            if path.is_file()
         }
 
     return hashes
@@ -165,10 +169,10 @@ def main(argv: list[str]) -> None:
         share = _NUM_KILLS.value * (i + 1) // len(_STAGES) - _NUM_KILLS.value * i // len(_STAGES)
         _disturb(stage, disturbed, progress, share, stage.result(whole))
         print(f"{stage.name}: {progress.kills.get(stage.name, 0)} kills", flush=True)
-    counts = [
-        (each.name, *(of.get(each.name, 0) for of in (progress.kills, progress.ended)))
-        for each in _STAGES
-    ]
+    counts = []
+    for stage in _STAGES:
+        kills = progress.kills.get(stage.name, 0)
+        counts.append((stage.name, kills, progress.ended.get(stage.name, 0)))
     print(table.text([("command", "kills", "ended before its kill"), *counts]))
     print("All results are those of the undisturbed commands.")
 
@@ -232,8 +236,9 @@ def _check_success(stage: Stage, status: int, folder: pathlib.Path) -> None:
 
 
 def _check_result(stage: Stage, folder: pathlib.Path, wanted: Any) -> None:
-    if (found := stage.result(folder)) != wanted:
-        raise app.Error(f"{stage.name}: {found} is left in {folder}, and not {wanted}.")
+    result = stage.result(folder)
+    if result != wanted:
+        raise app.Error(f"{stage.name}: {result} is left in {folder}, and not {wanted}.")
 
 
 if __name__ == "__main__":

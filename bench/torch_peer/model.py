@@ -20,7 +20,8 @@ class Attention(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.head_dim, self.dropout = sizes.head_dim, sizes.dropout
+        self.head_dim = sizes.head_dim
+        self.dropout = sizes.dropout
         self.width = sizes.num_heads * sizes.head_dim
         self.project = nn.Linear(sizes.model_dim, 3 * self.width, bias=False)
         self.out = nn.Linear(self.width, sizes.model_dim, bias=False)
@@ -34,7 +35,8 @@ class Attention(nn.Module):
             q, k, v = self.project(x).chunk(3, -1)
         else:
             w_q, w_kv = self.project.weight.split([self.width, 2 * self.width])
-            q, (k, v) = F.linear(x, w_q), F.linear(memory, w_kv).chunk(2, -1)
+            q = F.linear(x, w_q)
+            k, v = F.linear(memory, w_kv).chunk(2, -1)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
@@ -76,7 +78,8 @@ class Layer(nn.Module):
         if source is not None:
             attended = self.source_attention(self.source_norm(x), source, source_mask)
             x = x + self.dropout(attended)
-        y, aux_loss = self.feed_forward_norm(x), 0.0
+        y = self.feed_forward_norm(x)
+        aux_loss = 0.0
         y = self.feed_forward(y)
         if isinstance(self.feed_forward, MoE):
             y, aux_loss = y
@@ -118,7 +121,8 @@ class Translator(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Returns the training loss of full rows: int64 [B, T] source_* and [B, L] target_*."""
-        source_ids, target_ids = batch["source_segment_ids"], batch["target_segment_ids"]
+        source_ids = batch["source_segment_ids"]
+        target_ids = batch["target_segment_ids"]
         x = self._embed(self.source_embedding, batch["source_ids"], batch["source_positions"])
         encoded, encoder_aux = self.encoder(x, _same_example(source_ids, source_ids), None, None)
         x = self._embed(self.target_embedding, batch["target_ids"], batch["target_positions"])

@@ -20,7 +20,9 @@ class MoE(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes = sizes
-        e, m, h = sizes.num_experts, sizes.model_dim, sizes.hidden_dim
+        e = sizes.num_experts
+        m = sizes.model_dim
+        h = sizes.hidden_dim
         self.wg = nn.Parameter(torch.empty(m, e))
         self.wi = nn.Parameter(torch.empty(e, m, h))
         self.wo = nn.Parameter(torch.empty(e, h, m))
@@ -53,7 +55,8 @@ class MoE(nn.Module):
         top, experts = gates.topk(2)
         weights = top / top.sum(-1, keepdim=True)
         # In [G, 2, S] order, second choices get their places after all first choices.
-        experts, weights = experts.transpose(1, 2), weights.transpose(1, 2)
+        experts = experts.transpose(1, 2)
+        weights = weights.transpose(1, 2)
         chosen = F.one_hot(experts.flatten(1), sizes.num_experts)
         asked = torch.ones_like(experts, dtype=torch.bool)
         if sizes.random_second and self.training:

@@ -53,7 +53,8 @@ class Worker:
         x = self._x.requires_grad_()
         weights = [x, *self._layer.parameters()]
         y, aux_loss = self._layer(x)
-        d_y, d_aux_loss = self._d_y.to(y.dtype), torch.ones_like(aux_loss)
+        d_y = self._d_y.to(y.dtype)
+        d_aux_loss = torch.ones_like(aux_loss)
         torch.autograd.grad([y, aux_loss], weights, [d_y, d_aux_loss])
 
     def loss(self) -> dict[str, float]:

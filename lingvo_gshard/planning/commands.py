@@ -10,7 +10,7 @@ from collections.abc import Callable
 from lingvo_gshard.planning import kept_plans, plan_pictures, plan_text
 from lingvo_gshard.planning.compiled import own_process, trainer_executables
 from lingvo_gshard.planning.estimate.candidates import candidates
-from lingvo_gshard.planning.request import Request
+from lingvo_gshard.planning.request import Ask, Request
 from lingvo_gshard.planning.tables import (
     compilation_growth,
     machines,
@@ -27,7 +27,6 @@ from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.executable import compile_program
 
 Tell = Callable[[str], None]
-Ask = Callable[[str, str], Request]  # The request for a model on a topology.
 
 # The numbers of partitions D of Table 4. The binary prepares 8 virtual devices.
 _OWN_PARTITIONS = (2, 4, 8)

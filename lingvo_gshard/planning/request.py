@@ -1,7 +1,7 @@
 """What to plan: an experiment, the machine, and which of the run's programs."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from lingvo_gshard import registry
@@ -54,6 +54,9 @@ class Request:
     def check_divisible(self) -> None:
         """Raises ValueError unless the mesh divides experts, groups and the programs' batches."""
         placement.check_divisible(self.params, self.partitioning, self.batches)
+
+
+Ask = Callable[[str, str], Request]  # Returns the request for a model on a topology.
 
 
 def make_request(

@@ -1,10 +1,11 @@
-"""A tiny experiment on eight CPU devices that stand for a v3, and requests to plan it."""
+"""A tiny experiment on eight CPU devices that stand for a v3, its requests and candidates."""
 
 import dataclasses
 
 from lingvo_gshard import registry
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.model import placement
+from lingvo_gshard.planning.estimate.candidates import Candidate
 from lingvo_gshard.planning.request import Request
 
 MODEL = "toy.MoE8E4L"
@@ -27,6 +28,15 @@ _SIZES = {
     "decode.max_target_len": 5,
     "decode.beam_size": 2,
 }
+# Meshes and tables, from the fastest to the slowest.
+_LAYOUTS = (
+    ("mesh=experts:8", "sharding=BG:experts,E:experts"),
+    ("mesh=data:8", "sharding=BG:data"),
+    ("mesh=data:8", "sharding=BG:data,m:data"),
+    ("mesh=data:4,model:2", "sharding=BG:data,HNV:model"),
+    ("mesh=data:2,experts:4", "sharding=BG:data+experts,E:experts"),
+    ("mesh=experts:4,model:2", "sharding=BG:experts,E:experts,HNV:model"),
+)
 
 
 def params(num_layers=2):
@@ -46,3 +56,12 @@ def request(**changes):
     partitioning = placement.partitioning(experiment, 8)
     step = Request(MODEL, (), experiment, TOPOLOGY, partitioning).step_only()
     return dataclasses.replace(step, **changes)
+
+
+def candidates():
+    """Returns twelve candidates: two schedules of each of six meshes and tables."""
+    made = []
+    for i, layout in enumerate(_LAYOUTS):
+        for remat in ("NONE", "BLOCK"):
+            made.append(Candidate((*layout, f"task.encoder.remat={remat}"), 0.1 * i))
+    return made

@@ -37,8 +37,8 @@ _WEIGHT_PASSES = 10
 # From so many partitions on, a TPU's compiler writes them as all-reduces, which take twice as long.
 _SUMMED_FROM = {"reduce-scatter": 1, "all-gather": 64}
 
-# Each saves more memory than the one before.
-_BY_SAVING = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)
+# Each keeps less than the one before; NONE keeps everything.
+BY_SAVING = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)
 
 _FLOAT32_BYTES = 4
 _FLOAT32_ACTIVATIONS = ("BNLT", "BLV")  # Probabilities and logits.
@@ -78,7 +78,7 @@ class CostModel:
         largest_bytes = 0.0
 
         for product in self._products:
-            is_kept = _BY_SAVING.index(remat) <= _BY_SAVING.index(product.kept)
+            is_kept = BY_SAVING.index(remat) <= BY_SAVING.index(product.kept)
             is_staged = core.stages > 1 and "R" in product.einsum.sizes
             run = core.in_stages(product) if is_staged else product
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lingvo_gshard.planning import kept_plans
 from lingvo_gshard.planning.plan import Plan
-from lingvo_gshard.planning.request import Request
+from lingvo_gshard.planning.request import Ask
 from lingvo_gshard.spmd import topology
 
 # The most devices of a pod.
@@ -23,7 +23,7 @@ class Machine:
 
 
 def plan_machines(
-    ask: Callable[[str, str], Request],
+    ask: Ask,
     model: str,
     num_devices: int,
     folder: pathlib.Path,
@@ -31,8 +31,7 @@ def plan_machines(
 ) -> list[Machine]:
     """Plans the model for machines of so many devices; calls `progress` with each once planned.
 
-    `ask` returns the request for a model on a topology. Each plan has a folder of its own in
-    `folder`.
+    Each plan has a folder of its own in `folder`.
     """
     machines = []
     for name in topologies(num_devices):

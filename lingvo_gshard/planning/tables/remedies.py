@@ -8,6 +8,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.model import placement
+from lingvo_gshard.planning.estimate.cost_model import BY_SAVING
 from lingvo_gshard.planning.request import Request
 from lingvo_gshard.planning.tables import trials
 from lingvo_gshard.planning.tables.trials import Trial
@@ -16,8 +17,6 @@ _REMAT_NAMES = {
     Remat.ALL_BUT_PRODUCTS: "all but large products computed again",
     Remat.BLOCK: "whole blocks computed again",
 }
-# Each keeps less than the one before; NONE keeps everything.
-_BY_SAVING = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)
 
 _Changes = dict[str, list[str]]  # Settings by the name of the change.
 
@@ -83,7 +82,7 @@ def _remat_settings(params: Params, remat: Remat) -> list[str]:
     settings = []
     for stack in placement.STACKS:
         present = params.task.Get(stack).remat
-        if _BY_SAVING.index(present) < _BY_SAVING.index(remat):
+        if BY_SAVING.index(present) < BY_SAVING.index(remat):
             settings.append(f"task.{stack}.remat={remat.name}")
     return settings
 

@@ -15,7 +15,7 @@ from lingvo_gshard.planning.compiled.categories import Category
 from lingvo_gshard.planning.estimate import hardware
 from lingvo_gshard.planning.estimate.networks import Torus
 from lingvo_gshard.planning.plan import Plan
-from lingvo_gshard.planning.request import Request
+from lingvo_gshard.planning.request import Ask
 from lingvo_gshard.planning.tables import table3_as_printed
 from lingvo_gshard.planning.tables.table3_as_printed import PaperRun
 from lingvo_gshard.spmd import topology
@@ -53,14 +53,11 @@ class CollectiveTime:
 
 
 def plan_family(
-    ask: Callable[[str, str], Request],
+    ask: Ask,
     folder: pathlib.Path,
     progress: Callable[[PlannedRun], None],
 ) -> list[PlannedRun]:
-    """Plans the family in folders of their own; calls `progress` with each model once planned.
-
-    `ask` returns the request for a model on a topology.
-    """
+    """Plans the family in folders of their own; calls `progress` with each model once planned."""
     family = []
     for run in table3_as_printed.FAMILY:
         request = ask(run.model, topology.tpu(_GENERATION, run.cores))
@@ -78,12 +75,11 @@ def token_times(plan: Plan) -> TokenTimes | None:
         return None
 
     # The paper measured a pass through the layers without optimizer and vocabulary.
-    layers_secs = cost.roofline_secs.step
     outside_secs = 0.0
     for category in (Category.OPTIMIZER, Category.SOFTMAX):
         if category in cost.roofline_secs_by_category:
             outside_secs += cost.roofline_secs_by_category[category].step
-    layers_secs -= outside_secs
+    layers_secs = cost.roofline_secs.step - outside_secs
 
     # A dense model has no AllToAll.
     exchange_secs = cost.network_secs_by_kind.get("all-to-all", 0.0)

@@ -8,8 +8,7 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.model import placement
-from lingvo_gshard.planning import commands, kept_plans
-from lingvo_gshard.planning.compiled import own_process, trainer_executables
+from lingvo_gshard.planning import kept_plans
 from lingvo_gshard.planning.request import Request
 from lingvo_gshard.planning.tables import remedies, report
 from tests.planning import plans
@@ -49,13 +48,6 @@ def _remedies(request, tmp_path):
     return trials
 
 
-def _told(request, tmp_path, save=False):
-    """Returns what the binary tells of a plan."""
-    told = []
-    commands.plan_model(request, tmp_path, save, told.append)
-    return told
-
-
 def test_each_change_that_the_experiment_leaves_open_is_tried(monkeypatch, tmp_path):
     asked = _planned(monkeypatch, lambda request: True)
     tried = _remedies(_request(), tmp_path)
@@ -67,34 +59,6 @@ def test_each_change_that_the_experiment_leaves_open_is_tried(monkeypatch, tmp_p
         ("task.encoder.moe.group_size=64", "task.decoder.moe.group_size=64"),
         ("input.batch_size=16",),
     ]
-
-
-def test_the_remedies_follow_a_plan_that_does_not_fit(monkeypatch, tmp_path):
-    _planned(monkeypatch, lambda request: request.settings)
-    text, _, *changes = _told(_request(), tmp_path)
-    assert "does NOT fit" in text and len(changes) == len(_FOLDERS)
-    assert changes[2] == (
-        "  activations in bfloat16: fits, 9.00 GiB, 500.00 ms a step "
-        "(--set=task.activation_dtype=bfloat16)"
-    )
-
-
-def test_executables_are_saved_of_a_plan_that_fits(monkeypatch, tmp_path):
-    names = ["train_2"]
-    monkeypatch.setattr(trainer_executables, "save", lambda request, folder: names)
-    monkeypatch.setattr(own_process, "call", lambda function, request: function(request))
-    _planned(monkeypatch, lambda request: True)
-    assert len(_told(_request(), tmp_path)) == 1
-    _, saved = _told(_request(), tmp_path, save=True)
-    assert saved.startswith("saved the compiled program train_2 ")
-    assert saved.endswith(f"`trainer --executables={tmp_path}/executables` loads it")
-    names.append("train_1")
-    _, saved = _told(_request(), tmp_path, save=True)
-    assert saved.startswith("saved the compiled programs train_2, train_1 ")
-    assert saved.endswith(" loads them")
-    _planned(monkeypatch, lambda request: request.settings)
-    with pytest.raises(ValueError, match="--save: nothing was saved, as a step does not fit"):
-        _told(_request(), tmp_path, save=True)
 
 
 def test_the_settings_given_are_those_that_were_planned(monkeypatch, tmp_path):

@@ -1,0 +1,125 @@
+"""Splits of a small folder, translated by a toy decoder that reverses words."""
+
+import json
+import types
+
+import pytest
+
+from data_prep import tsv
+from data_prep.tsv import Pair
+from lingvo_gshard.evaluation import decode_split, quality
+from lingvo_gshard.files import digests
+from lingvo_gshard.input import manifest
+from lingvo_gshard.input.manifest import Language, Manifest, Records, Shard, Vocabulary
+from tests.translation.reverser import Letters, Reverser
+
+# The references of `aa` are what the decoder makes of its sources.
+_PAIRS = {
+    "aa": [Pair("ab", "ba"), Pair("cde", "edc"), Pair("fg", "gf")],
+    "br": [Pair("abc", "abc"), Pair("de", "de")],
+}
+_TRAIN_PAIRS = {"aa": 30, "br": 900}
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """A folder with the text of a test split and of flores, which `br` alone has."""
+    folder = tmp_path / "data"
+    languages = []
+    for code, pairs in _PAIRS.items():
+        text = {}
+        for split in ("test", "flores") if code == "br" else ("test",):
+            path = f"text/{split}/{code}-en.tsv.gz"
+            tsv.write(folder / path, pairs)
+            text[split] = digests.describe(folder, path)
+
+        # Only the numbers of training pairs are read.
+        shard = Shard(text["test"], text["test"], _TRAIN_PAIRS[code])
+        languages.append(Language(code, {"train": Records((shard,), 1, 1, 0)}, text, {}))
+
+    vocabulary = Vocabulary(languages[0].text["test"], 30)
+    manifest.save(Manifest(tuple(languages), vocabulary, vocabulary, {}, {}), folder)
+    return folder
+
+
+@pytest.fixture
+def run(data_dir, tmp_path, monkeypatch):
+    """A run with a decoder of its own, and without a record of its training."""
+    monkeypatch.setattr(decode_split, "recorded", lambda logdir: None)
+    decoder = Reverser(2, (4, 8))
+    (tmp_path / "run").mkdir()
+    return types.SimpleNamespace(
+        logdir=str(tmp_path / "run"),
+        launch=types.SimpleNamespace(data_dir=str(data_dir)),
+        params=types.SimpleNamespace(decode=types.SimpleNamespace(max_sentences=None)),
+        decoder=lambda: (decoder, Letters(), Letters()),
+    )
+
+
+def test_each_language_has_its_lines_and_its_scores(run, tmp_path, capsys):
+    decode_split.decode_split(run, "test")
+    folder = tmp_path / "run/decode_test"
+    assert (folder / "aa.txt").read_text() == (folder / "aa.reference.txt").read_text()
+    assert (folder / "aa.source.txt").read_text() == "ab\ncde\nfg\n"
+    assert (folder / "br.txt").read_text() == "cba\ned\n"
+    assert (folder / "br.reference.txt").read_text() == "abc\nde\n"
+
+    scores = json.loads((folder / "scores.json").read_text())
+    rows = {row["code"]: row for row in scores["languages"]}
+    assert list(rows) == ["br", "aa"]  # Most training pairs first.
+    assert (rows["aa"]["train_pairs"], rows["aa"]["sentences"]) == (30, 3)
+    assert rows["aa"]["chrf"]["value"] == pytest.approx(100.0)
+    assert rows["br"]["chrf"]["value"] < 50
+
+    assert (folder / "bleu.png").exists() and not (folder / "parts").exists()
+    printed = capsys.readouterr().out
+    assert "average" in printed and f"Wrote {folder}/scores.json, bleu.png and one" in printed
+
+
+def test_only_the_first_sentences_may_be_wanted(run, tmp_path):
+    run.params.decode.max_sentences = 2
+    decode_split.decode_split(run, "test")
+    assert (tmp_path / "run/decode_test/aa.txt").read_text() == "ba\nedc\n"
+    assert (tmp_path / "run/decode_test/br.txt").read_text() == "cba\ned\n"
+
+
+def test_a_split_that_some_languages_have_is_decoded_for_these(run, tmp_path):
+    decode_split.decode_split(run, "flores")
+    written = {path.name for path in (tmp_path / "run/decode_flores").glob("*.txt")}
+    assert written == {"br.txt", "br.source.txt", "br.reference.txt"}
+
+
+def test_what_is_translated_is_not_translated_again(run, tmp_path, monkeypatch):
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(quality, "score", killed)
+        decode_split.decode_split(run, "test")
+    assert (tmp_path / "run/decode_test/parts").exists()
+
+    decoder, *_ = run.decoder()
+    decoder.shapes.clear()
+    decode_split.decode_split(run, "test")
+    assert decoder.shapes == []
+    assert (tmp_path / "run/decode_test/aa.txt").read_text() == "ba\nedc\ngf\n"
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_no_number_of_sentences_that_leaves_none_or_cuts_some_off(run, number):
+    run.params.decode.max_sentences = number
+    with pytest.raises(ValueError, match=f"max_sentences must be 1 or more, .*got {number}"):
+        decode_split.decode_split(run, "test")
+
+
+def test_a_split_that_no_language_has_is_refused(run, data_dir):
+    message = f"{data_dir}: no language has a train split to decode; there is flores, test."
+    with pytest.raises(ValueError, match=message):
+        decode_split.decode_split(run, "train")
+
+
+def test_damaged_text_is_refused_before_it_is_translated(run, data_dir):
+    path = data_dir / "text/test/br-en.tsv.gz"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=path.name):
+        decode_split.decode_split(run, "test")
