@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
 
@@ -177,9 +177,7 @@ def run(program: str, main: Callable[[], None]) -> None:
             main()
 
         except BrokenPipeError:
-            # Python writes what is still buffered when it exits, and nobody reads it any more.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(128 + signal.SIGPIPE)
+            _exit_unread()
 
         except (ValueError, OSError, FloatingPointError, MemoryError, RuntimeError) as error:
             # A RuntimeError is a mistake of ours, unless XLA lacks memory.
@@ -206,4 +204,15 @@ def _parse(program: str, argv: list[str]) -> list[str]:
             reason = re.sub(absls, plain, reason)
         sys.exit(f"{program}: {reason}; see --help.")
     except SystemExit:  # absl exits with status 1 after --help.
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _exit_unread()
         sys.exit(0)
+
+
+def _exit_unread() -> NoReturn:
+    """Exits with the shell's status for SIGPIPE, as the reader of standard output is gone."""
+    # Python writes what is still buffered when it exits, and nobody reads it any more.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)

@@ -106,6 +106,12 @@ def test_help_succeeds(name):
     assert name != "trainer" or "--logdir=RUN \\\n" in done.stdout
 
 
+def test_help_ends_quietly_if_nobody_reads_on():
+    command = f"{sys.executable} -m lingvo_gshard.trainer --help | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=_ROOT)
+    assert done.stdout.startswith("Trains") and not done.stderr
+
+
 def test_processes_share_the_partitions_equally():
     cli.define_devices()
     flags.FLAGS.mark_as_parsed()
