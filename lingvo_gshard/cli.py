@@ -204,11 +204,9 @@ def _parse(program: str, argv: list[str]) -> list[str]:
             reason = re.sub(absls, plain, reason)
         sys.exit(f"{program}: {reason}; see --help.")
     except SystemExit:  # absl exits with status 1 after --help.
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            _exit_unread()
         sys.exit(0)
+    except BrokenPipeError:  # As `--help | head` reads no further.
+        _exit_unread()
 
 
 def _exit_unread() -> NoReturn:
