@@ -38,6 +38,7 @@ from lingvo_gshard.spmd.program import Program
 
 # After so long without a request the child ends, and its memory (0.7 GiB and more) is free.
 _IDLE_SECS = 60.0
+_POLL_SECS = 0.5
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
 _NAME = "lingvo_gshard-tracer"  # Of the child, and of the file of its messages.
 _STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -175,7 +176,7 @@ class _Child:
             try:
                 ours = self._connection or self._start()
                 ours.send((function, args))
-                made, error, cause = ours.recv()
+                made, error, cause = _received(ours)
             except (EOFError, ConnectionError) as end:
                 raise ChildProcessError(f"{function.__name__}: {self._end()}") from end
             except BaseException:
@@ -238,7 +239,7 @@ class _Child:
 
         # With the other end in the child alone, its death ends the connection.
         theirs.close()
-        self._connection.recv()
+        _received(self._connection)
         return self._connection
 
     def _stop_idle(self) -> None:
@@ -262,6 +263,14 @@ class _Child:
         if status == -signal.SIGKILL:
             last = "; is there enough memory?"
         return f"the process that traces it with TensorFlow has died {how}{last}"
+
+
+def _received(ours: connection.Connection) -> Any:
+    """Waits for what the child sends next; raises EOFError if it has ended."""
+    # A wait without an end would not be interrupted by a signal that came just before it.
+    while not ours.poll(_POLL_SECS):
+        pass
+    return ours.recv()
 
 
 _child = _Child()
