@@ -233,10 +233,11 @@ def test_an_interrupt_ends_the_program_and_its_child_at_once(tmp_path):
     child = int(run.stdout.readline())
     interrupted = time.monotonic()
     os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=100)
     assert run.returncode == 130 and errors.endswith("\nscript: interrupted\n")
     assert "Traceback" not in errors
-    assert time.monotonic() - interrupted < 10
+    # Far less than the child would take; busy cores need seconds to unload TensorFlow.
+    assert time.monotonic() - interrupted < 40
     assert not child_process_test.is_running(child)
     assert not any((tmp_path / "tmp").iterdir())
 

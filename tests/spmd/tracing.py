@@ -34,9 +34,9 @@ def is_killed() -> Program:
 
 
 def takes_long() -> Program:
-    """Prints the number of its process to the parent's parent, and goes on for a minute."""
+    """Prints the number of its process to the parent's parent, and goes on for two minutes."""
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    time.sleep(120)
     raise AssertionError
 
 
