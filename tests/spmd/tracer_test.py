@@ -233,11 +233,9 @@ def test_an_interrupt_ends_the_program_and_its_child_at_once(tmp_path):
     child = int(run.stdout.readline())
     interrupted = time.monotonic()
     os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=100)
-    assert run.returncode == 130 and errors.endswith("\nscript: interrupted\n")
-    assert "Traceback" not in errors
-    # Far less than the child would take; busy cores need seconds to unload TensorFlow.
-    assert time.monotonic() - interrupted < 40
+    _, errors = run.communicate(timeout=60)
+    assert (run.returncode, errors) == (130, "script: interrupted\n")
+    assert time.monotonic() - interrupted < 10
     assert not child_process_test.is_running(child)
     assert not any((tmp_path / "tmp").iterdir())
 
