@@ -8,7 +8,7 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping
 
 # From the first to below the second; requirements.txt has them by the version of Python.
-_JAX = (((0, 10, 2), (0, 11)), ((0, 12, 0), (0, 13)))
+_JAX = (((0, 10, 2), (0, 11)), ((0, 12, 0, 1), (0, 13)))
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 # A flag, and the first version of jaxlib without it: None if all tested versions have it.
