@@ -36,7 +36,7 @@ def check() -> None:
     if BUNDLE.value is None:
         return
 
-    # A bundle's programs and weights are made; only a run has the choice.
+    # A bundle's batch size and weights are fixed; only a run leaves the choice.
     for flag in (_BATCH_SIZE, _AVERAGE):
         if flag.value is not None:
             raise ValueError(f"--{flag.name} needs --logdir.")

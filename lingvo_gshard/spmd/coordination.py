@@ -11,8 +11,8 @@ its other end has died, and the others are sent its number. So a death is known 
 would miss heartbeats for some time.
 
 The first line of standard output is the port for the watches, or what kept the service from
-starting. This process ignores the signals that stop a training. It ends with process 0's end of the
-pipe that is its standard input: at once after the line `done`, else after _GRACE_SECS.
+starting. This process ignores the signals that stop a training. Its standard input is a pipe from
+process 0. When that closes, it ends: at once after the line `done`, else after _GRACE_SECS.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _BIND_SECS = 2 * _GRACE_SECS
 
 
 def watch(host: str, port: int, process: int) -> socket.socket:
-    """Connects a process to the watch at HOST:PORT; reads of it end with this process's service."""
+    """Returns a connection that stands for `process` while it is open; see read_death."""
     connection = socket.create_connection((host, port))
     connection.sendall(_GREETING + process.to_bytes(_NUMBER_BYTES))
     return connection
@@ -64,8 +64,9 @@ class _Watches:
     def _await_end(self, connection: socket.socket) -> None:
         """Sends the others the number of a process when its connection ends."""
         with connection:
-            greeting = _received(connection, len(_GREETING) + _NUMBER_BYTES)
-            if not greeting.startswith(_GREETING) or greeting == _GREETING:
+            size = len(_GREETING) + _NUMBER_BYTES
+            greeting = _received(connection, size)
+            if len(greeting) < size or not greeting.startswith(_GREETING):
                 return  # A stranger.
 
             process = int.from_bytes(greeting[len(_GREETING) :])

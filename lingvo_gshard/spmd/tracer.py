@@ -1,4 +1,4 @@
-"""Programs from a process of their own, which alone imports TensorFlow, and kept for the next time.
+"""Traces programs in a process of their own, which alone imports TensorFlow, and keeps them.
 
 TensorFlow's only work is to trace a function and to lower it to XLA, once. It takes seconds to
 import, holds Python's lock while it lowers, and brings an XLA of its own. So a child process does

@@ -31,7 +31,9 @@ def test_who_comes_later_is_told_as_well(port):
     assert coordination.read_death(coordination.watch("127.0.0.1", port, 2)) == 1
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"lingvo_gshard", b"lin"])
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"lingvo_gshard", b"lingvo_gshard\0\0\1", b"lin"]
+)
 def test_a_stranger_is_nobodys_death(port, said):
     watches = [coordination.watch("127.0.0.1", port, process) for process in (0, 1)]
     with socket.create_connection(("127.0.0.1", port)) as stranger:
