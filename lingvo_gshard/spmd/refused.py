@@ -18,6 +18,7 @@ these.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,37 +33,41 @@ _KERNEL_GRADIENTS = ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
 _DEPTHWISE_KERNEL_GRADIENT = "DepthwiseConv2dNativeBackpropFilter"
 _IMAGE_GRADIENTS = ("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput")
 
+_SUSPECTS = {
+    *_POOL_BY_ATTRIBUTES,
+    *_POOL_BY_INPUTS,
+    *_KERNEL_GRADIENTS,
+    _DEPTHWISE_KERNEL_GRADIENT,
+    *_IMAGE_GRADIENTS,
+}
+
 _CONVOLVE = "convolve with lingvo_gshard.convolution, whose gradient is right."
 
 
 def check(name: str, graph: tf.Graph) -> None:
     """Raises ValueError, prefixed by `name`, if a partitioned `graph` could give wrong values."""
-    proto = graph.as_graph_def(add_shapes=True)
-    # The bodies of loops and conditionals are functions of their own.
-    bodies = [proto.node, *(function.node_def for function in proto.library.function)]
-    makes_copies = None
+    # Most programs have none of these operators, and need no shapes.
+    bodies = _bodies(graph.as_graph_def())
+    if not any(node.op in _SUSPECTS for node in itertools.chain(*bodies)):
+        return
 
+    bodies = _bodies(graph.as_graph_def(add_shapes=True))
+    makes_copies = _what_makes_copies(bodies)
     for nodes in bodies:
         by_name = {node.name: node for node in nodes}
         for node in nodes:
             what = f"{name}: {node.name} ({node.op})"
             _check_pooling(what, node, by_name)
+            _check_kernel_gradient(what, node, makes_copies)
             _check_image_gradient(what, node, by_name)
 
-            if node.op == _DEPTHWISE_KERNEL_GRADIENT:
-                raise ValueError(
-                    f"{what}, the gradient of a depthwise kernel, is wrong in some ways of "
-                    f"splitting it, since XLA's partitioner has an error there; {_CONVOLVE}"
-                )
-            if node.op in _KERNEL_GRADIENTS:
-                if makes_copies is None:
-                    makes_copies = _what_makes_copies(bodies)
-                if makes_copies:
-                    raise ValueError(
-                        f"{what}, the gradient of a convolution's kernel, is too large where "
-                        f"images have copies, as {makes_copies} makes them, since XLA's "
-                        f"partitioner has an error there; {_CONVOLVE}"
-                    )
+
+def _bodies(proto: Any) -> list[Sequence[Any]]:
+    """Returns the NodeDefs of a GraphDef, and those of each of its functions.
+
+    The bodies of loops and conditionals are functions of their own.
+    """
+    return [proto.node, *(function.node_def for function in proto.library.function)]
 
 
 def _check_pooling(what: str, node: Any, by_name: Mapping[str, Any]) -> None:
@@ -86,6 +91,21 @@ def _check_pooling(what: str, node: Any, by_name: Mapping[str, Any]) -> None:
         "wrong where a dim in which windows overlap is split, since XLA's partitioner has an error "
         "there; pool with lingvo_gshard.max_pool, whose gradient is right."
     )
+
+
+def _check_kernel_gradient(what: str, node: Any, makes_copies: str) -> None:
+    """Refuses a NodeDef that is the gradient of a kernel, if images may have copies."""
+    if node.op == _DEPTHWISE_KERNEL_GRADIENT:
+        raise ValueError(
+            f"{what}, the gradient of a depthwise kernel, is wrong in some ways of splitting it, "
+            f"since XLA's partitioner has an error there; {_CONVOLVE}"
+        )
+    if node.op in _KERNEL_GRADIENTS and makes_copies:
+        raise ValueError(
+            f"{what}, the gradient of a convolution's kernel, is too large where images have "
+            f"copies, as {makes_copies} makes them, since XLA's partitioner has an error there; "
+            f"{_CONVOLVE}"
+        )
 
 
 def _check_image_gradient(what: str, node: Any, by_name: Mapping[str, Any]) -> None:

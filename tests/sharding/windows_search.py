@@ -172,7 +172,8 @@ def _explicit(draw: Draw, padding: str, rank: int) -> str | list[list[int]]:
 
 def _convolution(draw: Draw, rank: int) -> Drawn:
     window = _window(draw, rank)
-    groups = draw.one(1, 1, 2)
+    channels = draw.one(1, 2)
+    groups = draw.one(1, 1, 2, 3)
     padding = _explicit(draw, window.padding, rank)
     if rank == 2:
         convolve = tf.nn.conv2d
@@ -180,9 +181,9 @@ def _convolution(draw: Draw, rank: int) -> Drawn:
         convolve = tf.nn.convolution
     return window.drawn(
         lambda x, k: convolve(x, k, window.strides, padding, dilations=window.dilations),
-        window.image(2 * groups),
-        window.kernel(2, 3 * groups),
-        text=f"{padding}, {groups} groups",
+        window.image(channels * groups),
+        window.kernel(channels, 2 * groups),
+        text=f"{padding}, {groups} groups of {channels}",
     )
 
 
@@ -526,7 +527,7 @@ def _select_and_scatter(draw: Draw) -> Drawn:
     counts = [(n - w) // s + 1 for n, w, s in zip(space, sizes, strides, strict=True)]
 
     def fn(x: tf.Tensor, source: tf.Tensor) -> tf.Tensor:
-        y = tf.raw_ops.XlaSelectAndScatter(
+        y = xla.gen_xla_ops.xla_select_and_scatter(
             operand=x,
             window_dimensions=tf.constant(sizes),
             window_strides=tf.constant(strides),
