@@ -1,13 +1,14 @@
 """Windows over a space that is split: max pooling and convolution with right gradients (A.4).
 
-XLA's partitioner makes mistakes in two gradients, without an error.
+XLA's partitioner makes mistakes in these operators, without an error.
 
-That of max pooling is XLA's SelectAndScatter. Where neighboring partitions share windows, elements
-are lost and misplaced. `max_pool` takes maxima of slices instead.
+The gradient of max pooling is XLA's SelectAndScatter. Where neighboring partitions share windows,
+elements are lost and misplaced. `max_pool` takes maxima of slices instead.
 
 The gradient of a convolution's kernel is a convolution of two images. If they are split one way and
 have copies another way, as on a mesh of two axes, the copies are summed as well: the gradient is
-too large by their number. `convolution` sums products of slices instead.
+too large by their number. `convolution` sums products of slices instead. Beside such images, a
+kernel must not be split, either: `convolution` replicates it.
 
 Slices, and pads, which are their gradients, are partitioned by halo exchange.
 """
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.sharding.annotate import static_shape
+from lingvo_gshard.sharding.annotate import replicate, static_shape
 
 Padding = Literal["SAME", "VALID"]
 
@@ -73,7 +74,8 @@ def convolution(
     and `dilations`, which are 1 unless given, have a number for each dim of space. The kernel's
     shape says how many groups there are; one for each channel is a depthwise convolution.
 
-    The result is [batch, *windows, filters].
+    The result is [batch, *windows, filters]. The kernel is replicated, as in the paper, which lets
+    its gradient be split in any way.
 
     Raises ValueError as max_pool, for more dims of space, and if the channels, or the filters, are
     not divided by the groups.
@@ -112,15 +114,21 @@ def convolution(
     def convolved(
         tensor: tf.Tensor, kernel: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]]:
+        whole = _replicated(kernel)
         if len(window) == 2:
-            result = tf.raw_ops.Conv2D(input=tensor, filter=kernel, **settings)
+            result = tf.raw_ops.Conv2D(input=tensor, filter=whole, **settings)
             backward = tf.raw_ops.Conv2DBackpropInput
         else:
-            result = tf.raw_ops.Conv3D(input=tensor, filter=kernel, **settings)
+            result = tf.raw_ops.Conv3D(input=tensor, filter=whole, **settings)
             backward = tf.raw_ops.Conv3DBackpropInputV2
 
         def gradients(d_result: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            d_tensor = backward(input_sizes=shape, filter=kernel, out_backprop=d_result, **settings)
+            d_tensor = backward(
+                input_sizes=shape,
+                filter=_replicated(kernel),  # Again, as a loop hands over the kernel alone.
+                out_backprop=d_result,
+                **settings,
+            )
             return d_tensor, _kernel_gradient(tensor, d_result, along, kernel.shape)
 
         return result, gradients
@@ -204,6 +212,11 @@ def _kernel_gradient(
         product = tf.einsum(f"B{space}GC,B{space}GF->CGF", _grouped(met, groups), d_grouped)
         gradients.append(tf.reshape(product, shape[-2:]))
     return tf.reshape(tf.stack(gradients), shape)
+
+
+def _replicated(kernel: tf.Tensor) -> tf.Tensor:
+    """Annotates a kernel as whole, unless it is an eager value, which is so anyway."""
+    return replicate(kernel) if tf.is_symbolic_tensor(kernel) else kernel
 
 
 def _grouped(tensor: tf.Tensor, groups: int) -> tf.Tensor:

@@ -7,7 +7,9 @@ found:
 - The gradient of a convolution's kernel is summed over all partitions. Where images have copies, it
   is too large by their number. Copies come from annotations, and from the reshapes of
   SpaceToBatchND, by which TensorFlow dilates some convolutions.
-- That of a depthwise kernel is also wrong where partitions have no window.
+- Where images have copies, a convolution is wrong as well if its kernel is split. The paper
+  replicates it.
+- The gradient of a depthwise kernel is also wrong where partitions have no window.
 - That of a convolution's image ends the process if it has strides and is padded by more than its
   window reaches.
 
@@ -31,14 +33,18 @@ _POOL_BY_INPUTS = {"MaxPoolGradV2": (3, 4), "XlaSelectAndScatter": (1, 2)}
 
 _KERNEL_GRADIENTS = ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
 _DEPTHWISE_KERNEL_GRADIENT = "DepthwiseConv2dNativeBackpropFilter"
+_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _IMAGE_GRADIENTS = ("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput")
+_IMAGE_GRADIENTS_3D = ("Conv3DBackpropInputV2",)
 
 _SUSPECTS = {
     *_POOL_BY_ATTRIBUTES,
     *_POOL_BY_INPUTS,
     *_KERNEL_GRADIENTS,
     _DEPTHWISE_KERNEL_GRADIENT,
+    *_CONVOLUTIONS,
     *_IMAGE_GRADIENTS,
+    *_IMAGE_GRADIENTS_3D,
 }
 
 _CONVOLVE = "convolve with lingvo_gshard.convolution, whose gradient is right."
@@ -59,6 +65,7 @@ def check(name: str, graph: tf.Graph) -> None:
             what = f"{name}: {node.name} ({node.op})"
             _check_pooling(what, node, by_name)
             _check_kernel_gradient(what, node, makes_copies)
+            _check_kernel(what, node, by_name, makes_copies)
             _check_image_gradient(what, node, by_name)
 
 
@@ -106,6 +113,26 @@ def _check_kernel_gradient(what: str, node: Any, makes_copies: str) -> None:
             f"copies, as {makes_copies} makes them, since XLA's partitioner has an error there; "
             f"{_CONVOLVE}"
         )
+
+
+def _check_kernel(what: str, node: Any, by_name: Mapping[str, Any], makes_copies: str) -> None:
+    """Refuses a NodeDef that is a convolution whose kernel may be split, if images have copies."""
+    if not makes_copies or node.op not in (
+        *_CONVOLUTIONS,
+        *_IMAGE_GRADIENTS,
+        *_IMAGE_GRADIENTS_3D,
+    ):
+        return
+
+    kernel = by_name.get(node.input[1].split(":")[0])
+    if kernel is not None and kernel.op == "XlaSharding":
+        kind, _ = jax_private.hlo_sharding(kernel.attr["sharding"].s)
+        if kind == "replicated":
+            return
+    raise ValueError(
+        f"{what} is wrong if its kernel is split and images have copies, as {makes_copies} makes "
+        "them, since XLA's partitioner has an error there; give it lingvo_gshard.replicate(kernel)."
+    )
 
 
 def _check_image_gradient(what: str, node: Any, by_name: Mapping[str, Any]) -> None:

@@ -88,10 +88,10 @@ def _trace_convolution(convolve, kernel, axes=(None, "x", "y", None)):
         with tf.GradientTape() as tape:
             tape.watch(weights.kernel)
             pixels = annotate.mesh_split(image.pixels, _MESH, axes)
-            y = convolve(pixels, weights.kernel)
+            y = convolve(pixels, annotate.replicate(weights.kernel))
         return NestedMap(d=tape.gradient(y, weights.kernel))
 
-    trees = (NestedMap(kernel=functions.f32(kernel, "____")), NestedMap(pixels=_PIXELS))
+    trees = (NestedMap(kernel=functions.f32(kernel, "_" * len(kernel))), NestedMap(pixels=_PIXELS))
     annotated = AnnotatedFn("vision", fn, ("weights", "image"), trees)
     annotated_fn.trace(annotated, Partitioning(_MESH, ()))
 
@@ -113,6 +113,23 @@ def test_the_gradient_of_a_kernel_is_refused_where_images_have_copies(convolve, 
     if len(kernel) == 4:
         _trace_convolution(convolve, kernel)  # Split over all partitions, it is right.
         _trace_convolution(lambda x, k: windows.convolution(x, k, (1, 1), "SAME"), kernel, axes)
+
+
+@pytest.mark.parametrize("make_copies", [True, False])
+def test_a_kernel_that_may_be_split_is_refused_where_images_have_copies(make_copies):
+    def fn(weights, image):
+        axes = _COPIES if make_copies else (None, "x", "y", None)
+        pixels = annotate.mesh_split(image.pixels, _MESH, axes)
+        return NestedMap(y=tf.nn.conv2d(pixels, weights.kernel, 1, "SAME"))
+
+    trees = (NestedMap(kernel=functions.f32((3, 3, 2, 4), "___H")), NestedMap(pixels=_PIXELS))
+    annotated = AnnotatedFn("vision", fn, ("weights", "image"), trees)
+    table = Partitioning.from_dict(_MESH, {"H": ("x", "y")})
+    if not make_copies:
+        annotated_fn.trace(annotated, table)
+        return
+    with pytest.raises(ValueError, match=r"vision: Conv2D \(Conv2D\).*gshard.replicate\(kernel\)"):
+        annotated_fn.trace(annotated, table)
 
 
 def test_the_gradient_of_a_kernel_that_is_dilated_by_a_reshape_is_refused():
