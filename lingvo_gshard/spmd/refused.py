@@ -79,6 +79,8 @@ def _bodies(proto: Any) -> list[Sequence[Any]]:
 
 def _check_pooling(what: str, node: Any, by_name: Mapping[str, Any]) -> None:
     """Refuses a NodeDef that is the gradient of a pooling with windows that overlap."""
+    window: list[int] | None
+    strides: list[int] | None
     if node.op in _POOL_BY_ATTRIBUTES:
         window = list(node.attr["ksize"].list.i)
         strides = list(node.attr["strides"].list.i)
@@ -90,9 +92,9 @@ def _check_pooling(what: str, node: Any, by_name: Mapping[str, Any]) -> None:
         return
 
     # What is known only when it runs may be anything.
-    is_known = window is not None and strides is not None
-    if is_known and all(w <= s for w, s in zip(window, strides, strict=True)):
-        return
+    if window is not None and strides is not None:
+        if all(w <= s for w, s in zip(window, strides, strict=True)):
+            return
     raise ValueError(
         f"{what}, the gradient of a max pooling with windows {window} and strides {strides}, is "
         "wrong where a dim in which windows overlap is split, since XLA's partitioner has an error "

@@ -264,7 +264,7 @@ def _own_max_pool(draw: Draw, rank: int) -> Drawn:
 
 
 def _own_convolution(draw: Draw, rank: int) -> Drawn:
-    window = _window(draw, rank)
+    window = _window(draw, rank, equal=rank == 3)
     channels = draw.one(2, 2, 1)
     groups = draw.one(1, 1, 2, 3)
     return window.drawn(

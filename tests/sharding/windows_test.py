@@ -286,6 +286,12 @@ def test_poolings_that_make_no_sense_are_refused(shape, change, message):
         windows.max_pool(tf.zeros(shape), **arguments)
 
 
+def test_dilations_of_which_tensorflow_has_a_wrong_shape_are_refused():
+    x = tf.zeros([1, 5, 5, 5, 1])
+    with pytest.raises(ValueError, match="expected the last two to be equal"):
+        windows.convolution(x, tf.zeros([1, 1, 1, 1, 1]), (1, 1, 1), "SAME", (1, 1, 2))
+
+
 @pytest.mark.parametrize(
     ("shape", "kernel", "message"),
     [
