@@ -386,7 +386,7 @@ def _grouped(height: int) -> dict[str, Case]:
             return tf.concat([tf.nn.conv2d(a, b, (stride, 1), padding) for a, b in pairs], -1)
 
         return Case(
-            lambda x, k: tf.nn.conv2d(x, k, (stride, 1), padding),
+            lambda x, k: windows.convolution(x, k, (stride, 1), padding),
             (Input((2, height, 3, 2 * groups), 1), Input((3, 2, 2, 3 * groups))),
             1,
             unpartitioned=each_group,
@@ -446,10 +446,8 @@ def test_accelerators_compile_them(machine):
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", windows_search.OPERATORS)
 def test_random_windowed_operators_are_right_or_refused(operator):
-    cases_of_seed = range(len(windows_search.draw(operator, 2)))
-    accepted = [
-        outcome
-        for outcome in windows_search.compare(operator, 2, cases_of_seed)
-        if not outcome.is_refused
-    ]
-    assert not [outcome for outcome in accepted if outcome.wrong]
+    drawn = windows_search.draw(operator, 2)
+    accepted = [i for i, each in enumerate(drawn) if not windows_search.is_refused(each.case, 4)]
+    if accepted:  # All others would give wrong values, or end the process.
+        outcomes = windows_search.compare(operator, 2, accepted)
+        assert not [outcome for outcome in outcomes if outcome.wrong]
