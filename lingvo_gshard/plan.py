@@ -5,7 +5,7 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARC
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
-python -m lingvo_gshard.plan --table=operators    # or compile, layers
+python -m lingvo_gshard.plan --table=operators    # or compile, layers, capacity
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
@@ -44,8 +44,9 @@ _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, sid
 _TABLE = flags.DEFINE_enum(
     "table",
     None,
-    ("operators", "compile", "layers", "scaling", "machines"),
-    "Tables of the paper, made here; or --model on several machines.",
+    ("operators", "compile", "layers", "capacity", "scaling", "machines"),
+    "Tables of the paper, made here; the tokens that full experts lose (capacity); --model on "
+    "several machines.",
 )
 _NUM_DEVICES = flags.DEFINE_integer(
     "num_devices", 128, "The devices of each machine of --table=machines, a power of two.", 8
@@ -120,6 +121,8 @@ def _make_table(out: pathlib.Path) -> None:
             commands.compile_operators(_tell)
         case "compile" | "layers":
             commands.compile_growing(_TABLE.value, _tell)
+        case "capacity":
+            commands.simulate_capacities(_tell)
         case "scaling":
             commands.plan_family(_request, out, _tell)
         case "machines":

@@ -24,6 +24,7 @@ class TranslationExperiment:
     HEAD_DIM: int  # D
     NUM_EXPERTS: int | None  # E; None for a dense model.
     GROUP_SIZE: int | None = None  # S, in tokens; None chooses one that makes dispatch cheap.
+    CAPACITY_MULTIPLE = 1  # C when training is 2S/E, rounded up to a multiple of this.
 
     # How the program computes it.
     DISPATCH = Dispatch.EINSUM
@@ -135,6 +136,7 @@ class TranslationExperiment:
                 group_size=cls.GROUP_SIZE,
                 dispatch=cls.DISPATCH,
             )
+            p.moe.train_capacity.multiple_of = cls.CAPACITY_MULTIPLE
             p.moe.hidden_dropout.rate = cls.EXPERT_DROPOUT
         return p
 

@@ -41,12 +41,15 @@ class Capacity:
         p = InstantiableParams(cls)
         p.Define("by", CapacityBy.FACTOR, "The rule.")
         p.Define("factor", 2.0, "C * E / S by FACTOR, and in TOKENS' rounds; 2 in the paper (2.2).")
+        p.Define("multiple_of", 1, "C by factor is rounded up to a multiple of this; 4 in Lingvo.")
         return p
 
     def __init__(self, params: InstantiableParams) -> None:
         self.p = params.Copy().Freeze()
         if self.p.factor <= 0:
             raise ValueError(f"Capacity: factor must be above 0, got {self.p.factor}.")
+        if self.p.multiple_of < 1:
+            raise ValueError(f"Capacity: multiple_of must be 1 or more, got {self.p.multiple_of}.")
 
     def places(self, group_size: int, num_experts: int) -> int:
         """Returns C of each expert in a group of `group_size` tokens."""
@@ -59,6 +62,10 @@ class Capacity:
         share = self.p.factor * group_size / num_experts
         # Rounded first, so that 1.1 * 100 / 10 is 11 and not 12.
         places = math.ceil(round(share, 9))
+
+        # Few places overflow even where experts are balanced: see planning/tables/capacity.py.
+        multiple = self.p.multiple_of
+        places = multiple * math.ceil(places / multiple)
         return min(group_size, places)
 
 

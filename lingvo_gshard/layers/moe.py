@@ -65,15 +65,15 @@ class MoELayer(BaseLayer):
         self.CreateVariable("wi", gaussian((e, m, h), "EMH", fan_in=m))
         self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h))
 
-    # The sizes in FProp, for a training step of m4.MoE128E36L on 128 devices. Each device has 16 of
-    # 2048 groups of 512 tokens, and one of 128 experts, with 8 places for the tokens of a group:
+    # The sizes in FProp, for a training step of m4.MoE128E36L on 128 devices. Each device has 4 of
+    # 512 groups of 2048 tokens, and one of 128 experts, with 32 places for the tokens of a group:
     #
     #             on all devices         split   on one device
-    #   x_GSM     [2048, 512, 1024]      G       [16, 512, 1024]
-    #   x_EGCM    [128, 2048, 8, 1024]   E       [1, 2048, 8, 1024]
+    #   x_GSM     [512, 2048, 1024]      G       [4, 2048, 1024]
+    #   x_EGCM    [128, 512, 32, 1024]   E       [1, 512, 32, 1024]
     #   h_EGH     [128, 16384, 8192]     E       [1, 16384, 8192]
-    #   y_GECM    [2048, 128, 8, 1024]   G       [16, 128, 8, 1024]
-    #   y_GSM     [2048, 512, 1024]      G       [16, 512, 1024]
+    #   y_GECM    [512, 128, 32, 1024]   G       [4, 128, 32, 1024]
+    #   y_GSM     [512, 2048, 1024]      G       [4, 2048, 1024]
 
     def FProp(
         self, theta: NestedMap, x: tf.Tensor, valid_mask: tf.Tensor, context: Context

@@ -12,6 +12,7 @@ from lingvo_gshard.planning.compiled import own_process, trainer_executables
 from lingvo_gshard.planning.estimate.candidates import candidates
 from lingvo_gshard.planning.request import Ask, Request
 from lingvo_gshard.planning.tables import (
+    capacity,
     compilation_growth,
     machines,
     remedies,
@@ -113,6 +114,11 @@ def compile_growing(over: str, tell: Tell) -> None:
     else:
         plans = compilation_growth.over_layers()
     tell(report.compilations_table(plans))
+
+
+def simulate_capacities(tell: Tell) -> None:
+    """Tells how many tokens full experts lose, by group size and capacity."""
+    tell(report.capacities_table(capacity.rows()))
 
 
 def compile_operators(tell: Tell) -> None:

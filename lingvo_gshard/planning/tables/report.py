@@ -9,7 +9,7 @@ from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.planning import plan_text
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.request import Request
-from lingvo_gshard.planning.tables import search, table3_and_figures_7_to_9, table4
+from lingvo_gshard.planning.tables import capacity, search, table3_and_figures_7_to_9, table4
 from lingvo_gshard.planning.tables.machines import Machine
 from lingvo_gshard.planning.tables.search import Agreement
 from lingvo_gshard.planning.tables.table3_and_figures_7_to_9 import CollectiveTime, PlannedRun
@@ -40,6 +40,11 @@ _TABLE_3_TITLE = """\
 Table 3, Figures 7 and 8: plans if every core were at its roofline, and the paper's own
 figures. From 128 to 2048 cores, the paper measured for a forward pass of the layers
 (section 5.2): step x1.7, AllToAll x3.75, its share 16% to 36%, share of the roofline 70% to 48%."""
+
+_CAPACITY_TITLE = """\
+What full experts lose of perfectly balanced random gates: shares of the first choices, of the
+second choices asked for, and of the tokens, which are lost if no expert takes them. A token asks
+for its second expert with probability 2 * g2, or all do. Experts compute E * C / S rows a token."""
 
 _FIGURE_9_TITLE = """\
 Figure 9: ms of the collectives' model on TPU v3 by partitions (section 5.3). The paper has
@@ -248,6 +253,41 @@ def _figure_9(points: Iterable[CollectiveTime]) -> str:
 
 
 # Table 4 and Figure 4c.
+
+
+def capacities_table(rows: Iterable[capacity.Row]) -> str:
+    """Returns what full experts lose, in percent, by group size and capacity."""
+    header = (
+        "experts",
+        "S",
+        "C",
+        "multiple of",
+        "rows a token",
+        "first lost",
+        "second lost",
+        "tokens lost",
+        "second lost (all ask)",
+        "tokens lost (all ask)",
+        "models",
+    )
+    cells: list[tuple[object, ...]] = [header]
+    for row in rows:
+        cells.append(
+            (
+                row.num_experts,
+                row.group_size,
+                row.capacity,
+                row.multiple_of,
+                f"{row.rows_per_token:.1f}",
+                f"{row.random.first:.2%}",
+                f"{row.random.second:.2%}",
+                f"{row.random.tokens:.2%}",
+                f"{row.all.second:.2%}",
+                f"{row.all.tokens:.2%}",
+                " ".join(row.models) or "-",
+            )
+        )
+    return f"{_CAPACITY_TITLE}\n{table.text(cells)}"
 
 
 def operators_table(compiler: str, rows: Iterable[Row]) -> str:
