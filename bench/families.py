@@ -53,12 +53,11 @@ class Family:
         each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}", *self.moe_stack)
         if count > 64:  # In groups of 256 tokens, each of 128 experts would have only 4 places.
             each = (*each, f"moe.group_size={4 * count}")
-        balance = f"task.aux_loss_weight={0.01 * count**2}"
         detail = self.detail
         if self.expert_dropout:
             each = (*each, f"moe.hidden_dropout.rate={self.expert_dropout}")
             detail += f", d{self.expert_dropout}"
-        settings = (*self.settings, *of_stacks(*each), balance)
+        settings = (*self.settings, *of_stacks(*each))
         return Model(f"MoE({count}E, {num_layers}L{detail})", self.moe, settings, self.steps)
 
 

@@ -39,6 +39,7 @@ class TranslationExperiment:
     DROPOUT = 0.1
     EXPERT_DROPOUT = 0.0  # Of the hidden units within experts.
     LABEL_SMOOTHING = 0.1
+    AUX_LOSS_WEIGHT = 0.01  # Of E^2 * l_aux, which is 1 in perfect balance.
 
     # In pieces; None takes the sizes of the prepared data's vocabularies.
     SOURCE_VOCAB_SIZE: int | None = None
@@ -49,6 +50,7 @@ class TranslationExperiment:
     SOURCE_LEN: int  # In tokens of a row.
     TARGET_LEN: int
     DECODE_BATCH_SIZE = 32  # In sentences.
+    MAX_REPEATS: float | None = 20.0  # Passes over a language in one over all; None for no limit.
 
     # The paper's: the mesh has one axis, which splits batch, groups and experts.
     MESH = "d:*"
@@ -105,8 +107,7 @@ class TranslationExperiment:
             activation_dtype=cls.ACTIVATION_DTYPE,
             product_dtype=cls.PRODUCT_DTYPE,
             label_smoothing=cls.LABEL_SMOOTHING,
-            # Balanced experts have an l_aux of 1 / E^2, so this k weighs balance equally for any E.
-            aux_loss_weight=0.01 * (cls.NUM_EXPERTS or 0) ** 2,
+            aux_loss_weight=cls.AUX_LOSS_WEIGHT,
             encoder=cls._stack(),
             decoder=cls._stack(),
         )
@@ -155,7 +156,10 @@ class TranslationExperiment:
     @classmethod
     def _input(cls) -> Params:
         return TranslationInput.Params().Set(
-            batch_size=cls.BATCH_SIZE, source_len=cls.SOURCE_LEN, target_len=cls.TARGET_LEN
+            batch_size=cls.BATCH_SIZE,
+            source_len=cls.SOURCE_LEN,
+            target_len=cls.TARGET_LEN,
+            max_repeats=cls.MAX_REPEATS,
         )
 
     @classmethod

@@ -31,7 +31,6 @@ class M4(TranslationExperiment):
     # (`plan --table=capacity`). So 2048 experts compute twice the rows, half of them empty or more.
     CAPACITY_MULTIPLE = 4
 
-
     LAYERS_AS = Layers.LOOP  # Compile time does not grow with depth.
     # The paper leaves the choice of what to recompute to its compiler (section 5.1).
     REMAT = Remat.ALL_BUT_PRODUCTS
@@ -41,6 +40,8 @@ class M4(TranslationExperiment):
     # longer ones would make attention more expensive.
     SOURCE_LEN = 256
     TARGET_LEN = 256
+    # A limit would keep the sampling temperature from holding for the smaller half of languages.
+    MAX_REPEATS = None
 
 
 @registry.register

@@ -95,6 +95,12 @@ class Routing:
     idle_experts: tf.Tensor  # The number of experts without a token.
     entropy: tf.Tensor  # The entropy of a token's gates in nats, averaged over the tokens.
 
+    @property
+    def balance_loss(self) -> tf.Tensor:
+        """Returns E^2 * l_aux: 1 in perfect balance and E if one expert gets all, whatever E is."""
+        num_experts = self.load_E.shape[0]
+        return num_experts**2 * self.aux_loss
+
 
 @dataclasses.dataclass(frozen=True)
 class Gating:
@@ -197,8 +203,7 @@ def auxiliary_loss(gates_GSE: tf.Tensor, first_GSE: tf.Tensor, valid_GS: tf.Tens
     """Returns l_aux = 1/E * sum_e c_e/S * m_e (line 13), averaged over the groups.
 
     c_e counts the first choices of expert e, and m_e is its mean gate (line 3). Padding counts
-    neither in these nor in S. Perfect balance gives 1 / E^2, so the weight k of the loss must
-    grow as E^2 to have the same effect for any E.
+    neither in these nor in S. Perfect balance gives 1 / E^2: see Routing.balance_loss.
     """
     size_G = tf.maximum(tf.reduce_sum(valid_GS, 1), 1.0)
     m_GE = tf.reduce_sum(gates_GSE * valid_GS[..., None], 1) / size_G[:, None]

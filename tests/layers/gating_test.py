@@ -287,8 +287,9 @@ def test_capacity_as_a_multiple_of_zero_is_refused():
 
 def test_auxiliary_loss_of_perfect_balance_is_one_over_squared_experts():
     logits = np.tile(np.eye(4) * 2.0, (3, 2, 1))
-    aux = _gate(logits, np.ones((3, 8)), 4).routing.aux_loss
-    np.testing.assert_allclose(aux, 1 / 16, rtol=1e-6)
+    routing = _gate(logits, np.ones((3, 8)), 4).routing
+    np.testing.assert_allclose(routing.aux_loss, 1 / 16, rtol=1e-6)
+    np.testing.assert_allclose(routing.balance_loss, 1.0, rtol=1e-6)
 
 
 def test_auxiliary_loss_gradient_lowers_gate_of_busiest_expert():
