@@ -152,7 +152,7 @@ class MoELayer(BaseLayer):
         (num_partitions,) = self._annotator.factor("G")
         num_parts = math.gcd(batch, num_partitions)
         tokens = batch * length
-        return tokens // default_group_size(self.p, tokens // num_parts)
+        return tokens // cheap_group_size(self.p, tokens // num_parts)
 
     def _capacity(self, x_GSM: tf.Tensor, context: Context) -> int:
         """Returns C, the places of an expert for the tokens of one group."""
@@ -231,16 +231,44 @@ def group_size(p: Params, tokens: int) -> int:
 
 
 def default_group_size(p: Params, tokens: int) -> int:
+    """Returns S for `tokens` tokens, a divisor of them, so that dispatch and overflow cost little.
+
+    Experts that have few places for a group overflow even in perfect balance: with one place they
+    lose 12 % of all tokens, with four 2 % (planning/tables/capacity.py). So groups may be larger
+    than cheap_group_size, up to C = 4, as long as there are as many groups as experts, so that
+    devices with one expert each also have a group each (section 3.1: G and E are O(D)).
+
+    S does not depend on the number of devices, and neither do the results. A group size that is set
+    takes the place of this one.
+    """
+    four_places = 4 * _one_place(p)
+    one_group_an_expert = tokens / p.num_experts
+    return _largest_divisor(tokens, max(_cheap(p), min(four_places, one_group_an_expert)))
+
+
+def cheap_group_size(p: Params, tokens: int) -> int:
     """Returns S for `tokens` tokens, a divisor of them, so that dispatch costs little.
 
     Per token, dispatch and combine by einsum take 4 * E * C * M flops, and the experts take
-    (E * C / S) * 4 * M * H: the former are S / H of the latter. So the default is the largest
-    divisor of `tokens` that is at most H / 10. With so many experts that C would be below 1, and
-    be rounded up, the default is the largest divisor that is at most E / factor.
+    (E * C / S) * 4 * M * H: the former are S / H of the latter. So S is the largest divisor of
+    `tokens` that is at most H / 10. With so many experts that C would be below 1, and be rounded
+    up, S is the largest divisor that is at most E / factor.
     """
-    factor = p.train_capacity.Instantiate().p.factor
+    return _largest_divisor(tokens, _cheap(p))
+
+
+def _cheap(p: Params) -> float:
     # At least 1, where H is below 10.
-    most = max(1.0, p.hidden_dim / 10, p.num_experts / factor)
+    return max(1.0, p.hidden_dim / 10, _one_place(p))
+
+
+def _one_place(p: Params) -> float:
+    """Returns the number of tokens in a group of which each expert takes one: C = 1."""
+    capacity = p.train_capacity.Instantiate()
+    return p.num_experts / capacity.p.factor
+
+
+def _largest_divisor(tokens: int, most: float) -> int:
     sizes = range(1, min(tokens, int(most)) + 1)
     return max(size for size in sizes if tokens % size == 0)
 

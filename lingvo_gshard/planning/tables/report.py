@@ -44,7 +44,8 @@ figures. From 128 to 2048 cores, the paper measured for a forward pass of the la
 _CAPACITY_TITLE = """\
 What full experts lose of perfectly balanced random gates: shares of the first choices, of the
 second choices asked for, and of the tokens, which are lost if no expert takes them. A token asks
-for its second expert with probability 2 * g2, or all do. Experts compute E * C / S rows a token."""
+for its second expert with probability 2 * g2, or all ask. C is 2S/E, rounded up to a multiple.
+Experts compute E * C / S rows a token, full or empty."""
 
 _FIGURE_9_TITLE = """\
 Figure 9: ms of the collectives' model on TPU v3 by partitions (section 5.3). The paper has
@@ -258,16 +259,16 @@ def _figure_9(points: Iterable[CollectiveTime]) -> str:
 def capacities_table(rows: Iterable[capacity.Row]) -> str:
     """Returns what full experts lose, in percent, by group size and capacity."""
     header = (
-        "experts",
+        "E",
         "S",
         "C",
         "multiple of",
         "rows a token",
-        "first lost",
-        "second lost",
-        "tokens lost",
-        "second lost (all ask)",
-        "tokens lost (all ask)",
+        "first",
+        "second",
+        "tokens",
+        "second, all ask",
+        "tokens, all ask",
         "models",
     )
     cells: list[tuple[object, ...]] = [header]

@@ -111,7 +111,7 @@ def test_sizes_are_those_of_each_stack_and_of_a_microbatch():
 def test_the_table_has_a_line_for_each_capacity():
     row = Row(512, 2048, 1, 8, Lost(0.0043, 0.01, 0.25), Lost(0.004, 0.01, 0.5), ("m4.A", "m4.B"))
     head, line = report.capacities_table([row]).splitlines()[-2:]
-    assert head.split()[:4] == ["experts", "S", "C", "multiple"]
+    assert head.split()[:4] == ["E", "S", "C", "multiple"]
     assert line.split() == ("512 2048 8 1 2.0 1.00% 25.00% 0.43% 50.00% 0.40% m4.A m4.B".split())
 
 
