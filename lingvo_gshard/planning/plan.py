@@ -72,10 +72,24 @@ class StepCost:
     roofline_secs: Times  # Our roofline of the whole call.
     roofline_secs_by_category: dict[str, Times]
     network_secs_by_kind: dict[str, float]
+    # What of all this repeats the forward pass for the gradient (rematerialization, section 5.1).
+    recomputed_flops_per_core: float
+    recomputed_secs: Times
     xla_optimal_secs: float  # XLA's optimal_seconds, with loop bodies times their trip counts.
     xla_optimal_secs_once: float  # XLA's optimal_seconds as they are, each loop body once.
     instructions: int  # In all computations.
     uncounted_loops: tuple[str, ...]  # The layers of loops of unknown length, counted once.
+
+    @property
+    def recomputed_flops_share(self) -> float:
+        """The share of the flops of products that repeat the forward pass; 0 without products."""
+        all_flops = sum(self.flops_per_core.values())
+        return self.recomputed_flops_per_core / all_flops if all_flops else 0.0
+
+    @property
+    def recomputed_time_share(self) -> float:
+        """The share of the roofline's time that repeats the forward pass."""
+        return self.recomputed_secs.step / self.roofline_secs.step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -192,6 +192,8 @@ def _cost_figures(plan: Plan, cost: StepCost) -> dict[str, float]:
     named["core-years"] = plan.core_years()
     named["XLA optimal ms"] = 1e3 * cost.xla_optimal_secs
     named["Gflop a core"] = sum(cost.flops_per_core.values()) / 1e9
+    named["recomputed % of flops"] = 100 * cost.recomputed_flops_share
+    named["recomputed % of ms"] = 100 * cost.recomputed_time_share
     named["instructions"] = cost.instructions
 
     # Collectives, alphabetically, so that tables of several models have them in one order.
@@ -242,6 +244,10 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
     yield (
         f"products {sum(cost.flops_per_core.values()) / 1e12:.2f} Tflop a {name}, of "
         f"which the mathematics asks for {plan.model_flops_per_core / 1e12:.2f}"
+    )
+    yield (
+        f"recomputed for the gradient: {cost.recomputed_flops_share:.0%} of the products, "
+        f"{cost.recomputed_time_share:.0%} of the roofline's time"
     )
     # How fast it trains if everything is at its peak, and if it comes as near as the paper's did.
     for share in (1.0, PAPERS_SHARE):

@@ -24,6 +24,7 @@ def test_the_report_is_one_screen():
         "XLA's optimal_seconds 0.6 s (its loops once: 0.2), 1000 instructions",
         "compiled in 40.0 s (60.0 of CPU)",
         "products 3.00 Tflop a core, of which the mathematics asks for 2.00",
+        "recomputed for the gradient: 20% of the products, 25% of the roofline's time",
     ):
         assert part in text
     assert text in plan_text.markdown(kept)

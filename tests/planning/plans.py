@@ -29,6 +29,8 @@ def cost(step_secs: float = 0.5, network_secs: float = 0.1, instructions: int = 
         roofline_secs=experts + optimizer,
         roofline_secs_by_category={"experts": experts, "optimizer": optimizer},
         network_secs_by_kind={"all-to-all": network_secs},
+        recomputed_flops_per_core=6e11,
+        recomputed_secs=Times(0.05 * local, 0.0, 0.25 * network_secs, 0.25 * step_secs),
         xla_optimal_secs=0.6,
         xla_optimal_secs_once=0.2,
         instructions=instructions,
