@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from lingvo_gshard.files import table
 from lingvo_gshard.planning.plan import (
     DECODE,
-    PAPERS_SHARE,
     TRAIN,
     Buffer,
     Plan,
@@ -249,16 +248,25 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
         f"recomputed for the gradient: {cost.recomputed_flops_share:.0%} of the products, "
         f"{cost.recomputed_time_share:.0%} of the roofline's time"
     )
-    # How fast it trains if everything is at its peak, and if it comes as near as the paper's did.
-    for share in (1.0, PAPERS_SHARE):
+    # How fast it trains if everything is at its peak, and if it comes as near as such layers did.
+    yield f"at the roofline: {_rates(plan, cost, 1.0)}"
+    if plan.measured_share is not None:
         yield (
-            f"at {share:.0%} of the roofline: {cost.roofline_secs.step / share:.3g} s a step, "
-            f"{plan.steps_per_sec(share):.2f} steps/s, {plan.tokens_per_sec(share) / 1e6:.2f} M "
-            f"tokens/s, {plan.core_years(share):.1f} {name}-years for 10^12 tokens"
+            f"at {plan.measured_share:.0%} of it, as the paper measured a pair of layers with "
+            f"{plan.num_experts} experts on TPU v3: {_rates(plan, cost, plan.measured_share)}"
         )
     yield (
         f"XLA's optimal_seconds {cost.xla_optimal_secs:.3g} s (its loops once: "
         f"{cost.xla_optimal_secs_once:.3g}), {cost.instructions} instructions"
+    )
+
+
+def _rates(plan: Plan, cost: StepCost, share: float) -> str:
+    """Returns how fast a step is at a share of the roofline, and what a training costs then."""
+    return (
+        f"{cost.roofline_secs.step / share:.3g} s a step, {plan.steps_per_sec(share):.2f} steps/s, "
+        f"{plan.tokens_per_sec(share) / 1e6:.2f} M tokens/s, {plan.core_years(share):.1f} "
+        f"{device(plan)}-years for 10^12 tokens"
     )
 
 
