@@ -37,7 +37,7 @@ class TranslationExperiment:
     # Regularization.
     DROPOUT = 0.1
     EXPERT_DROPOUT = 0.0  # Of the hidden units within experts.
-    LABEL_SMOOTHING = 0.1
+    LABEL_SMOOTHING = 0.1  # Ours, as in the original Transformer; A.2 names none.
 
     # In pieces; None takes the sizes of the prepared data's vocabularies.
     SOURCE_VOCAB_SIZE: int | None = None

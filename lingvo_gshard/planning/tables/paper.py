@@ -131,27 +131,31 @@ def draw_figure_1(rows: Sequence[Row], path: pathlib.Path) -> None:
     figure = Figure(figsize=(11.0, 4.5), layout="constrained")
     quality, cost = figure.subplots(1, 2)
 
+    # The paper's models; MoE(2048E, 60L) has neither quality nor cost.
     printed = [row for row in rows if row.run.delta_bleu is not None]
-    weights = [row.run.weights / 1e9 for row in printed]
-    quality.scatter(weights, [row.run.delta_bleu for row in printed])
-    cost.scatter(weights, [row.run.core_years for row in printed], label="the paper")
     for row in printed:
-        at = row.run.weights / 1e9
-        quality.annotate(row.run.name, (at, row.run.delta_bleu), fontsize=7)
-        cost.annotate(row.run.name, (at, row.run.core_years), fontsize=7)
+        for axes, value in ((quality, row.run.delta_bleu), (cost, row.run.core_years)):
+            at = (row.run.weights / 1e9, value)
+            label = "the paper" if row is printed[0] else None
+            axes.scatter(*at, color="tab:blue", label=label)
+            axes.annotate(row.run.name, at, (4, 4), "data", "offset points", fontsize=7)
 
     # Our plans, which are estimates at the roofline.
     planned = [row for row in printed if row.planned is not None and row.planned.plan.step.fits]
     if planned:
         years = [row.planned.plan.core_years() for row in planned if row.planned is not None]
         own_weights = [row.own.weights / 1e9 for row in planned]
-        cost.scatter(own_weights, years, marker="x", label="planned, at the roofline")
+        cost.scatter(
+            own_weights, years, color="tab:orange", marker="x", label="planned, at the roofline"
+        )
 
     baselines = f"{as_printed.NUM_BASELINES} bilingual baselines"
     cost.axhline(as_printed.BASELINES_CORE_YEARS, linestyle="--", linewidth=1, label=baselines)
     quality.axhline(0.0, linestyle="--", linewidth=1)
 
-    quality.set(xscale="log", xlabel="weights, 10^9", ylabel="delta BLEU over the baselines")
-    cost.set(xscale="log", yscale="log", xlabel="weights, 10^9", ylabel="TPU v3 core-years")
+    # Wide enough for the names beside the points.
+    weights_axis = {"xscale": "log", "xlim": (1.0, 3000.0), "xlabel": "weights, 10^9"}
+    quality.set(**weights_axis, ylabel="delta BLEU over the baselines")
+    cost.set(**weights_axis, yscale="log", ylabel="TPU v3 core-years")
     cost.legend(fontsize=7)
     figure.savefig(path, dpi=_DOTS_PER_INCH)
