@@ -6,7 +6,8 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GP
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators    # or compile, layers, capacity
-python -m lingvo_gshard.plan --table=scaling --out=FAMILY
+python -m lingvo_gshard.plan --table=scaling --out=FAMILY --both_readings
+python -m lingvo_gshard.plan --table=paper --plans=FAMILY
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
 
@@ -44,9 +45,21 @@ _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, sid
 _TABLE = flags.DEFINE_enum(
     "table",
     None,
-    ("operators", "compile", "layers", "capacity", "scaling", "machines"),
+    ("operators", "compile", "layers", "capacity", "paper", "scaling", "machines"),
     "Tables of the paper, made here; the tokens that full experts lose (capacity); --model on "
     "several machines.",
+)
+_PLANS = flags.DEFINE_string(
+    "plans",
+    None,
+    "A folder that --table=scaling has filled: --table=paper and --table=scaling take the plans "
+    "there as they are, and compile nothing.",
+)
+_BOTH_READINGS = flags.DEFINE_bool(
+    "both_readings",
+    False,
+    "Whether --table=scaling also plans a training step on half of the rows: Table 3's batches may "
+    "count the tokens of both sides.",
 )
 _NUM_DEVICES = flags.DEFINE_integer(
     "num_devices", 128, "The devices of each machine of --table=machines, a power of two.", 8
@@ -79,15 +92,14 @@ def _check_flags() -> None:
         raise ValueError("--save needs --model, --topology and --out, and excludes --search.")
     if _COMPARE.value and len(_COMPARE.value) < 2:
         raise ValueError(f"--compare={_COMPARE.value[0]}: expected two or more plans, got one.")
-    if _NUM_DEVICES.value.bit_count() != 1:
-        raise ValueError(f"--num_devices={_NUM_DEVICES.value}: expected a power of two.")
+    _check_flags_of_tables()
 
     # Each kind of work needs flags of its own.
     if compares_machines:
         needed = [_MODEL, _OUT]
     elif plans_a_model:
         needed = [_TOPOLOGY, _OUT]
-    elif _TABLE.value == "scaling":
+    elif _TABLE.value == "scaling" and _PLANS.value is None:
         needed = [_OUT]
     else:
         needed = []
@@ -98,6 +110,16 @@ def _check_flags() -> None:
     # Before JAX is imported, so that a wrong name is reported within a second.
     if _MODEL.value is not None:
         registry.get_params(_MODEL.value, _SET.value)
+
+
+def _check_flags_of_tables() -> None:
+    """Raises ValueError for flags that only some tables have."""
+    if _PLANS.value and _TABLE.value not in ("paper", "scaling"):
+        raise ValueError("--plans goes with --table=paper and --table=scaling.")
+    if _BOTH_READINGS.value and (_TABLE.value != "scaling" or _PLANS.value):
+        raise ValueError("--both_readings goes with --table=scaling, without --plans.")
+    if _NUM_DEVICES.value.bit_count() != 1:
+        raise ValueError(f"--num_devices={_NUM_DEVICES.value}: expected a power of two.")
 
 
 def _compare() -> None:
@@ -116,6 +138,7 @@ def _make_table(out: pathlib.Path) -> None:
     """Prints the table of --table."""
     from lingvo_gshard.planning import commands
 
+    kept = storage.path(_PLANS.value) if _PLANS.value else None
     match _TABLE.value:
         case "operators":
             commands.compile_operators(_tell)
@@ -123,8 +146,12 @@ def _make_table(out: pathlib.Path) -> None:
             commands.compile_growing(_TABLE.value, _tell)
         case "capacity":
             commands.simulate_capacities(_tell)
+        case "paper":
+            commands.show_paper(kept, out if _OUT.value else None, _tell)
+        case "scaling" if kept is not None:
+            commands.show_kept_family(kept, out if _OUT.value else None, _tell)
         case "scaling":
-            commands.plan_family(_request, out, _tell)
+            commands.plan_family(_request, out, _BOTH_READINGS.value, _tell)
         case "machines":
             model = _MODEL.value or ""
             commands.compare_machines(_request, model, _NUM_DEVICES.value, out, _tell)

@@ -38,7 +38,7 @@ class TranslationExperiment:
     # Regularization.
     DROPOUT = 0.1
     EXPERT_DROPOUT = 0.0  # Of the hidden units within experts.
-    LABEL_SMOOTHING = 0.1
+    LABEL_SMOOTHING = 0.1  # Ours, as in the original Transformer; A.2 names none.
     AUX_LOSS_WEIGHT = 0.01  # Of E^2 * l_aux, which is 1 in perfect balance.
 
     # In pieces; None takes the sizes of the prepared data's vocabularies.

@@ -14,7 +14,10 @@ from params.experiment import TranslationExperiment
 
 
 class M4(TranslationExperiment):
-    """The numbers that the family shares (A.2)."""
+    """The numbers that the family shares (A.2).
+
+    Labels are smoothed by 0.1, as in all experiments here; A.2 does not mention it.
+    """
 
     MODEL_DIM = 1024
     HIDDEN_DIM = 8192
@@ -66,12 +69,18 @@ class MoE2048E12L(MoE2048E36L):
 
 
 @registry.register
+class MoE2048E24L(MoE2048E36L):
+    """MoE(2048E, 24L) of section 5.1: 412.98 B weights, on 2048 partitions."""
+
+    NUM_LAYERS = 24
+
+
+@registry.register
 class MoE2048E60L(MoE2048E36L):
     """MoE(2048E, 60L), in bfloat16: 1.032 T weights, the paper's 1T, on 2048 partitions."""
 
     NUM_LAYERS = 60
     ACTIVATION_DTYPE = "bfloat16"
-    REMAT = Remat.BLOCK
 
 
 @registry.register
@@ -83,6 +92,13 @@ class MoE512E36L(MoE2048E36L):
     BATCH_SIZE = 4096  # 2^20 tokens, the paper's 1M.
     DECODE_BATCH_SIZE = 512
     MAX_STEPS = 1_000_000
+
+
+@registry.register
+class MoE512E24L(MoE512E36L):
+    """MoE(512E, 24L) of section 5.1: 103.72 B weights, on 512 partitions."""
+
+    NUM_LAYERS = 24
 
 
 @registry.register
@@ -99,6 +115,13 @@ class MoE128E36L(MoE512E36L):
     NUM_EXPERTS = 128
     DECODE_BATCH_SIZE = 128
     REMAT = Remat.BLOCK  # A core has four times the tokens.
+
+
+@registry.register
+class MoE128E24L(MoE128E36L):
+    """MoE(128E, 24L) of section 5.1: 26.41 B weights, on 128 partitions."""
+
+    NUM_LAYERS = 24
 
 
 @registry.register

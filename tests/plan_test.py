@@ -50,6 +50,9 @@ def _run(*args, timeout=120):
             "plan: give exactly one of --model, --compare and --table",
         ),
         (["--table=scaling"], "plan: --out is missing; see --help."),
+        (["--table=paper", "--plans=/nowhere"], "plan: /nowhere: no plan of m4.MoE128E12L or"),
+        (["--table=compile", "--plans=/no"], "plan: --plans goes with --table=paper and"),
+        (["--table=paper", "--both_readings"], "plan: --both_readings goes with --table=scaling"),
         (["--compare=/nowhere"], "plan: --compare=/nowhere: expected two or more plans, got one."),
         (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
         (

@@ -7,15 +7,12 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.model import placement
 from lingvo_gshard.planning.tables import capacity
-from lingvo_gshard.planning.tables.table3_as_printed import FAMILY, PaperRun
+from lingvo_gshard.planning.tables.as_printed import DENSE, FAMILY, MODELS_OF_24_LAYERS
 from params import bilingual
 from tests.params import write_goldens
 
-_DENSE = "m4.T96L"
-_RUNS = {run.model: run for run in FAMILY}
-_RUNS[_DENSE] = PaperRun(2048, 96, 2.3e9, 2**22, None, 235.5)
-_WITH_EXPERTS = [run.model for run in FAMILY]
-_DAYS = (5.4, 3.5, 1.4, 17.3, 11.0, 4.0)  # Table 3's last column.
+_RUNS = {run.model: run for run in (*FAMILY, DENSE)}
+_WITH_EXPERTS = [*(run.model for run in FAMILY), *MODELS_OF_24_LAYERS]
 
 
 @pytest.mark.parametrize("model", _RUNS)
@@ -23,7 +20,7 @@ def test_layers_experts_cores_and_batch_are_the_papers(model):
     p = registry.get_params(model)
     run = _RUNS[model]
     assert p.task.encoder.num_layers + p.task.decoder.num_layers == run.layers
-    experts = None if model == _DENSE else run.cores
+    experts = None if run.is_dense else run.cores
     assert (p.task.encoder.moe.num_experts if p.task.encoder.moe else None) == experts
     assert run.cores == write_goldens.num_partitions(model)
     assert p.input.batch_size * p.input.source_len == run.batch_tokens
@@ -97,9 +94,22 @@ def test_a_bilingual_baseline_has_the_papers_weights():
     assert weights == pytest.approx(0.4e9, rel=0.08)
 
 
-@pytest.mark.parametrize(("run", "printed_days"), zip(FAMILY, _DAYS, strict=False))
-def test_the_printed_columns_agree_with_each_other(run, printed_days):
-    """Core-years are cores times days; days are those of 10^12 tokens at the printed rate."""
-    assert run.cores * printed_days / 365 == pytest.approx(run.core_years, rel=0.05)
+@pytest.mark.parametrize("run", FAMILY[:-1], ids=lambda run: run.model)
+def test_the_printed_rates_take_the_printed_days(run):
+    """Days are those of 10^12 tokens at the printed rate and batch."""
     days = 1e12 / run.batch_tokens / run.steps_per_sec / 86400
-    assert days == pytest.approx(printed_days, rel=0.1)
+    assert days == pytest.approx(run.days, rel=0.1)
+
+
+@pytest.mark.parametrize("model", MODELS_OF_24_LAYERS)
+def test_models_of_24_layers_are_those_of_36_with_fewer(model):
+    """Section 5.1 has them between those of 12 and of 36 layers; nothing else of them is told."""
+    deeper = registry.get_params(model.replace("24L", "36L"))
+    for name in ("encoder", "decoder"):
+        assert deeper.task.Get(name).num_layers == 18
+        deeper.task.Get(name).num_layers = 12
+    assert registry.get_params(model).ToText() == deeper.ToText()
+
+    shallow, deep = (registry.get_params(model.replace("24L", depth)) for depth in ("12L", "36L"))
+    ends = placement.num_weights(shallow) + placement.num_weights(deep)
+    assert placement.num_weights(registry.get_params(model)) == ends / 2

@@ -7,11 +7,16 @@ Layers name their operations by their path (core/base_layer.py) and by their own
 import enum
 import re
 
+from lingvo_gshard.core.base_layer import RECOMPUTED
+
 # Scopes that TensorFlow, JAX and the gradient add to the names.
 _WRAPPING = re.compile(
     r"(?:jit\([^)]*\)|transpose\([^)]*\)|call_exported|call_tf|(?:Stateful)?PartitionedCall|call"
-    r"|gradient_tape|gradients|while|body|cond|(?:Identity|Custom)?Gradient)(?:[._]\d+)?"
+    rf"|gradient_tape|gradients|{RECOMPUTED}|while|body|cond|(?:Identity|Custom)?Gradient)"
+    r"(?:[._]\d+)?"
 )
+# Those of them that the gradient adds, around the scope of the operation that it belongs to.
+_GRADIENT = ("gradient_tape", "gradients")
 
 
 class Category(enum.StrEnum):
@@ -41,9 +46,17 @@ _BY_SCOPE = {
 
 def scopes(op_name: str) -> tuple[str, ...]:
     """Returns the model's own scopes in an op_name: layers, their parts, the operation itself."""
-    first_name = op_name.split(";")[0]  # Merged instructions have several names.
-    scopes = [scope for scope in first_name.split("/") if scope]
+    scopes = [scope for scope in _first_name(op_name).split("/") if scope]
     return tuple(scope for scope in scopes if not _WRAPPING.fullmatch(scope))
+
+
+def is_recomputed(op_name: str) -> bool:
+    """Whether an instruction repeats a part of the forward pass for the gradient (section 5.1).
+
+    The gradient of what is repeated is not: its own scope is around that of the repetition.
+    """
+    before, found, _ = _first_name(op_name).partition(f"{RECOMPUTED}/")
+    return bool(found) and not any(scope in _GRADIENT for scope in before.split("/"))
 
 
 def category(op_name: str) -> Category:
@@ -67,3 +80,7 @@ def source(op_name: str) -> str:
     names = scopes(op_name)
     layer = names[:-1] or names
     return "/".join(layer) or "unnamed"
+
+
+def _first_name(op_name: str) -> str:
+    return op_name.split(";")[0]  # Merged instructions have several names.

@@ -19,7 +19,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.gating import Capacity
 from lingvo_gshard.model import placement
-from lingvo_gshard.planning.tables.table3_as_printed import FAMILY
+from lingvo_gshard.planning.tables.as_printed import FAMILY
 
 _GROUP_SIZES = (512, 1024, 2048, 4096, 8192)  # A core has 2048 or, with 128 experts, 8192 tokens.
 _MULTIPLES = (1, 4)  # The paper's 2S/E, and what Lingvo makes of it.
