@@ -241,12 +241,6 @@ def test_group_size_that_does_not_divide_tokens_is_refused():
         _eager(_params(group_size=7), NestedMap(), _arrays().x_BLM, _arrays().valid_BL)
 
 
-def test_gather_refuses_groups_that_partitions_do_not_divide():
-    message = r"moe: dispatch GATHER needs .* each of 2 partitions, got 3 groups"
-    with pytest.raises(ValueError, match=message):
-        _compile_forward(2, group_size=32, dispatch=Dispatch.GATHER)
-
-
 @pytest.mark.parametrize(
     ("hidden_dim", "num_experts", "tokens", "want"),
     [
