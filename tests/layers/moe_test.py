@@ -304,7 +304,7 @@ def test_gradients_agree_with_finite_differences(dispatch, name, which):
     np.testing.assert_allclose(tf.reduce_sum(gradient * direction), slope, rtol=0.02)
 
 
-def test_an_evaluation_with_uneven_groups_dispatches_by_masks(monkeypatch):
+def test_an_evaluation_gathers_uneven_groups_by_index(monkeypatch):
     monkeypatch.setattr(moe_inference, "gathering_moves_less", lambda *_: False)
     arrays, found = _arrays(), []
     for partitions, dispatch in ((1, Dispatch.EINSUM), (2, Dispatch.GATHER)):

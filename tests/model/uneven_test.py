@@ -15,12 +15,13 @@ from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.spmd.padded import PaddedArray
 from lingvo_gshard.train.programs import Programs
 from tests.layers import building
 from tests.model import small_task
-from tests.spmd import functions
+from tests.spmd import compilers, functions
 
 _ROWS = 13
 _STEPS = 3
@@ -132,3 +133,14 @@ def test_gathers_by_index_take_uneven_groups(num_partitions):
         f"task.{stack}.moe.dispatch={Dispatch.GATHER.name}" for stack in ("encoder", "decoder")
     ]
     _check(_computed(num_partitions, *settings), _computed(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("way", ["the paper's", "ZeRO-3"])
+def test_uneven_sizes_compile_for_tpus_and_gpus(name, way):
+    compilers.need(name)
+    params = _params(*_WAYS[way])
+    parts = placement.partitioning(params, 8)
+    program = experiment_programs.in_process(params, parts).step(Mode.TRAIN, _specs(_batch(0)))
+    assert topology.compile_program(program, name).report().count("all-reduce") > 0

@@ -9,10 +9,10 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
-from tests.spmd import functions
+from tests.spmd import compilers, functions
 
 _ORDER = (3, 1, 0, 2, 7, 5, 6, 4)
 _EIGHT = Partitioning(Mesh(("x", "y"), (2, 4), _ORDER), ())
@@ -123,6 +123,16 @@ def test_slices_of_any_number_of_devices(num_slices, num_devices):
     batch = functions.randoms(fn.args[0], 1)
     y = compile_program(lowering.export(fn, parts))(batch).y
     np.testing.assert_allclose(y, batch.x @ batch.w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology_name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["4 of 8", "2 of 8", "shard, 4 of 8"])
+def test_few_slices_compile_for_tpus_and_gpus(topology_name, name):
+    compilers.need(topology_name)
+    program = lowering.export(_fn(_ANNOTATIONS[name]), _GRID)
+    text = topology.compile_program(program, topology_name).compiled.as_text()
+    assert str(list(_LOCAL[name])).replace(" ", "") in text
 
 
 @pytest.mark.parametrize("dims", ["BH_", "HB_", "_BH", "H__", "_B_", "___"])
