@@ -84,11 +84,8 @@ class Annotator:
         parts = []
         for tensor, argument_dims in arguments:
             even = self._padded(tensor, argument_dims)
-            for letter, size, even_size in zip(
-                argument_dims, tensor.shape, even.shape, strict=True
-            ):
-                if size != even_size:
-                    logical_sizes[letter] = size
+            sizes = zip(argument_dims, tensor.shape, even.shape, strict=True)
+            logical_sizes |= {letter: size for letter, size, end in sizes if size != end}
             axes = self.partitioning.axes(argument_dims)
             parts.append(manual.auto_to_manual_spmd_partition(even, mesh, axes))
 
@@ -97,14 +94,16 @@ class Annotator:
         if not logical_sizes:
             return whole
 
-        sizes = zip(dims, whole.shape, strict=True)
-        ends = [logical_sizes.get(letter, size) for letter, size in sizes]
+        ends = [
+            logical_sizes.get(letter, size) for letter, size in zip(dims, whole.shape, strict=True)
+        ]
         return tf.slice(whole, [0] * len(ends), ends)
 
     def _padded(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Returns `tensor` with zeros at the ends of the dims that the mesh does not divide."""
+        shape = annotate.static_shape(f"locally: {tensor.name}", tensor.shape)
         factors = self.partitioning.factor(dims)
-        missing = [-size % factor for size, factor in zip(tensor.shape, factors, strict=True)]
+        missing = [-size % factor for size, factor in zip(shape, factors, strict=True)]
         if not any(missing):
             return tensor
         return tf.pad(tensor, [(0, count) for count in missing])

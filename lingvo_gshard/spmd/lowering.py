@@ -37,7 +37,8 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
     function, results = annotated_fn.trace(annotated, partitioning)
     specs.check_dtypes(f"{annotated.name}: result", results.FlattenItems())
 
-    # A mesh of names and sizes: which devices these will be is decided by who compiles.
+    # A mesh of names and sizes: which devices these will be is decided by who compiles. Its axes
+    # are Auto, since JAX slices no dim to an uneven size along an Explicit one.
     mesh = AbstractMesh(
         partitioning.mesh.axis_sizes,
         partitioning.mesh.axis_names,
@@ -45,16 +46,15 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
     )
     inputs = specs.abstract_arrays(partitioning, leaves, mesh)
     outputs = specs.abstract_arrays(partitioning, results.FlattenItems(), mesh)
-    jitted = jax.jit(
-        _on_padded(
-            jax2tf.call_tf(function, has_side_effects=False),
-            [spec.shape for _, spec in leaves],
-            [array.shape for array in inputs],
-            [spec.shape for spec in results.Flatten()],
-            [array.shape for array in outputs],
-        ),
-        out_shardings=[array.sharding for array in outputs],
-    )
+
+    call = jax2tf.call_tf(function, has_side_effects=False)
+    in_shapes = [spec.shape for _, spec in leaves]
+    out_shapes = [spec.shape for spec in results.Flatten()]
+    padded_in_shapes = [array.shape for array in inputs]
+    padded_out_shapes = [array.shape for array in outputs]
+    if in_shapes != padded_in_shapes or out_shapes != padded_out_shapes:
+        call = _on_padded(call, in_shapes, padded_out_shapes)
+    jitted = jax.jit(call, out_shardings=[array.sharding for array in outputs])
 
     # TensorFlow can lower for the CPU alone. The result is plain XLA, which may be compiled for
     # another platform, so the export must not be tied to the CPU.
@@ -73,28 +73,18 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
     )
 
 
-_Shapes = Sequence[tuple[int, ...]]
-
-
 def _on_padded(
-    function: Callable[..., Sequence[jax.Array]],
-    in_shapes: _Shapes,
-    padded_in_shapes: _Shapes,
-    out_shapes: _Shapes,
-    padded_out_shapes: _Shapes,
+    call: Callable[..., Sequence[jax.Array]],
+    in_shapes: Sequence[tuple[int, ...]],
+    padded_out_shapes: Sequence[tuple[int, ...]],
 ) -> Callable[..., Sequence[jax.Array]]:
-    """Returns `function` of arrays of `in_shapes` as one of padded arrays, to padded results.
-
-    It is `function` itself if the mesh divides everything.
-    """
-    if in_shapes == padded_in_shapes and out_shapes == padded_out_shapes:
-        return function
+    """Returns `call`, which takes arrays of `in_shapes`, from padded arrays to padded results."""
 
     # A device's part is as large with padding as without, so that none of this communicates.
     def on_padded(*arrays: jax.Array) -> list[jax.Array]:
         logical = map(padded.without_padding, arrays, in_shapes)
         results = []
-        for result, shape in zip(function(*logical), padded_out_shapes, strict=True):
+        for result, shape in zip(call(*logical), padded_out_shapes, strict=True):
             if result.shape != shape:
                 result = jnp.pad(result, padded.end_padding(result.shape, shape))
             results.append(result)
