@@ -142,6 +142,47 @@ def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
 
 
 @pytest.mark.slow
+def test_13_rows_on_8_devices_are_those_of_one_device(data_dir, tmp_path):
+    sizes = [f"{name}.batch_size=13" for name in ("input", "eval_input", "decode")]
+    losses = {}
+    evaluated = {}
+    decoded = {}
+    for num_partitions in (1, 8):
+        logdir = tmp_path / str(num_partitions)
+        run = _run(
+            data_dir,
+            logdir,
+            *sizes,
+            "task.product_dtype=float32",
+            num_partitions=num_partitions,
+        )
+        modes.train_and_eval(run)
+        decode_split.decode_split(run, "test")
+
+        lines = (logdir / "train_metrics.jsonl").read_text().splitlines()
+        losses[num_partitions] = [json.loads(line)["loss"] for line in lines]
+        (line,) = (logdir / "eval_metrics.jsonl").read_text().splitlines()
+        evaluated[num_partitions] = json.loads(line)["nll"]
+        decoded[num_partitions] = (logdir / "decode_test/aa.txt").read_text()
+
+    np.testing.assert_allclose(losses[8], losses[1], rtol=1e-4)
+    np.testing.assert_allclose(evaluated[8], evaluated[1], rtol=1e-4)
+    assert decoded[8] == decoded[1]
+
+    # The run goes on, on another number of devices.
+    longer = _run(
+        data_dir,
+        tmp_path / "8",
+        *sizes,
+        "task.product_dtype=float32",
+        "train.max_steps=6",
+        num_partitions=2,
+    )
+    modes.train(longer)
+    assert whole_steps(longer.logdir)[-1] == 6
+
+
+@pytest.mark.slow
 def test_experts_are_copied_from_a_run_into_one_with_more(data_dir, run_dir, tmp_path, capsys):
     rules = (
         (r"theta\..*_embedding\..*", "BY_PIECE"),

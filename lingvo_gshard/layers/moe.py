@@ -81,8 +81,7 @@ class MoELayer(BaseLayer):
         """Algorithm 2: routes x [B, L, M] through the experts, in its dtype; returns [B, L, M].
 
         `valid_mask` is float32 [B, L], 1 for a token, 0 for padding. The result is zero where a
-        token overflowed. Raises ValueError if the group size does not divide the batch's tokens, or
-        the partitions do not divide the number of groups that GATHER trains on.
+        token overflowed. Raises ValueError if the group size does not divide the batch's tokens.
         """
         x_GSM, valid_GS = self._in_groups(x, valid_mask, context.mode)
         capacity = self._capacity(x_GSM, context)
@@ -181,25 +180,9 @@ class MoELayer(BaseLayer):
     def _dispatcher(
         self, gates: Gating, capacity: int, context: Context
     ) -> IndexedDispatcher | OneHotDispatcher:
-        """Returns what moves tokens to their experts' buffers, and outputs back.
-
-        Partitions with different numbers of groups can't gather by index: a training step is
-        refused, and an evaluation dispatches by EINSUM.
-        """
-        count = gates.first.gate_GS.shape[0]
-        # Gathers are manually partitioned, which needs equal parts.
-        (num_partitions,) = self._annotator.factor("G")
-        is_gather = self.p.dispatch is Dispatch.GATHER
-        is_even = count % num_partitions == 0
-        if is_gather and context.training and not is_even:
-            raise ValueError(
-                f"{self.path}: dispatch GATHER needs the same number of groups on each of "
-                f"{num_partitions} partitions, got {count} groups in all; choose a smaller "
-                "group_size, a larger batch, or EINSUM."
-            )
-
+        """Returns what moves tokens to their experts' buffers, and outputs back."""
         with tf.name_scope("gate"):
-            if is_gather and is_even:
+            if self.p.dispatch is Dispatch.GATHER:
                 return IndexedDispatcher(gates, capacity, self._annotator)
             return OneHotDispatcher(gates, capacity, self._annotator, context.arithmetic)
 

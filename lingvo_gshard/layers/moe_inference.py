@@ -54,7 +54,8 @@ def without_overflow(
     # A round moves whole buffers, however few tokens are left for it.
     num_tokens = num_groups * group_size
     buffer_rows = num_experts * num_groups * round_capacity
-    if not gathering_moves_less(num_tokens, buffer_rows, annotator):
+    _, num_parts = annotator.factor("EG")  # Y in ragged_experts.py, whose parts are equal.
+    if num_tokens % num_parts or not gathering_moves_less(num_tokens, buffer_rows, annotator):
         return _in_rounds(x_GSM, gates, through_experts, round_capacity, context, annotator)
     with tf.name_scope("experts"):
         return ragged_experts(x_GSM, gates, theta.wi, theta.wo, annotator, context.arithmetic)

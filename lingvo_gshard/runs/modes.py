@@ -112,7 +112,7 @@ def _dev(run: Run) -> EvalSpec:
 
 def _input_fn(run: Run, name: str, **settings: object) -> InputFn:
     """Returns this process's part of an experiment's input, with some of its settings changed."""
-    share = run.estimator.input_share
+    share = run.estimator.input_share(run.params.Get(name).batch_size)
 
     def input_fn(params: Params) -> Input:
         input_params = params.Get(name).Copy().Set(**settings)

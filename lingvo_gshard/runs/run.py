@@ -81,7 +81,7 @@ class Run:
             spec,
             restored.state.theta,
             program_for=ExperimentPrograms(p, partitioning).decoder,
-            share=self.estimator.input_share,
+            share=self.estimator.input_share(p.decode.batch_size),
             origin={
                 "weights": restored.digest,
                 "params": p.ToText(),
@@ -133,14 +133,8 @@ def make_estimator(
 ) -> Estimator:
     """Returns the estimator of a run; ValueError for a size that does not fit the devices."""
     partitioning = placement.partitioning(params, num_partitions)
-    placement.check_divisible(params, partitioning)
-
-    # The state has weights and slots besides scalars; all of them must divide evenly.
+    placement.check_sizes(params, partitioning)
     model = TranslationModel(params, partitioning)
-    weights = model.state_spec.theta
-    slots = model.state_spec.slots
-    for path, spec in [*weights.FlattenItems(), *slots.FlattenItems()]:
-        partitioning.check(path, spec)
 
     # A run that has checkpoints continues from those.
     has_checkpoints = bool(checkpoints.whole_steps(logdir))

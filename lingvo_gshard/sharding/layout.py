@@ -132,17 +132,6 @@ class Partitioning:
         factors = self.factor(spec.dims)
         return tuple(-(-size // factor) for size, factor in zip(spec.shape, factors, strict=True))
 
-    def check(self, name: str, spec: TensorSpec) -> None:
-        """Raises a ValueError if a dim of an argument or result is not divisible by its axis."""
-        for letter, size, axis in zip(spec.dims, spec.shape, self.axes(spec.dims), strict=True):
-            num_partitions = self.mesh.size(axis)
-            if size % num_partitions:
-                raise ValueError(
-                    f"{name} {list(spec.shape)} with dims {spec.dims}: {letter}={size} is not "
-                    f"divisible by the {num_partitions} partitions of mesh axis {axis!r}; "
-                    f"choose another {letter} or number of partitions."
-                )
-
 
 def _axis(table: Mapping[str, Axis], letter: str) -> Axis | None:
     """Returns the axis of a letter.

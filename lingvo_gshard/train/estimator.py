@@ -98,10 +98,9 @@ class Estimator:
         saved = None if executables is None else SavedExecutables(executables)
         self._programs = Programs(source, saved)
 
-    @property
-    def input_share(self) -> specs.Share:
-        """Returns the part of each batch's rows that this process's input must yield."""
-        return specs.own_share(self.partitioning)
+    def input_share(self, batch_size: int) -> specs.Share:
+        """Returns the part of a batch's rows, which are B in all, that this process must read."""
+        return specs.own_share(self.partitioning, batch_size)
 
     def train(
         self,
@@ -279,8 +278,8 @@ class Estimator:
         self, mode: Mode, state: NestedMap, input_fn: InputFn, steps: int | None = None
     ) -> Iterator[NestedMap]:
         """Yields what a mode's program returns for each batch, or for the first `steps` ones."""
-        share = self.input_share
         with self._input(input_fn) as source:
+            share = self.input_share(specs.num_rows(source.specs))
             for batch in itertools.islice(source, steps):
                 # The batches need not be of one length.
                 batch_spec = loop.batch_spec_of(batch, source.specs, share)

@@ -224,7 +224,7 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
         contents.spec,
         theta=theta_spec.Pack(weights[path] for path, _ in theta_spec.FlattenItems()),
         program_for=programs.__getitem__,
-        share=specs.own_share(shortest.partitioning),
+        share=specs.own_share(shortest.partitioning, contents.spec.batch_size),
         # If the decoder was saved without an origin, its files identify it.
         origin=contents.origin or {file.path: file.sha256 for file in contents.files},
     )
