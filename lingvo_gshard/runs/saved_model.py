@@ -17,6 +17,7 @@ N lines, P their parts, B the rows of a batch, L source length, n hypotheses, T 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import pathlib
 from collections.abc import Callable, Sequence
@@ -126,7 +127,12 @@ def _tokenizer(path: pathlib.Path) -> tf_text.SentencepieceTokenizer:
         raise ValueError(
             f"tensorflow-text does not fit TensorFlow {tf.__version__}: {error}"
         ) from None
-    return make(path.read_bytes(), out_type=tf.int32, add_eos=True)
+
+    # A process that loads SavedModels has one tokenizer of each name: with the same name, the
+    # target's and those of other models would be the one that was loaded first.
+    model = path.read_bytes()
+    name = f"vocabulary_{hashlib.sha256(model).hexdigest()}"
+    return make(model, out_type=tf.int32, add_eos=True, name=name)
 
 
 def _search(model: TranslationModel, theta: NestedMap, params: Params, length: int) -> Search:
@@ -301,10 +307,11 @@ class _TranslatorGraph:
         sums = tf.math.unsorted_segment_sum(weighted, lines, num_lines)
         scores = tf.math.divide_no_nan(sums, tf.cast(num_tokens, tf.float32))
 
+        # TensorFlow's separator is left out after an empty part, so each part begins with its own.
         texts = []
         for i in range(self.spec.num_best):
-            of_line = tf.RaggedTensor.from_value_rowids(parts.text[:, i], lines, num_lines)
-            texts.append(tf.strings.reduce_join(of_line, 1, separator=" "))
+            of_line = tf.strings.unsorted_segment_join(" " + parts.text[:, i], lines, num_lines)
+            texts.append(tf.strings.regex_replace(of_line, "^ ", ""))
 
         return _Found(
             text=tf.where(has_all, tf.stack(texts, 1), ""),

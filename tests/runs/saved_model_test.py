@@ -68,7 +68,7 @@ for inputs in request:
 # Were the weights constants, another value would change nothing.
 softmax = loaded.theta["softmax"]
 softmax.assign(tf.zeros_like(softmax))
-scores = serve(**{name: tf.constant(value) for name, value in request[0].items()})["scores"]
+scores = loaded.translate(**{name: tf.constant(v) for name, v in request[0].items()})["scores"]
 print(json.dumps([len(loaded.theta), scores.numpy().tolist(), answers]))
 """
 
@@ -85,10 +85,10 @@ def _served(folder, request, cwd):
     return json.loads(done.stdout)
 
 
-def _vocabulary(path, symbols):
+def _vocabulary(path, sentences, symbols):
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ba ke li mo", "ke li mo ba", "a line of words, in parts"] * 9),
+        sentence_iterator=iter(sentences * 9),
         model_writer=model,
         vocab_size=300,
         model_type="bpe",
@@ -105,12 +105,21 @@ def _vocabulary(path, symbols):
     return Tokenizer(path)
 
 
+def _vocabularies(folder):
+    return folder / "source.model", folder / "target.model"
+
+
 def _decoder(folder, targets, num_best):
-    """Returns a decoder on two devices with random weights, its settings, and a vocabulary."""
-    tokenizer = _vocabulary(folder / "v.model", [f"<2{code}>" for code in targets])
+    """Returns a decoder on two devices with random weights, its settings, and its tokenizers."""
+    words = ["ba ke li mo", "ke li mo ba", "a line of words, in parts"]
+    symbols = [f"<2{code}>" for code in targets]
+    source = _vocabulary(folder / "source.model", words, symbols)
+    target = _vocabulary(folder / "target.model", ["the quick brown fox", "jumps over it"], [])
+
     params = registry.get_params("toy.MoE8E4L")
-    size = tokenizer.vocab_size
-    params.task.Set(source_vocab_size=size, target_vocab_size=size, dim=16)
+    params.task.Set(
+        source_vocab_size=source.vocab_size, target_vocab_size=target.vocab_size, dim=16
+    )
     for stack in (params.task.encoder, params.task.decoder):
         stack.num_layers = 2
     params.decode.Set(
@@ -121,7 +130,7 @@ def _decoder(folder, targets, num_best):
     spec = DecoderSpec("toy.MoE8E4L", ("de",), 2, lengths, num_best, 2, targets=targets)
     theta = building.random_theta(TranslationModel(params, partitioning).task)
     decoder = Decoder(spec, theta, ExperimentPrograms(params, partitioning).decoder)
-    return decoder, params, tokenizer
+    return decoder, params, (source, target)
 
 
 def _check(answer, expected, num_best):
@@ -143,21 +152,21 @@ def _check(answer, expected, num_best):
 
 @pytest.mark.slow
 def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
-    decoder, params, tokenizer = _decoder(tmp_path, (), num_best=2)
+    decoder, params, tokenizers = _decoder(tmp_path, (), num_best=2)
     folder = tmp_path / "served" / "1"
-    saved_model.save(folder, decoder, params, (tmp_path / "v.model", tmp_path / "v.model"))
+    saved_model.save(folder, decoder, params, _vocabularies(tmp_path))
     assert not {path.name for path in folder.iterdir()} - saved_model._ENTRIES
     assert [path.name for path in folder.parent.iterdir()] == ["1"]
 
     # A call without lines, with fewer than a batch has, and with lines of all lengths.
     request = [{"text": _LINES}, {"text": []}, {"text": _LINES[:1]}]
     num_variables, uniform_scores, answers = _served(folder, request, tmp_path)
-    expected = list(Translator(decoder, tokenizer, tokenizer).translate(_LINES))
+    expected = list(Translator(decoder, *tokenizers).translate(_LINES))
     texts = {translation.text for translations in expected for translation in translations}
     assert len(texts) > 5
     assert num_variables == len(decoder.theta.Flatten())
     # The most probable of equals is the shortest: EOS alone, at a length of 1.
-    uniform = -math.log(tokenizer.vocab_size)
+    uniform = -math.log(tokenizers[1].vocab_size)
     assert uniform_scores[0] == pytest.approx(uniform, abs=1e-5) and uniform_scores[1] == 0.0
     for answer, count in zip(answers, (len(_LINES), 0, 1), strict=True):
         _check(answer, expected[:count], 2)
@@ -165,16 +174,16 @@ def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
 
 @pytest.mark.slow
 def test_each_line_may_have_a_target_of_its_own(tmp_path):
-    decoder, params, tokenizer = _decoder(tmp_path, ("de", "fr"), num_best=1)
+    decoder, params, tokenizers = _decoder(tmp_path, ("de", "fr"), num_best=1)
     folder = tmp_path / "model"
-    saved_model.save(folder, decoder, params, (tmp_path / "v.model", tmp_path / "v.model"))
+    saved_model.save(folder, decoder, params, _vocabularies(tmp_path))
 
     targets = ["de", "fr"] * (len(_LINES) // 2)
     wrong = {"text": ["ba"], "target_lang": ["sw"]}
     request = [{"text": _LINES, "target_lang": targets}, wrong]
     _, _, (answer, refused) = _served(folder, request, tmp_path)
     lines = [f"<2{code}> {line}" for code, line in zip(targets, _LINES, strict=True)]
-    _check(answer, list(Translator(decoder, tokenizer, tokenizer).translate(lines)), 1)
+    _check(answer, list(Translator(decoder, *tokenizers).translate(lines)), 1)
     assert "target_lang: expected one of de, fr" in refused and "sw" in refused
 
 
@@ -195,7 +204,11 @@ def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, m
     small, params, _ = _decoder(tmp_path, (), num_best=1)
     with pytest.raises(ChildProcessError):
         saved_model.save(tmp_path / "new", small, params, (folder, folder))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "v.model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "model",
+        "source.model",
+        "target.model",
+    ]
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
