@@ -20,7 +20,8 @@ import dataclasses
 import hashlib
 import importlib.util
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf, tf_text
@@ -39,8 +40,9 @@ from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
 _ENTRIES = {"saved_model.pb", "fingerprint.pb", "variables", "assets"}
 
 Vocabularies = tuple[pathlib.Path, pathlib.Path]  # Of the source and of the target.
-# From ids, int32 [B, L], and their numbers, int32 [B], to ids [B, n, T], lengths and scores [B, n].
-Search = Callable[["tf.Tensor", "tf.Tensor"], "Sequence[tf.Tensor]"]
+# A tf.function from ids, int32 [B, L], and the numbers of tokens, int32 [B], to ids [B, n, T],
+# lengths and scores [B, n].
+Search: TypeAlias = Any
 
 
 def save(
