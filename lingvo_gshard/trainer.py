@@ -28,7 +28,9 @@ _MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
 _EXECUTABLES = flags.DEFINE_string("executables", None, "A folder of executables of `plan --save`.")
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _VERIFY_DATA = flags.DEFINE_bool("verify_data", False, "First check the hashes of all the data.")
-_SPLIT = flags.DEFINE_string("split", "test", "The split that is decoded: dev, test or another.")
+_SPLIT = flags.DEFINE_string(
+    "split", None, "What --mode=decode translates (test) and --mode=eval evaluates (dev)."
+)
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
 
@@ -55,7 +57,7 @@ def main() -> None:
             case "train_and_eval":
                 modes.train_and_eval(run)
             case "eval":
-                modes.evaluate(run)
+                modes.evaluate(run, _SPLIT.value or "dev")
             case "continuous_eval":
                 modes.evaluate_continuously(run)
             case "export":
@@ -63,7 +65,7 @@ def main() -> None:
             case "decode":
                 from lingvo_gshard.evaluation import decode_split
 
-                decode_split.decode_split(run, _SPLIT.value)
+                decode_split.decode_split(run, _SPLIT.value or "test")
             case "report":
                 from lingvo_gshard.evaluation import run_report
 

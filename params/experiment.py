@@ -14,7 +14,11 @@ from lingvo_gshard.train.config import train_params
 
 
 class TranslationExperiment:
-    """An MoE Transformer into English; subclasses set the numbers, as named in 4.3 and A.2."""
+    """An MoE Transformer into English; subclasses set the numbers, as named in 4.3 and A.2.
+
+    As in Lingvo, a subclass may also override Task, Train, Dev or Test, which return the settings
+    of the model and of the three inputs.
+    """
 
     # The model.
     NUM_LAYERS: int  # Half of them in the encoder, half in the decoder.
@@ -68,14 +72,13 @@ class TranslationExperiment:
     @classmethod
     def params(cls) -> Params:
         """Returns the whole experiment."""
+        experiment = cls()
         p = Params()
-        p.Define("task", cls._task(), "The model and its loss.")
+        p.Define("task", experiment.Task(), "The model and its loss.")
         p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rate.")
 
-        p.Define("input", cls._input(), "The batches of training.")
-        # Shuffled, so that even the first batches contain all languages.
-        eval_input = p.input.Copy().Set(split="dev", repeat=False, shuffle=True)
-        p.Define("eval_input", eval_input, "The batches of evaluation.")
+        p.Define("input", experiment.Train(), "The batches of training.")
+        p.Define("eval_input", experiment.Dev(), "The batches of evaluation.")
 
         p.Define("train", cls._train(), "The training loop.")
         p.Define("decode", cls._decode(), "Flat beam search.")
@@ -98,21 +101,39 @@ class TranslationExperiment:
         )
         return p
 
-    @classmethod
-    def _task(cls) -> Params:
+    def Task(self) -> Params:
+        """Returns the settings of the model and its loss, `task`."""
         p = TranslationTask.Params().Set(
-            source_vocab_size=cls.SOURCE_VOCAB_SIZE,
-            target_vocab_size=cls.TARGET_VOCAB_SIZE,
-            dim=cls.MODEL_DIM,
-            activation_dtype=cls.ACTIVATION_DTYPE,
-            product_dtype=cls.PRODUCT_DTYPE,
-            label_smoothing=cls.LABEL_SMOOTHING,
-            aux_loss_weight=cls.AUX_LOSS_WEIGHT,
-            encoder=cls._stack(),
-            decoder=cls._stack(),
+            source_vocab_size=self.SOURCE_VOCAB_SIZE,
+            target_vocab_size=self.TARGET_VOCAB_SIZE,
+            dim=self.MODEL_DIM,
+            activation_dtype=self.ACTIVATION_DTYPE,
+            product_dtype=self.PRODUCT_DTYPE,
+            label_smoothing=self.LABEL_SMOOTHING,
+            aux_loss_weight=self.AUX_LOSS_WEIGHT,
+            encoder=self._stack(),
+            decoder=self._stack(),
         )
-        p.input_dropout.rate = cls.DROPOUT
+        p.input_dropout.rate = self.DROPOUT
         return p
+
+    def Train(self) -> Params:
+        """Returns the settings of the batches of training, `input`."""
+        return TranslationInput.Params().Set(
+            batch_size=self.BATCH_SIZE,
+            source_len=self.SOURCE_LEN,
+            target_len=self.TARGET_LEN,
+            max_repeats=self.MAX_REPEATS,
+        )
+
+    def Dev(self) -> Params:
+        """Returns the settings of the batches of evaluation, `eval_input`: one pass over dev."""
+        # Shuffled, so that even the first batches contain all languages.
+        return self.Train().Set(split="dev", repeat=False, shuffle=True)
+
+    def Test(self) -> Params:
+        """Returns the settings of the batches of `--mode=eval --split=test`."""
+        return self.Dev().Set(split="test")
 
     @classmethod
     def _stack(cls) -> Params:
@@ -152,15 +173,6 @@ class TranslationExperiment:
             total_steps=cls.MAX_STEPS,
         )
         return p
-
-    @classmethod
-    def _input(cls) -> Params:
-        return TranslationInput.Params().Set(
-            batch_size=cls.BATCH_SIZE,
-            source_len=cls.SOURCE_LEN,
-            target_len=cls.TARGET_LEN,
-            max_repeats=cls.MAX_REPEATS,
-        )
 
     @classmethod
     def _train(cls) -> Params:

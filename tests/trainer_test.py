@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from data_prep import pipeline, tsv
+from lingvo_gshard import registry
 from lingvo_gshard.checkpoints import exported
 from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.evaluation import decode_split, run_report
@@ -23,6 +24,7 @@ from lingvo_gshard.runs import modes
 from lingvo_gshard.runs import run as runs
 from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.train.hooks import NonFiniteLossError
+from params import toy
 from tests import ports, without
 from tests.data_prep import prepared
 from tools import fuzz
@@ -109,12 +111,56 @@ def test_training_leaves_metrics_and_a_picture(run_dir):
 
 
 def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
-    modes.evaluate(_run(data_dir, run_dir))
+    run = _run(data_dir, run_dir)
+    modes.evaluate(run)
     printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert printed["step"] == "4" and 3 < float(printed["nll"]) < 9
     assert printed["nll of aa:"] == printed["nll"]  # The only language in dev.
+
+    modes.evaluate(run, "test")
+    printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    by_language = [float(printed[f"nll of {code}:"]) for code in ("aa", "br")]
+    assert min(by_language) < float(printed["nll"]) < max(by_language)
     with pytest.raises(ValueError, match="the mean of 2 checkpoints up to step 4 was asked for"):
         modes.evaluate(_run(data_dir, run_dir, "decode.average_checkpoints=2"))
+
+
+class _LikeLingvo(toy.MoE8E4L):
+    """An experiment that gives its settings by methods, and none by name."""
+
+    ITERATIONS_PER_LOOP = 2
+    MAX_STEPS = 2
+
+    def Task(self):
+        p = super().Task().Set(dim=16)
+        for stack in (p.encoder, p.decoder):
+            stack.num_layers = 2
+            stack.moe.group_size = 32
+        return p
+
+    def Train(self):
+        return super().Train().Set(batch_size=8, source_len=32, target_len=32)
+
+    def Dev(self):
+        return super().Dev().Set(split="test", languages=("br",))
+
+    def Test(self):
+        return super().Test().Set(languages=("aa",))
+
+
+@pytest.mark.slow
+def test_an_experiment_as_in_lingvo_trains_and_evaluates(data_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(registry._experiments, "trainer_test._LikeLingvo", _LikeLingvo)
+    launch = launches.launch_of("trainer_test._LikeLingvo", (), data_dir, str(tmp_path))
+    run = runs.open_run(launch, str(tmp_path), num_partitions=2)
+    modes.train_and_eval(run)
+    modes.evaluate(run, "test")
+    lines = (tmp_path / "eval_metrics.jsonl").read_text().splitlines()
+    nll = {line["name"]: line["nll"] for line in map(json.loads, lines)}
+    assert set(nll) == {"dev", "whole_test", "test_aa", "test_br"}
+    # Dev is br, and Test is aa, of one split.
+    assert nll["whole_test"] == pytest.approx(nll["test_aa"])
+    assert nll["dev"] == pytest.approx(nll["test_br"]) and nll["dev"] != nll["whole_test"]
 
 
 def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, capsys):

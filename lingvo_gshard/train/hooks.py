@@ -33,6 +33,8 @@ class TrainCall:
     # the first one after a checkpoint, count from their own start.
     secs: float
     input_wait_secs: float = 0.0  # The part of `secs` in which the devices waited for input.
+    # With `tensors`, numpy arrays [K, ...], a list or by name, if the model_fn has a host_call.
+    host_call: NestedMap = dataclasses.field(default_factory=NestedMap)
 
     @property
     def steps_per_sec(self) -> float:

@@ -158,12 +158,15 @@ class TrainLoop:
 
             # Copying the metrics to the host waits for the devices, which ends the call.
             metrics = result.metrics.Transform(np.asarray)
+            host_call = result.get("host_call", NestedMap()).Transform(np.asarray)
             call_end = time.monotonic()
             if previous_end is None:
-                call = TrainCall(step, group.num_steps, metrics, call_end - wait_end)
+                secs = call_end - wait_end
+                wait_secs = 0.0
             else:
                 secs = call_end - previous_end
-                call = TrainCall(step, group.num_steps, metrics, secs, wait_end - wait_start)
+                wait_secs = wait_end - wait_start
+            call = TrainCall(step, group.num_steps, metrics, secs, wait_secs, host_call)
             previous_end = call_end
             for hook in self._hooks:
                 hook.after_call(call)
