@@ -27,18 +27,20 @@ from lingvo_gshard.spmd.program import Program
 _NUM_MICROBATCHES = 4
 _SIZES = {"A": 64, "L": 32, "K": 256, "B": 128, "C": 16, "M": 128, "H": 256, "G": 64, "_": 4}
 # The rows of a microbatch are contracted in the gradient of a weight.
-PARTITIONING = Partitioning.from_dict(Mesh.flat(8), {"K": "d", "G": "d"})
-
-Form = Callable[[NestedMap], tf.Tensor]
+_PARTITIONING = Partitioning.from_dict(Mesh.flat(8), {"K": "d", "G": "d"})
 
 
 @dataclasses.dataclass(frozen=True)
 class LateSum:
-    """A function in two forms, of the same arguments and with the same result."""
+    """A function in two forms, of the same arguments and with the same result.
+
+    `at_once` adds the terms of each product before anything else is done. `later` keeps them, and
+    adds them at the end.
+    """
 
     name: str
-    at_once: Form  # Each product's terms are added before anything else is done.
-    later: Form  # The terms are kept, and added at the end.
+    at_once: Callable[[NestedMap], tf.Tensor]
+    later: Callable[[NestedMap], tf.Tensor]
     arguments: tuple[tuple[str, str], ...]  # Name and dims of each.
     has_gradients: bool = False  # Whether the program has the gradients of all arguments, too.
 
@@ -55,11 +57,9 @@ class Row:
 def measure(compile: Compile) -> Iterator[Row]:
     """Yields all of LATE_SUMS compiled. Raises as the compiler."""
     for late_sum in LATE_SUMS:
-        reports = [
-            compile(tracer.traced(export, late_sum.name, is_late)).report()
-            for is_late in (False, True)
-        ]
-        yield Row(late_sum, *reports)
+        at_once = compile(tracer.traced(export, late_sum.name, False))
+        later = compile(tracer.traced(export, late_sum.name, True))
+        yield Row(late_sum, at_once.report(), later.report())
 
 
 def export(name: str, is_late: bool) -> Program:
@@ -85,18 +85,20 @@ def export(name: str, is_late: bool) -> Program:
     result_dims: dict[str, str] = {}
     if late_sum.has_gradients:
         result_dims = {f"d.{argument}": dims for argument, dims in late_sum.arguments}
-    return lowering.export(AnnotatedFn("late", fn, ("batch",), (batch,), result_dims), PARTITIONING)
+    return lowering.export(
+        AnnotatedFn("late", fn, ("batch",), (batch,), result_dims), _PARTITIONING
+    )
 
 
 def _now(equation: str, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Returns an einsum whose result is whole on each partition."""
     dims = equation.partition("->")[2]
-    return Annotator(PARTITIONING).annotate(tf.einsum(equation, a, b), dims)
+    return Annotator(_PARTITIONING).annotate(tf.einsum(equation, a, b), dims)
 
 
 def _later(equation: str, a: tf.Tensor, b: tf.Tensor, letter: str = "K") -> Partial:
     """Returns an einsum without its sum over the partitions."""
-    return Partial.from_einsum(PARTITIONING, equation, a, b, letter=letter)
+    return Partial.from_einsum(_PARTITIONING, equation, a, b, letter=letter)
 
 
 def _sum_of_sums(batch: NestedMap) -> tf.Tensor:
@@ -145,12 +147,12 @@ def _accumulated_terms(batch: NestedMap) -> tf.Tensor:
         x_GM = batch.x[i]
         error_GH = _error(x_GM, batch.y[i], batch.w)
         gradient_MH = _later("GM,GH->MH", x_GM, error_GH, letter="G")
-        accumulated_MH = Partial.from_terms(PARTITIONING, terms_PMH, "MH", "d") + gradient_MH
+        accumulated_MH = Partial.from_terms(_PARTITIONING, terms_PMH, "MH", "d") + gradient_MH
         return i + 1, accumulated_MH.terms
 
-    zeros_MH = Partial.from_whole(PARTITIONING, tf.zeros_like(batch.w), "MH", "d")
+    zeros_MH = Partial.from_whole(_PARTITIONING, tf.zeros_like(batch.w), "MH", "d")
     terms_PMH = _over_microbatches(add_microbatch, zeros_MH.terms)
-    return Partial.from_terms(PARTITIONING, terms_PMH, "MH", "d").reduce()
+    return Partial.from_terms(_PARTITIONING, terms_PMH, "MH", "d").reduce()
 
 
 def _error(x_GM: tf.Tensor, y_GH: tf.Tensor, w_MH: tf.Tensor) -> tf.Tensor:

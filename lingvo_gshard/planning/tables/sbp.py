@@ -143,7 +143,6 @@ class _Layout:
     """What a program's function knows of its result."""
 
     partitioning: Partitioning
-    dims: str
     states: States
 
 
@@ -156,7 +155,7 @@ def _program(
     dims, result_states = result
     mesh = _MESHES[len(result_states)]
     partitioning = Partitioning.from_dict(mesh, _table(mesh, [*operands, result]))
-    layout = _Layout(partitioning, dims, result_states)
+    layout = _Layout(partitioning, result_states)
 
     def of_operands(batch: NestedMap) -> NestedMap:
         values = [
@@ -171,12 +170,13 @@ def _program(
     for i, (operand_dims, operand_states) in enumerate(operands):
         batch[f"x{i}"] = _spec(operand_dims, operand_states, mesh)
     result_dims = {"y": _spec(dims, result_states, mesh).dims}
-    return lowering.export(
-        AnnotatedFn("sbp", of_operands, ("batch",), (batch,), result_dims), partitioning
-    )
+    annotated = AnnotatedFn("sbp", of_operands, ("batch",), (batch,), result_dims)
+    return lowering.export(annotated, partitioning)
 
 
-def _product(layout: _Layout, x: tf.Tensor | Partial, w: tf.Tensor | Partial) -> tf.Tensor:
+def _product(
+    layout: _Layout, x: tf.Tensor | Partial, w: tf.Tensor | Partial
+) -> tf.Tensor | Partial:
     # At most one operand is a sum: its terms are multiplied by the other, which is whole.
     if isinstance(x, Partial):
         return x.einsum("AK,KB->AB", w)
@@ -199,11 +199,9 @@ def _converted(layout: _Layout, x: tf.Tensor | Partial) -> tf.Tensor | Partial:
         return Annotator(layout.partitioning).annotate(x, "MN")
 
     # The dim that is split in the end along the axis of the terms, if any.
-    names = dict(zip(mesh.axis_names, layout.states, strict=True))
-    dims_by_state = {states.split(0): "A", states.split(1): "K"}
-    end = {names[name] for name in x.axis}
-    (state,) = end
-    return x.reduce(split=dims_by_state.get(state))
+    states_by_axis = dict(zip(mesh.axis_names, layout.states, strict=True))
+    (state,) = {states_by_axis[name] for name in x.axis}
+    return x.reduce(split={states.split(0): "A", states.split(1): "K"}.get(state))
 
 
 def _value(
