@@ -63,12 +63,12 @@ def einsum_state(equation: str, states: Sequence[str]) -> str | None:
         return PARTIAL if set(others) <= {BROADCAST} else None
 
     # Devices that split an operand along a letter need just this part of it of all others, too.
-    letters = set(map(_split_letter, operands, states)) - {None}
+    letters = "".join(map(_split_letter, operands, states))
     if not letters:
         return BROADCAST
-    if len(letters) > 1:
+    letter = letters[0]
+    if set(letters) != {letter}:
         return None
-    (letter,) = letters
     for dims, state in zip(operands, states, strict=True):
         if letter in dims and state == BROADCAST:
             return None
@@ -93,6 +93,6 @@ def einsum_signatures(equation: str) -> list[Signature]:
     return signatures
 
 
-def _split_letter(dims: str, state: str) -> str | None:
-    """Returns the letter that a state splits; None for B and P."""
-    return dims[int(state[2:-1])] if state.startswith("S") else None
+def _split_letter(dims: str, state: str) -> str:
+    """Returns the letter that a state splits; none for B and P."""
+    return dims[int(state[2:-1])] if state.startswith("S") else ""

@@ -95,7 +95,7 @@ def _defined(module: str) -> frozenset[str]:
 @functools.cache
 def _all_flags() -> frozenset[str]:
     flags = set(_ABSL | _OTHERS)
-    for folder in ("lingvo_gshard", "data_prep", "bench", "tools"):
+    for folder in ("lingvo_gshard", "data_prep", "data_prep/recipes", "bench", "tools"):
         for source in (_ROOT / folder).glob("*.py"):
             flags.update(_DEFINED.findall(source.read_text()))
     # Those of booleans have a negation.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -114,7 +114,7 @@ def sums() -> list[Sum]:
     return [Sum((state,)) for state in states.all_states(rank=2)]
 
 
-def measure(cases: list[Case], compile: Compile) -> Iterator[Row]:
+def measure(cases: Sequence[Case], compile: Compile) -> Iterator[Row]:
     """Yields each case compiled. Raises as the compiler."""
     for case in cases:
         program = tracer.traced(export, case)
