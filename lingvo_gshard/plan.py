@@ -6,6 +6,7 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GP
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators    # or compile, layers, capacity
+python -m lingvo_gshard.plan --table=sbp --topology=h100:1x8
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY --both_readings
 python -m lingvo_gshard.plan --table=paper --plans=FAMILY
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
@@ -45,9 +46,9 @@ _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, sid
 _TABLE = flags.DEFINE_enum(
     "table",
     None,
-    ("operators", "compile", "layers", "capacity", "paper", "scaling", "machines"),
-    "Tables of the paper, made here; the tokens that full experts lose (capacity); --model on "
-    "several machines.",
+    ("operators", "sbp", "compile", "layers", "capacity", "paper", "scaling", "machines"),
+    "Tables of the paper, made here; OneFlow's (sbp); the tokens that full experts lose "
+    "(capacity); --model on several machines.",
 )
 _PLANS = flags.DEFINE_string(
     "plans",
@@ -81,21 +82,30 @@ def main() -> None:
 
 def _check_flags() -> None:
     """Raises ValueError for flags that do not go together, and a wrong model or setting."""
-    compares_machines = _TABLE.value == "machines"
-    plans_a_model = _MODEL.value is not None and not compares_machines
+    plans_a_model = _MODEL.value is not None and _TABLE.value != "machines"
 
     if [plans_a_model, bool(_COMPARE.value), bool(_TABLE.value)].count(True) != 1:
         raise ValueError("give exactly one of --model, --compare and --table; see --help.")
-    if (_SEARCH.value or _TOPOLOGY.value) and not plans_a_model:
-        raise ValueError("--search and --topology need --model, and exclude --table and --compare.")
+    if _SEARCH.value and not plans_a_model:
+        raise ValueError("--search needs --model, and excludes --table and --compare.")
+    if _TOPOLOGY.value and not (plans_a_model or _TABLE.value == "sbp"):
+        raise ValueError("--topology needs --model or --table=sbp.")
     if _SAVE.value and (_SEARCH.value or not plans_a_model):
         raise ValueError("--save needs --model, --topology and --out, and excludes --search.")
     if _COMPARE.value and len(_COMPARE.value) < 2:
         raise ValueError(f"--compare={_COMPARE.value[0]}: expected two or more plans, got one.")
     _check_flags_of_tables()
 
-    # Each kind of work needs flags of its own.
-    if compares_machines:
+    _check_needed_flags(plans_a_model)
+
+    # Before JAX is imported, so that a wrong name is reported within a second.
+    if _MODEL.value is not None:
+        registry.get_params(_MODEL.value, _SET.value)
+
+
+def _check_needed_flags(plans_a_model: bool) -> None:
+    """Raises ValueError if a flag is missing that the kind of work needs."""
+    if _TABLE.value == "machines":
         needed = [_MODEL, _OUT]
     elif plans_a_model:
         needed = [_TOPOLOGY, _OUT]
@@ -106,10 +116,6 @@ def _check_flags() -> None:
     for flag in needed:
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see --help.")
-
-    # Before JAX is imported, so that a wrong name is reported within a second.
-    if _MODEL.value is not None:
-        registry.get_params(_MODEL.value, _SET.value)
 
 
 def _check_flags_of_tables() -> None:
@@ -142,6 +148,8 @@ def _make_table(out: pathlib.Path) -> None:
     match _TABLE.value:
         case "operators":
             commands.compile_operators(_tell)
+        case "sbp":
+            commands.compile_states(_TOPOLOGY.value, _tell)
         case "compile" | "layers":
             commands.compile_growing(_TABLE.value, _tell)
         case "capacity":

@@ -57,8 +57,9 @@ def _run(*args, timeout=120):
         (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
         (
             ["--table=machines", "--model=toy.MoE8E4L", "--search"],
-            "plan: --search and --topology need --model, and exclude --table and --compare.",
+            "plan: --search needs --model, and excludes --table and --compare.",
         ),
+        (["--table=layers", "--topology=v3:2x2"], "plan: --topology needs --model or --table=sbp."),
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
         (["--table=compile", "--save"], "plan: --save needs --model, --topology and --out"),
         (

@@ -15,11 +15,13 @@ from lingvo_gshard.planning.tables import (
     capacity,
     compilation_growth,
     family,
+    late_sums,
     machines,
     paper,
     paper_text,
     remedies,
     report,
+    sbp,
     search,
     table4,
 )
@@ -165,3 +167,27 @@ def compile_operators(tell: Tell) -> None:
     tell(report.operators_table("On TPU v3", rows))
     tell("AG or CP (Figure 4c), operands of n x n on 8 cores of TPU v3: the loop needs less memory")
     tell(report.figure_4c_table(table4.figure_4c()))
+
+
+def compile_states(topology_name: str | None, tell: Tell) -> None:
+    """Tells OneFlow's tables on JAX's own devices, then on a topology's if one is named.
+
+    Raises ValueError as topology.devices, before anything is compiled.
+    """
+    compilers: dict[str, sbp.Compile] = {"JAX's own devices": compile_program}
+    if topology_name is not None:
+        topology.devices(topology_name)
+        compilers[topology_name] = functools.partial(topology.compile_program, name=topology_name)
+
+    for where, compile in compilers.items():
+        tell(f"On 8 of {where}: signatures, along one axis of 8")
+        tell(report.signatures_table(sbp.measure([*sbp.products(1), *sbp.sums()], compile)))
+        tell("Signatures of the product, along axes of 2 and 4")
+        tell(report.signatures_table(sbp.measure(sbp.products(2), compile)))
+
+        tell("Conversions of a matrix, along one axis of 8 and along axes of 2 and 4")
+        conversions = [*sbp.CONVERSIONS, *sbp.CONVERSIONS_ALONG_TWO_AXES]
+        tell(report.conversions_table(sbp.measure(conversions, compile)))
+
+        tell("Sums taken at once, and later")
+        tell(report.late_sums_table(late_sums.measure(compile)))

@@ -14,7 +14,14 @@ from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import commands, kept_plans, plan
 from lingvo_gshard.planning.compiled import own_process, trainer_executables
 from lingvo_gshard.planning.request import Request
-from lingvo_gshard.planning.tables import compilation_growth, paper, report, table4
+from lingvo_gshard.planning.tables import (
+    compilation_growth,
+    late_sums,
+    paper,
+    report,
+    sbp,
+    table4,
+)
 from lingvo_gshard.planning.tables.as_printed import FAMILY
 from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.runs import experiment_programs
@@ -230,6 +237,35 @@ def test_without_the_tpu_compiler_a_line_says_what_is_missing(monkeypatch):
         "On JAX's own devices",
         "Without TPUs and Figure 4c; `make setup-tpu` installs their compiler.",
     ]
+
+
+@pytest.mark.parametrize("name", [None, "h100:1x8"])
+def test_oneflows_tables_are_told_for_a_topology_too_if_it_is_named(monkeypatch, name):
+    compilers = []
+
+    def measure(cases, compile):
+        compilers.append(compile)
+        return []
+
+    monkeypatch.setattr(sbp, "measure", measure)
+    monkeypatch.setattr(late_sums, "measure", lambda compile: [])
+    monkeypatch.setattr(topology, "devices", lambda name: [])
+    told = []
+    commands.compile_states(name, told.append)
+
+    titles = [text for text in told if text.startswith("On 8 of")]
+    assert titles[0] == "On 8 of JAX's own devices: signatures, along one axis of 8"
+    if name is None:
+        assert len(told) == 8 and len(titles) == 1
+    else:
+        assert len(told) == 16 and titles[1].startswith("On 8 of h100:1x8")
+        assert compilers[-1].keywords == {"name": name}
+
+
+def test_an_unknown_topology_is_refused_before_anything_is_compiled(monkeypatch):
+    monkeypatch.setattr(sbp, "measure", None)
+    with pytest.raises(ValueError, match="topology 'v9:2x2' is unknown"):
+        commands.compile_states("v9:2x2", None)
 
 
 @pytest.mark.parametrize(("over", "column"), [("compile", "8 cores"), ("layers", "12 layers")])

@@ -8,7 +8,16 @@ from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.planning import plan_text
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.request import Request
-from lingvo_gshard.planning.tables import capacity, family, figure9, paper_text, search, table4
+from lingvo_gshard.planning.tables import (
+    capacity,
+    family,
+    figure9,
+    late_sums,
+    paper_text,
+    sbp,
+    search,
+    table4,
+)
 from lingvo_gshard.planning.tables.as_printed import PaperRun
 from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.planning.tables.machines import Machine
@@ -330,6 +339,56 @@ def figure_4c_table(products: Iterable[WindowedEinsum]) -> str:
         counts = _collective_counts(report)
         cells.append([product.operator.name, str(product.side), form, counts, *mib])
     return table.text(cells, indent="  ")
+
+
+# OneFlow's signatures, conversions, and sums that are taken later.
+
+
+def signatures_table(rows: Iterable[sbp.Row]) -> str:
+    """Returns each signature of a product or a sum, and what its program communicates."""
+    cells = [["operands", "result", "collectives", "bytes"]]
+    for row in rows:
+        match row.case:
+            case sbp.Product(left, right, result):
+                operands = f"{_states(left)} x {_states(right)}"
+            case sbp.Sum(result):
+                operands = f"{_states(result)} + {_states(result)}"
+            case sbp.Conversion():
+                raise AssertionError(row.case)
+        cells.append([operands, _states(result), *_communication(row.report)])
+    return table.text(cells, indent="  ")
+
+
+def conversions_table(rows: Iterable[sbp.Row]) -> str:
+    """Returns each conversion, OneFlow's collective for it, and what its program communicates."""
+    cells = [["from", "to", "OneFlow", "collectives", "bytes"]]
+    for row in rows:
+        assert isinstance(row.case, sbp.Conversion)
+        expected = "none"
+        if row.case.expected:
+            expected = table4.abbreviation(row.case.expected)
+        states = [_states(row.case.start), _states(row.case.end)]
+        cells.append([*states, expected, *_communication(row.report)])
+    return table.text(cells, indent="  ")
+
+
+def late_sums_table(rows: Iterable[late_sums.Row]) -> str:
+    """Returns what sums communicate at once and later, and how many times as many bytes."""
+    cells = [["sum", "at once", "bytes", "later", "bytes", "saved"]]
+    for row in rows:
+        saved = table4.communicated_bytes(row.at_once) / table4.communicated_bytes(row.later)
+        both = [*_communication(row.at_once), *_communication(row.later)]
+        cells.append([row.late_sum.name, *both, f"x{saved:.0f}"])
+    return table.text(cells, indent="  ")
+
+
+def _states(states: sbp.States) -> str:
+    """Returns S(0) along one axis, [S(0), B] along two."""
+    return states[0] if len(states) == 1 else f"[{', '.join(states)}]"
+
+
+def _communication(report: CompiledReport) -> list[str]:
+    return [_collective_counts(report), str(table4.communicated_bytes(report))]
 
 
 def _collective_counts(report: CompiledReport) -> str:
