@@ -19,6 +19,7 @@ from lingvo_gshard.checkpoints import exported
 from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.evaluation import decode_split, run_report
 from lingvo_gshard.input import manifest, sentences
+from lingvo_gshard.planning import profile
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import modes
 from lingvo_gshard.runs import run as runs
@@ -161,6 +162,31 @@ def test_an_experiment_as_in_lingvo_trains_and_evaluates(data_dir, tmp_path, mon
     # Dev is br, and Test is aa, of one split.
     assert nll["whole_test"] == pytest.approx(nll["test_aa"])
     assert nll["dev"] == pytest.approx(nll["test_br"]) and nll["dev"] != nll["whole_test"]
+
+
+def test_a_profile_is_of_the_steps_that_are_still_to_come(data_dir, run_dir):
+    run = _run(data_dir, run_dir, "train.max_steps=8")
+    for steps in ((3, 5), (5, 9)):
+        with pytest.raises(ValueError, match=f"={steps[0]}:{steps[1]}: .* from step 4 to 8"):
+            profile.hooks(run, *steps)
+
+
+@pytest.mark.slow
+def test_a_profile_has_the_parts_of_the_model_and_loads_no_tensorflow(data_dir, run_dir, tmp_path):
+    logdir = pathlib.Path(shutil.copytree(run_dir, tmp_path / "run"))
+    flags = [f"--logdir={logdir}", f"--data_dir={data_dir}", "--mode=train", "--platform=cpu"]
+    flags += ["--num_partitions=2", "--profile_steps=5:6", "--set=train.max_steps=8"]
+    command = without.command(("tensorflow",), "lingvo_gshard.trainer", *flags)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = {}
+    for line in done.stdout.splitlines():
+        name, *cells = re.split("  +", line)
+        rows[name] = cells
+    assert "Steps 5 to 6, " in done.stdout and "6 to 6 were asked for" in done.stdout
+    for part in ("experts", "feed forward", "projection", "attention", "optimizer", "all-to-all"):
+        assert float(rows[part][0]) > 0, part
+    assert list((logdir / "train/plugins/profile").glob("*/*.xplane.pb"))
 
 
 def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, capsys):
@@ -433,6 +459,15 @@ def _one_line(done, binary):
     ("flags", "message"),
     [
         (["--model=toy.MoE8E4L", "extra"], "unexpected arguments ['extra']"),
+        (
+            ["--model=toy.MoE8E4L", "--profile_steps=20:20"],
+            "--profile_steps=20:20: expected A:B, two steps, A before B.",
+        ),
+        pytest.param(
+            ["--model=toy.MoE8E4L", "--profile_steps=2:4", "--mode=eval"],
+            "--profile_steps needs a mode that trains, not --mode=eval.",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ["--model=toy.MoE8E4L", "--logdir=/dev/null/run"],
             "Not a directory: '/dev/null/run",

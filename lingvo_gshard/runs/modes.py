@@ -4,12 +4,11 @@ import contextlib
 import functools
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
-from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import digests, storage, table
 from lingvo_gshard.input import manifest
@@ -20,17 +19,17 @@ from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import train_and_evaluate
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
-from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
+from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal, TrainHook
 from lingvo_gshard.train.loop import Input
 
 
-def train(run: Run) -> None:
+def train(run: Run, hooks: Sequence[TrainHook] = ()) -> None:
     """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before."""
     with _training(run) as (input_fn, stop):
-        run.estimator.train(input_fn, max_steps=run.params.train.max_steps, hooks=[stop])
+        run.estimator.train(input_fn, max_steps=run.params.train.max_steps, hooks=[stop, *hooks])
 
 
-def train_and_eval(run: Run) -> None:
+def train_and_eval(run: Run, hooks: Sequence[TrainHook] = ()) -> None:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
     dev = _dev(run)
     # Opened here and now, so that a split that is missing is noticed at once.
@@ -39,7 +38,11 @@ def train_and_eval(run: Run) -> None:
 
     with _training(run) as (input_fn, stop):
         metrics = train_and_evaluate.train_and_evaluate(
-            run.estimator, input_fn, dev, max_steps=run.params.train.max_steps, hooks=[stop]
+            run.estimator,
+            input_fn,
+            dev,
+            max_steps=run.params.train.max_steps,
+            hooks=[stop, *hooks],
         )
         if metrics is not None:
             _print_metrics(metrics)
@@ -174,7 +177,7 @@ def _announce(run: Run) -> None:
     with run.estimator.claimed():
         record(run.launch, run.logdir)
 
-    done = max(whole_steps(run.logdir), default=0)
+    done = run.done
     max_steps = run.params.train.max_steps
     if done < max_steps:
         steps = f"step {done} to {max_steps}"

@@ -48,6 +48,11 @@ class Run:
         return self.estimator.model_dir
 
     @property
+    def done(self) -> int:
+        """Returns the step of the newest whole checkpoint; 0 without one."""
+        return max(checkpoints.whole_steps(self.logdir), default=0)
+
+    @property
     def product_dtype(self) -> str:
         """Returns the dtype of the numbers that products are made of."""
         task = self.params.task

@@ -23,9 +23,13 @@ class Category(enum.StrEnum):
     """A part of the training step."""
 
     EXPERTS = "experts"
-    DENSE = "dense"  # Dense feed-forward layers, and the projections of attention.
+    FEED_FORWARD = "feed_forward"  # Dense ones.
+    PROJECTION = "projection"  # To queries, keys and values, and from attention's result.
     ATTENTION = "attention"
-    GATE = "gate"
+    # The paper's "Gate Einsum" is the gate's projection together with dispatch and combine.
+    GATE_PROJECTION = "gate_projection"
+    GATE_CUMSUM = "gate_cumsum"
+    GATE = "gate"  # Its other operations.
     DISPATCH = "dispatch_combine"
     SOFTMAX = "softmax"  # The projection to the vocabulary and the cross entropy.
     OPTIMIZER = "optimizer"
@@ -40,7 +44,7 @@ _BY_SCOPE = {
     "dispatch": Category.DISPATCH,
     "combine": Category.DISPATCH,
     "experts": Category.EXPERTS,
-    "feed_forward": Category.DENSE,
+    "feed_forward": Category.FEED_FORWARD,
 }
 
 
@@ -62,7 +66,8 @@ def is_recomputed(op_name: str) -> bool:
 def category(op_name: str) -> Category:
     """Returns the category of an instruction with this op_name."""
     # The last scope is the operation. One that is entered a second time has a number at its end.
-    outer = [re.sub(r"_\d+$", "", scope) for scope in scopes(op_name)[:-1]]
+    names = [re.sub(r"_\d+$", "", scope) for scope in scopes(op_name)]
+    outer = names[:-1]
 
     is_attention = any(scope.endswith("_attention") for scope in outer)
     is_projection = "project" in outer
@@ -71,8 +76,22 @@ def category(op_name: str) -> Category:
 
     for scope, scope_category in _BY_SCOPE.items():
         if scope in outer:
-            return scope_category
-    return Category.DENSE if is_projection else Category.OTHER
+            return _in_gate(names) if scope_category is Category.GATE else scope_category
+    return Category.PROJECTION if is_projection else Category.OTHER
+
+
+def _in_gate(names: list[str]) -> Category:
+    """Returns the category of an operation of the gate, by its scopes and its own name."""
+    if "project" in names:
+        return Category.GATE_PROJECTION
+    if names[-1] == "Cumsum":
+        return Category.GATE_CUMSUM
+    return Category.GATE
+
+
+def label(name: str) -> str:
+    """Returns a category's name as a picture or a table shows it."""
+    return name.replace("_", " ").replace("dispatch combine", "dispatch, combine")
 
 
 def source(op_name: str) -> str:
