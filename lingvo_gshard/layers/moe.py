@@ -18,12 +18,14 @@ from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
+from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, IndexedDispatcher, OneHotDispatcher
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
 from lingvo_gshard.layers.moe_inference import without_overflow
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic
+from lingvo_gshard.layers.ragged_experts import Experts
 from lingvo_gshard.layers.random import random_uniform
 
 
@@ -41,8 +43,10 @@ class MoELayer(BaseLayer):
         # The experts.
         p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("hidden_dim", REQUIRED, "H, the hidden dimension of an expert.")
+        p.Define("activation", Activation.RELU, "Of an expert's hidden units.")
+        p.Define("gated", False, "Whether a second product multiplies them: see activations.py.")
         dropout = DropoutLayer.Params().Set(rate=0.0)
-        p.Define("hidden_dropout", dropout, "Dropout within the experts, after the ReLU.")
+        p.Define("hidden_dropout", dropout, "Dropout within the experts, after the activation.")
         p.Define("num_experts", REQUIRED, "E, the number of experts.")
 
         # Which tokens they get, and how.
@@ -64,6 +68,10 @@ class MoELayer(BaseLayer):
         self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m))
         self.CreateVariable("wi", gaussian((e, m, h), "EMH", fan_in=m))
         self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h))
+        if self.p.gated:
+            self.CreateVariable("wi_gate", gaussian((e, m, h), "EMH", fan_in=m))
+        # Maps a function that multiplies tokens by a weight's name to the hidden units.
+        self._hidden_units = functools.partial(hidden_units, self.p.activation, self.p.gated)
 
     # The sizes in FProp, for a training step of m4.MoE128E36L on 128 devices. Each device has 4 of
     # 512 groups of 2048 tokens, and one of 128 experts, with 32 places for the tokens of a group:
@@ -100,9 +108,11 @@ class MoELayer(BaseLayer):
             x_EGCM = self.annotate(x_EGCM, "EGCM")
 
             # Lines 4 and 5, the hidden units of the experts.
+            def project(name: str) -> tf.Tensor:
+                return context.einsum("EGCM,EMH->E(GC)H", x_EGCM, theta[name])
+
             with tf.name_scope("experts"):
-                h_EGH = tf.nn.relu(context.einsum("EGCM,EMH->E(GC)H", x_EGCM, theta.wi))
-                h_EGH = self.annotate(h_EGH, "EGH")
+                h_EGH = self.annotate(self._hidden_units(project), "EGH")
                 h_EGH = self.hidden_dropout.FProp(theta.hidden_dropout, h_EGH, "EGH", context)
 
             # Line 6, their outputs, which return to their groups: the second all-to-all.
@@ -118,7 +128,7 @@ class MoELayer(BaseLayer):
             y_GSM = without_overflow(
                 x_GSM,
                 gates,
-                theta,
+                self._experts(theta),
                 through_experts,
                 capacity=self.p.eval_capacity,
                 context=context,
@@ -129,6 +139,11 @@ class MoELayer(BaseLayer):
 
         y_BLM = self.annotate(tf.reshape(y_GSM, x.shape), "BLM")
         return y_BLM, self._replicated_load(gates.routing)
+
+    def _experts(self, theta: NestedMap) -> Experts:
+        """Returns what experts without buffers compute with."""
+        names = ("wi", "wi_gate", "wo") if self.p.gated else ("wi", "wo")
+        return Experts({name: theta[name] for name in names}, self._hidden_units)
 
     def _in_groups(
         self, x: tf.Tensor, valid_mask: tf.Tensor, mode: Mode

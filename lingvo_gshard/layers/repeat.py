@@ -355,6 +355,8 @@ def _pull_back(
         with tf.name_scope(f"{RECOMPUTED}/"):  # The slash makes it the outermost scope.
             results = fn(inputs.packed(leaves)).flat()
     gradients = tape.gradient(results, leaves, d_result.flat(), unconnected_gradients="zero")
+    # The gradient of a weight whose rows were gathered is tf.IndexedSlices.
+    gradients = list(map(tf.convert_to_tensor, gradients))
     return inputs.packed(gradients)
 
 

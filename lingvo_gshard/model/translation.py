@@ -102,7 +102,13 @@ class TranslationTask(BaseLayer):
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
         source_mask = segment_mask(segments, features.source_segment_ids)
         x = self._embed_target(theta, features.target_ids, features.target_positions, context)
-        attended = Attended(mask, _valid_mask(segments), source_mask, encoded)
+        attended = Attended(
+            mask,
+            _valid_mask(segments),
+            source_mask,
+            encoded,
+            positions=features.target_positions,
+        )
         x, decoder_reports = self.decoder.FProp(theta.decoder, x, attended, context)
 
         reports |= _named("decoder", decoder_reports)
@@ -186,12 +192,20 @@ class TranslationTask(BaseLayer):
         to. An all-zero row is an absent hypothesis, which takes no expert.
         """
         context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
-        x = self._embed_target(theta, ids, tf.fill(ids.shape, step), context)
+        positions = tf.fill(ids.shape, step)
+        x = self._embed_target(theta, ids, positions, context)
 
         # All hypotheses of a sentence attend to its whole source.
         beam_size = ids.shape[1]
         source_mask = tf.tile(state.source_real[:, None], [1, beam_size, 1])
-        attended = Attended(mask, tf.reduce_max(mask, -1), source_mask)
+        place = tf.range(mask.shape[-1])[None]
+        attended = Attended(
+            mask,
+            tf.reduce_max(mask, -1),
+            source_mask,
+            positions=positions,
+            key_positions=place // beam_size,
+        )
         x, cache, attention = self.decoder.ExtendStep(
             theta.decoder, x, state.cache, attended, step, context
         )
@@ -212,7 +226,11 @@ class TranslationTask(BaseLayer):
         x = self.source_dropout.FProp(theta.source_dropout, x, "BLM", context)
 
         segments = features.source_segment_ids
-        attended = Attended(segment_mask(segments, segments), _valid_mask(segments))
+        attended = Attended(
+            segment_mask(segments, segments),
+            _valid_mask(segments),
+            positions=features.source_positions,
+        )
         x, reports = self.encoder.FProp(theta.encoder, x, attended, context)
         return x, _named("encoder", reports)
 

@@ -159,12 +159,12 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
 
 def _check_schedule(params: Params) -> None:
     """Raises ValueError if a learning rate of zero would leave the last steps without effect."""
-    schedule = params.optimizer.schedule
+    zero_from = params.optimizer.schedule.Instantiate().zero_from
     max_steps = params.train.max_steps
-    if schedule.cool_down_steps and schedule.total_steps < max_steps:
+    if zero_from is not None and zero_from < max_steps:
         raise ValueError(
             f"train.max_steps is {max_steps}, but the learning rate falls to zero at step "
-            f"{schedule.total_steps}: set optimizer.schedule.total_steps={max_steps}, too."
+            f"{zero_from}: set optimizer.schedule.total_steps={max_steps}, too."
         )
 
 
