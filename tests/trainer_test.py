@@ -232,7 +232,7 @@ def test_13_rows_on_8_devices_are_those_of_one_device(data_dir, tmp_path):
         decode_split.decode_split(run, "test")
 
         lines = (logdir / "train_metrics.jsonl").read_text().splitlines()
-        losses[num_partitions] = [json.loads(line)["loss"] for line in lines]
+        losses[num_partitions] = [json.loads(line)["metrics"]["loss"] for line in lines]
         (line,) = (logdir / "eval_metrics.jsonl").read_text().splitlines()
         evaluated[num_partitions] = json.loads(line)["nll"]
         decoded[num_partitions] = (logdir / "decode_test/aa.txt").read_text()
