@@ -96,7 +96,7 @@ def _translating_module(
     """Returns a module whose `translate` is the signature, with all that a SavedModel restores."""
     source, target = map(_tokenizer, vocabularies)
 
-    # A device of its own has no partners: every dim is whole.
+    # One device has the whole of every tensor.
     model = TranslationModel(params, Partitioning.from_dict(Mesh.flat(1), {}))
     arrays = safetensors_file.read(weights).arrays
     variables = {}
