@@ -132,7 +132,7 @@ def _slot_specs(spec: WeightSpec) -> NestedMap:
         kept = [axis for axis in range(rank) if axis - rank not in averaged_axes]
         shape = tuple(spec.shape[axis] for axis in kept)
         dims = "".join(spec.dims[axis] for axis in kept)
-        slots[name] = TensorSpec(shape, "float32", dims.lower())
+        slots[name] = TensorSpec(shape, "float32", dims.lower(), spec.stack)
     return slots
 
 

@@ -9,6 +9,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.model import placement
 from lingvo_gshard.planning.estimate import candidates, hardware
 from lingvo_gshard.planning.request import Request
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import topology
@@ -123,7 +124,7 @@ def test_a_loop_of_dense_layers_may_be_a_pipeline():
         params = request.changed(each.settings).params
         placement.check_divisible(params, request.changed(each.settings).partitioning)
         for stack in map(params.task.Get, _STACKS):
-            one = Partitioning(Mesh.flat(1), ())
+            one = Annotator(Partitioning(Mesh.flat(1), ()))
             stack.Copy().Set(dim=params.task.dim).Instantiate(one)  # It refuses wrong stages.
             assert stack.stages == 2 <= stack.microbatches and 32 % stack.microbatches == 0
 
