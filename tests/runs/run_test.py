@@ -86,6 +86,8 @@ def test_exported_weights_lack_the_vocabularies_that_pieces_are_found_by(tmp_pat
         (4, ("sharding=B:d+d",), "an axis is used twice"),
         (4, ("sharding=BGE",), "sharding=BGE: expected letters with their axes"),
         (4, ("sharding=B:d,B:d",), "a letter is used twice"),
+        (4, ("sharding=B:d,weights.b:d",), "'weights.b': a lowercase letter is of the optimizer"),
+        (4, ("sharding=B:d,layers.M:d",), "no stack 'layers'; rows may be for encoder, decoder"),
         (
             4,
             ("sharding=BGE:d,H:d", "task.encoder.dense.hidden_dim=30"),
