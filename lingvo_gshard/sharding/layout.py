@@ -154,12 +154,13 @@ class Partitioning:
         `encoder.M` replaces M, but neither `weights.M` nor m. A stack without rows has the table of
         the whole model.
         """
-        if stack not in self.stacks:
+        stacks = self.stacks
+        if stack not in stacks:
             return self
 
         # First the whole model's rows, then those of the stack, without its name.
         prefix = f"{stack}."
-        rows = {key: axis for key, axis in self.table if key.split(".")[0] not in self.stacks}
+        rows = {key: axis for key, axis in self.table if key.split(".")[0] not in stacks}
         for key, axis in self.table:
             if key.startswith(prefix):
                 rows[key.removeprefix(prefix)] = axis

@@ -147,9 +147,11 @@ def test_training_equals_that_of_one_device(training, way):
 def test_tables_with_rows_of_some_tensors_train_alike_on_any_number_of_devices(
     training, table, mesh, model
 ):
+    # A small rate, as Adafactor moves a weight by its scale however small its gradient is.
+    settings = ("optimizer.schedule.multiplier=0.1", *model)
     num_partitions = math.prod(int(axis[-1]) for axis in mesh.split(","))
-    way = training(num_partitions, f"mesh={mesh}", table, *model)
-    way.equals(training(1, *model))
+    way = training(num_partitions, f"mesh={mesh}", table, *settings)
+    way.equals(training(1, *settings))
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ class _Schedule:
 
     remat: Remat
     microbatches: int  # Of a pipeline; otherwise 1.
-    scatter_gradients: bool = True  # ZeRO-2; without, a split update is ZeRO-1.
+    scatter_gradients: bool  # With split updates, ZeRO-2; without, ZeRO-1.
 
 
 def candidates(request: Request) -> list[Candidate]:
@@ -228,7 +228,8 @@ def _schedules(params: Params, partitioning: Partitioning) -> list[_Schedule]:
     if stages == 1:
         # A gradient that is summed in parts needs less memory, and may need less time.
         has_split_updates = "m" in dict(partitioning.table)
-        choices = [True, False] if has_split_updates else [True]
+        own_choice = params.train.scatter_gradients
+        choices = [True, False] if has_split_updates else [own_choice]
         return [
             _Schedule(remat, microbatches=1, scatter_gradients=scatters)
             for remat, scatters in itertools.product(Remat, choices)
@@ -237,7 +238,7 @@ def _schedules(params: Params, partitioning: Partitioning) -> list[_Schedule]:
     # With fewer microbatches than stages, some stages would never work at the same time.
     rows = params.input.batch_size // batch_ways
     counts = [count for count in range(stages, rows + 1) if rows % count == 0]
-    return [_Schedule(Remat.BLOCK, count) for count in counts]
+    return [_Schedule(Remat.BLOCK, count, params.train.scatter_gradients) for count in counts]
 
 
 def _schedule_settings(

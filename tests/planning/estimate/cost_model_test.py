@@ -158,33 +158,28 @@ def test_a_two_dimensional_product_sends_along_rows_and_columns_alone(torus, den
 
     total = 0.0
     for path, spec in made.state_spec.theta.FlattenItems():
-        is_source = path.startswith("encoder") or path.endswith(
-            ("source_attention.wk", "source_attention.wv")
-        )
-        rows = 32 * (64 if is_source or "source_emb" in path else params.input.target_len)
-        part_bytes = rows * 128 * 4 / _CORES
-        weight_bytes = 4 * math.prod(spec.shape)
-        is_norm = len(spec.shape) == 1
-        if is_norm:
-            continue
+        if len(spec.shape) == 1:
+            continue  # Scales and biases of norms, which are small.
 
-        # Weights: forward, and for the gradient of the input; the compiler sends 16 bits. A
-        # reduce-scatter is written as an all-reduce, which takes twice as long.
-        gathers = 1 if "embedding" in path else 2
-        total += gathers * _sent(torus, "all-gather", weight_bytes / 2 / 2, column)
+        # A weight is gathered for its product and for the gradient of the input, in 16 bits, and
+        # its gradient is scattered, which takes as long as an all-reduce.
+        is_lookup = "embedding" in path
+        weight_bytes = 4 * math.prod(spec.shape)
+        gathered_bytes = weight_bytes / 2 / 2
+        total += (1 if is_lookup else 2) * _sent(torus, "all-gather", gathered_bytes, column)
         total += 2 * _sent(torus, "reduce-scatter", weight_bytes / _CORES, column)
 
-        # Activations: the narrow side of a product is gathered for it, or summed after it.
-        gathers = 1
-        if path.endswith("wo"):
-            gathers = 2
-        elif not path.endswith((".wv", "self_attention.wk")) and "embedding" not in path:
-            gathers = 2
-        elif "embedding" not in path:
-            gathers = 0
+        # Activations [B, L, M] are gathered for a product with M and for the weight's gradient;
+        # k and v share those of q. What is summed over the other dim is scattered.
+        is_source = path.startswith(("encoder", "source")) or path.endswith(
+            ("source_attention.wk", "source_attention.wv")
+        )
+        length = 64 if is_source else params.input.target_len
+        part_bytes = 4 * 32 * length * 128 / _CORES
+        shares_input = path.endswith(("self_attention.wk", ".wv"))
+        gathers = 1 if is_lookup else 0 if shares_input else 2
         total += gathers * _sent(torus, "all-gather", 2 * part_bytes / 2, row)
         total += 2 * _sent(torus, "reduce-scatter", part_bytes, row)
-    # Scales of norms are small.
     assert secs.network == pytest.approx(total, rel=0.02)
 
 
