@@ -32,8 +32,8 @@ def test_a_stack_may_have_rows_of_its_own():
     p = _params("mesh=d:4,m:2", "sharding=BGE:d,HN:m,encoder.BG:d+m,encoder.HN:-")
     parts = placement.partitioning(p, 8)
     placement.check_divisible(p, parts)
-    with pytest.raises(ValueError, match="8 .* and m, .* divide in the encoder, input.batch_size"):
-        placement.check_divisible(p.Copy().Set(**{"input.batch_size": 4}), parts)
+    with pytest.raises(ValueError, match="8 .* and m, .* divide in the encoder, decode.batch_size"):
+        placement.check_divisible(p.Copy().Set(**{"decode.batch_size": 4}), parts)
     with pytest.raises(ValueError, match="no stack 'coder'; rows may be for encoder, decoder or w"):
         placement.partitioning(p.Set(sharding="coder.B:d"), 8)
 

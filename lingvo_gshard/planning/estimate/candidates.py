@@ -100,7 +100,8 @@ def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
         model_rows = _tensor_parallel_rows(sizes, axes)
         stack_rows = _stack_rows(sizes, axes)
         weight_rows = _weight_rows(sizes, axes)
-        tables = list(itertools.product(model_rows, stack_rows, weight_rows))
+        tables: list[tuple[str, ...]] = []
+        tables += itertools.product(model_rows, stack_rows, weight_rows)
         tables += itertools.product(model_rows, _two_dims_rows(sizes, axes))
 
         for choice in tables:

@@ -349,7 +349,7 @@ class _CoreCosts:
         left_bytes = scalar_bytes * self._elements(einsum.left, einsum.sizes, split)
         right_bytes = scalar_bytes * self._elements(einsum.right, einsum.sizes, split)
         result_bytes = scalar_bytes * self._elements(result_letters, einsum.sizes, split)
-        if gathered:
+        if gathered and not is_lookup:
             right_bytes *= self._sent_share
         if gathered_left:
             left_bytes *= self._sent_share
