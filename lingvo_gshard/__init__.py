@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from lingvo_gshard.sharding.layout import Partitioning as Partitioning
     from lingvo_gshard.sharding.layout import TensorSpec as TensorSpec
     from lingvo_gshard.sharding.mesh import Mesh as Mesh
+    from lingvo_gshard.sharding.partial import Partial as Partial
+    from lingvo_gshard.sharding.states import einsum_state as einsum_state
     from lingvo_gshard.spmd.annotated_fn import AnnotatedFn as AnnotatedFn
     from lingvo_gshard.spmd.annotations import describe as describe
     from lingvo_gshard.spmd.environment import prepare as prepare
@@ -30,11 +32,13 @@ _HOMES = {
     "Annotator": "sharding.annotator",
     "Mesh": "sharding.mesh",
     "NestedMap": "core.nested_map",
+    "Partial": "sharding.partial",
     "Partitioning": "sharding.layout",
     "TPUEstimator": "train.estimator",
     "TensorSpec": "sharding.layout",
     "compile_program": "spmd.executable",
     "describe": "spmd.annotations",
+    "einsum_state": "sharding.states",
     "export": "spmd.lowering",
     "prepare": "spmd.environment",
     "replicate": "sharding.annotate",

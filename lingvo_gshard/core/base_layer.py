@@ -19,6 +19,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 # The leading dim of an array that stacks the weights of several layers.
 STACKED = "R"
+# The outermost scope of layers that the gradient computes again; see layers/repeat.py.
+RECOMPUTED = "recomputed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +166,9 @@ def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
 
         # `encoder.layers[1].norm` becomes `encoder/layers_1/norm/`; the slash keeps it unchanged.
         path = self.path.replace(".", "/").replace("[", "_").replace("]", "")
+        # Within a gradient that computes layers again, the same below its own scope.
+        if tf.get_current_name_scope().split("/")[0] == RECOMPUTED:
+            path = f"{RECOMPUTED}/{path}"
         with tf.name_scope(f"{path}/"):
             return fprop(self, *args, **kwargs)
 

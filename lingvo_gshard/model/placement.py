@@ -37,7 +37,7 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
         return table
 
     # The experts may be too many to be replicated, or fit no number of whole copies; then
-    # check_divisible decides whether they can be split over all devices.
+    # check_sizes decides whether they can be split over all devices.
     num_experts = encoder_moe.num_experts
     (expert_partitions,) = table.in_stack("encoder").factor("E")
     copies = expert_partitions // num_experts if num_experts > 0 else 0
@@ -94,33 +94,60 @@ def bubble(params: Params) -> float:
     return max(shares)
 
 
+def check_sizes(params: Params, table: Partitioning, batches: Collection[str] = _BATCHES) -> None:
+    """Raises ValueError unless there are as many experts on each partition, and no size is 0.
+
+    Also raises it if the group size does not divide the tokens of a batch of training or of
+    evaluation.
+    """
+    if "eval_input" in batches:
+        num_groups(params, "eval_input")
+
+    for name, (rows, letter, size) in _sizes(params, table, batches).items():
+        # A partition computes whole experts; XLA pads other dims.
+        (partitions,) = rows.factor(letter)
+        if size < 1 or (letter == "E" and size % partitions):
+            raise ValueError(_not_divided(name, letter, size, rows))
+
+
 def check_divisible(
     params: Params, table: Partitioning, batches: Collection[str] = _BATCHES
 ) -> None:
     """Raises ValueError unless the mesh divides experts, groups, and the batches named.
 
-    Also raises it if the group size does not divide the tokens of an evaluation batch, which may
-    have any number of groups.
+    What it does not divide also works, but then some devices have less to do than others. Raises
+    as check_sizes, too.
     """
-    if "eval_input" in batches:
-        num_groups(params, "eval_input")
+    check_sizes(params, table, batches)
+    for name, (rows, letter, size) in _sizes(params, table, batches).items():
+        (partitions,) = rows.factor(letter)
+        if size % partitions:
+            raise ValueError(_not_divided(name, letter, size, rows))
 
-    # The sizes that the mesh has to divide: name -> (the stack whose table has it, letter, size).
+
+def _sizes(
+    params: Params, table: Partitioning, batches: Collection[str]
+) -> dict[str, tuple[Partitioning, str, int]]:
+    """Returns the sizes that a mesh may split: name -> (the table that splits it, letter, size)."""
     sizes = {}
     for stack in ("", *sorted(table.stacks)):
         where = f"in the {stack}, " if stack else ""
         for name in batches:
-            sizes[f"{where}{name}.batch_size"] = (stack, "B", params.Get(name).batch_size)
-    for stack, count in num_groups(params).items():
-        experts = params.task.Get(stack).moe.num_experts
-        sizes[f"task.{stack}.moe.num_experts"] = (stack, "E", experts)
-        sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = (stack, "G", count)
+            rows = params.Get(name).batch_size
+            sizes[f"{where}{name}.batch_size"] = (table.in_stack(stack), "B", rows)
 
-    for name, (stack, letter, size) in sizes.items():
-        (partitions,) = table.in_stack(stack).factor(letter)
-        if size < 1 or size % partitions:
-            axes = " and ".join(names_of(table.in_stack(stack).axes(letter))) or "none"
-            raise ValueError(
-                f"The {partitions} partitions along mesh axis {axes}, which splits {letter}, do "
-                f"not divide {name} = {size}; choose a divisor, or change it with --set."
-            )
+    for stack, count in num_groups(params).items():
+        own = table.in_stack(stack)
+        experts = params.task.Get(stack).moe.num_experts
+        sizes[f"task.{stack}.moe.num_experts"] = (own, "E", experts)
+        sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = (own, "G", count)
+    return sizes
+
+
+def _not_divided(name: str, letter: str, size: int, table: Partitioning) -> str:
+    (partitions,) = table.factor(letter)
+    axes = " and ".join(names_of(table.axes(letter))) or "none"
+    return (
+        f"The {partitions} partitions along mesh axis {axes}, which splits {letter}, do not divide "
+        f"{name} = {size}; choose a divisor, or change it with --set."
+    )

@@ -79,6 +79,7 @@ class TranslationModel:
         with tf.name_scope("optimizer"):
             old_theta = state.theta.Transform(self._annotate_update, weight_specs)
             gradients = gradients.Transform(self._annotate_update, weight_specs)
+            gradients = self.optimizer.clipped(gradients, metrics.gradient_norm)
             theta, slots = self.optimizer.update(
                 old_theta, state.slots, gradients, state.step, weight_specs=weight_specs
             )

@@ -90,17 +90,37 @@ class Annotator:
         """Applies `fn` to each partition's own parts of the arguments, with no communication.
 
         `arguments` are whole tensors with their dims; `dims` are those of the whole result. See
-        manual.py for what `fn` may do.
+        manual.py for what `fn` may do. If the mesh does not divide a dim, the last parts end with
+        zeros, and what `fn` makes of those is cut off its result.
         """
         mesh = self.partitioning.mesh.grid
-        parts = [
-            manual.auto_to_manual_spmd_partition(
-                tensor, mesh, self.partitioning.axes(argument_dims)
-            )
-            for tensor, argument_dims in arguments
-        ]
+        logical_sizes: dict[str, int] = {}  # By letter, of the dims that are padded.
+        parts = []
+        for tensor, argument_dims in arguments:
+            even = self._padded(tensor, argument_dims)
+            sizes = zip(argument_dims, tensor.shape, even.shape, strict=True)
+            logical_sizes |= {letter: size for letter, size, end in sizes if size != end}
+            axes = self.partitioning.axes(argument_dims)
+            parts.append(manual.auto_to_manual_spmd_partition(even, mesh, axes))
+
         result = fn(*parts)
-        return manual.manual_to_auto_spmd_partition(result, mesh, self.partitioning.axes(dims))
+        whole = manual.manual_to_auto_spmd_partition(result, mesh, self.partitioning.axes(dims))
+        if not logical_sizes:
+            return whole
+
+        ends = [
+            logical_sizes.get(letter, size) for letter, size in zip(dims, whole.shape, strict=True)
+        ]
+        return tf.slice(whole, [0] * len(ends), ends)
+
+    def _padded(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
+        """Returns `tensor` with zeros at the ends of the dims that the mesh does not divide."""
+        shape = annotate.static_shape(f"locally: {tensor.name}", tensor.shape)
+        factors = self.partitioning.factor(dims)
+        missing = [-size % factor for size, factor in zip(shape, factors, strict=True)]
+        if not any(missing):
+            return tensor
+        return tf.pad(tensor, [(0, count) for count in missing])
 
     def factor(self, dims: str) -> tuple[int, ...]:
         """Returns how many ways each dim is split."""

@@ -204,17 +204,6 @@ class Partitioning:
         factors = map(self.mesh.size, self.axes_of(spec))
         return tuple(-(-size // factor) for size, factor in zip(spec.shape, factors, strict=True))
 
-    def check(self, name: str, spec: TensorSpec) -> None:
-        """Raises a ValueError if a dim of an argument or result is not divisible by its axis."""
-        for letter, size, axis in zip(spec.dims, spec.shape, self.axes_of(spec), strict=True):
-            num_partitions = self.mesh.size(axis)
-            if size % num_partitions:
-                raise ValueError(
-                    f"{name} {list(spec.shape)} with dims {spec.dims}: {letter}={size} is not "
-                    f"divisible by the {num_partitions} partitions of mesh axis {axis!r}; "
-                    f"choose another {letter} or number of partitions."
-                )
-
 
 def _axis(table: Mapping[str, Axis], letter: str, of_weight: bool) -> Axis | None:
     """Returns the axis of a letter, that of a weight's dim or not, from its first row of several.

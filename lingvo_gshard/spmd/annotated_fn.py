@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.annotate import static_shape
+from lingvo_gshard.sharding.annotate import program_devices, static_shape
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import specs
@@ -57,13 +57,11 @@ def trace(
     """Traces `annotated` into a graph in which every argument and result is annotated.
 
     Returns a function from arguments' leaves to results', and the TensorSpecs of the results.
-    Raises ValueError if the mesh does not divide an argument or result, a result's shape is not
-    static, a donated argument does not come back as it was, or `fn` reads a tf.Variable.
+    All shapes are logical: `lowering` pads what the mesh does not divide. Raises ValueError if a
+    result's shape is not static, a donated argument does not come back as it was, or `fn` reads a
+    tf.Variable.
     """
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
-    for path, spec in leaves:
-        partitioning.check(f"{annotated.name}: argument {path}", spec)
-
     annotate = Annotator(partitioning).annotate_as
     traced_specs: list[NestedMap] = []  # Known once `flat` was traced.
 
@@ -75,7 +73,9 @@ def trace(
         for arg in annotated.args:
             args.append(arg.Pack(itertools.islice(remaining, len(arg.Flatten()))))
 
-        result = annotated.fn(*args).Transform(tf.convert_to_tensor)
+        # `fn` may annotate tensors without naming the mesh, by split() and shard().
+        with program_devices(partitioning.mesh.num_partitions):
+            result = annotated.fn(*args).Transform(tf.convert_to_tensor)
 
         result_specs = _result_specs(annotated, result)
         traced_specs.append(result_specs)
@@ -92,10 +92,7 @@ def trace(
             f"{annotated.name}: reads the variables {names}; a weight must be an argument."
         )
 
-    results = traced_specs[-1]
-    for path, spec in results.FlattenItems():
-        partitioning.check(f"{annotated.name}: result {path}", spec)
-    return function, results
+    return function, traced_specs[-1]
 
 
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.spmd import processes
+from lingvo_gshard.spmd import padded, processes
 
 Named = list[tuple[str, TensorSpec]]
 _Mesh = jax.sharding.Mesh | AbstractMesh
@@ -126,8 +126,23 @@ class Share:
 WHOLE = Share(0, 1)
 
 
-def own_share(partitioning: Partitioning) -> Share:
-    """Returns the share of a batch's rows that this process reads; see `share_of`."""
+def num_rows(batch: NestedMap) -> int:
+    """Returns the size of dim B in the specs of a batch; 1 if none has that dim."""
+    for spec in batch.Flatten():
+        if ROWS in spec.dims:
+            return spec.shape[spec.dims.index(ROWS)]
+    return 1
+
+
+def own_share(partitioning: Partitioning, batch_size: int) -> Share:
+    """Returns the share of a batch's rows that this process reads; see `share_of`.
+
+    It is WHOLE if the rows do not divide: the processes' devices hold unequal parts of them.
+    """
+    (row_partitions,) = partitioning.factor(ROWS)
+    if batch_size % row_partitions:
+        return WHOLE
+
     # With as many rows as partitions, each device holds at least one whole row.
     num_rows = partitioning.mesh.num_partitions
     mesh = device_mesh(partitioning)
@@ -168,13 +183,12 @@ def _own_rows(array: jax.Array) -> np.ndarray:
 def abstract_arrays(
     partitioning: Partitioning, leaves: Named, mesh: _Mesh
 ) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shape, dtype and sharding over `mesh` of each leaf."""
+    """Returns the shape, with its padding, dtype and sharding over `mesh` of each leaf."""
     arrays = []
     for _, spec in leaves:
-        array = jax.ShapeDtypeStruct(
-            spec.shape, np.dtype(spec.dtype), sharding=sharding(partitioning, spec, mesh)
-        )
-        arrays.append(array)
+        layout = sharding(partitioning, spec, mesh)
+        shape = padded.padded_shape(layout, spec.shape)
+        arrays.append(jax.ShapeDtypeStruct(shape, np.dtype(spec.dtype), sharding=layout))
     return arrays
 
 

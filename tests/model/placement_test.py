@@ -65,6 +65,27 @@ def test_either_stack_may_have_the_experts_alone():
 
 
 @pytest.mark.parametrize(
+    ("num_partitions", "setting", "message"),
+    [
+        (
+            8,
+            "input.batch_size=30",
+            "The 8 partitions along mesh axis d, .* divide input.batch_size = 30",
+        ),
+        (4, "decode.batch_size=6", "do not divide decode.batch_size = 6"),
+        (4, "task.encoder.moe.group_size=1024", "do not divide the encoder's groups .* = 2"),
+        (4, "task.decoder.moe.group_size=768", "do not divide the decoder's groups .* = 2"),
+    ],
+)
+def test_a_search_takes_even_sizes_and_a_run_takes_any(num_partitions, setting, message):
+    p = _params("task.encoder.moe.group_size=64", "task.decoder.moe.group_size=48", setting)
+    parts = placement.partitioning(p, num_partitions)
+    placement.check_sizes(p, parts)
+    with pytest.raises(ValueError, match=message):
+        placement.check_divisible(p, parts)
+
+
+@pytest.mark.parametrize(
     ("setting", "message"),
     [
         (

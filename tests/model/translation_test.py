@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.sharding.annotator import Annotator
@@ -126,6 +127,35 @@ def test_nll_equals_formula(theta):
     weights = batch.labels.target_weights
     nll = -np.take_along_axis(log_p, labels[..., None], -1)[..., 0]
     np.testing.assert_allclose(metrics.nll, (nll * weights).sum() / weights.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("layers_as", ["UNROLLED", "LOOP"])
+@pytest.mark.parametrize(("encoder_experts", "decoder_experts"), [(32, 32), (8, 32), (3, 1)])
+def test_k_follows_the_experts_of_each_stack(encoder_experts, decoder_experts, layers_as):
+    """L = l_nll + sum over layers of 0.01 * E^2 * l_aux, whatever the settings make of E."""
+    params = small_task.Experiment.params()
+    settings = [
+        "task.label_smoothing=0.0",
+        f"task.encoder.moe.num_experts={encoder_experts}",
+        f"task.decoder.moe.num_experts={decoder_experts}",
+    ]
+    for stack in ("encoder", "decoder"):
+        settings += [f"task.{stack}.layers_as={layers_as}", f"task.{stack}.moe.group_size=2"]
+    for setting in settings:
+        hyperparams.apply_setting(params, setting)
+    task = params.task.Instantiate(building.Unannotated())
+
+    batch = small_task.random_batch(4).Transform(tf.constant)
+    theta = building.random_theta(task)
+    loss, metrics = task.Loss(theta, batch.features, batch.labels, Context(Mode.EVAL))
+
+    l_aux = metrics.routing.aux_loss
+    assert set(l_aux) == {"encoder_1", "decoder_1"}
+    encoder_part = 0.01 * encoder_experts**2 * float(l_aux.encoder_1)
+    decoder_part = 0.01 * decoder_experts**2 * float(l_aux.decoder_1)
+    assert float(loss - metrics.nll) == pytest.approx(encoder_part + decoder_part, rel=1e-4)
+    # The metric has no weights.
+    assert float(metrics.aux_loss) == pytest.approx(sum(map(float, l_aux.values())))
 
 
 def test_batch_of_padding_has_zero_loss(theta):

@@ -38,13 +38,6 @@ def test_shard_shapes_round_up():
     assert _TWO.shard_shape(TensorSpec((4, 5, 10), "float32", "EMH")) == (2, 5, 4)
 
 
-def test_check_names_the_dim_that_does_not_divide():
-    _FLAT.check("x", TensorSpec((8, 7), "float32", "BM"))
-    message = r"x \[7, 8\] with dims BM: B=7 is not divisible by the 4 partitions of mesh axis 'd'"
-    with pytest.raises(ValueError, match=message):
-        _FLAT.check("x", TensorSpec((7, 8), "float32", "BM"))
-
-
 def test_a_table_that_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="a letter is used twice"):
         Partitioning(Mesh.flat(2), (("B", "d"), ("B", "d")))
@@ -132,13 +125,6 @@ def test_rows_for_a_stack_replace_those_of_the_model():
         assert table.axes_of(spec) == axes
         ways = tuple(map(_SQUARE.size, axes))
         assert table.shard_shape(spec) == (4 // ways[0], 6 // ways[1])
-
-
-def test_check_looks_into_the_table_of_the_stack():
-    table = Partitioning.parse(_SQUARE, "M:x,encoder.M:y")
-    table.check("w", TensorSpec((4,), "float32", "M"))
-    with pytest.raises(ValueError, match="M=4 is not divisible by the 3 partitions of mesh axis"):
-        table.check("w", TensorSpec((4,), "float32", "M", "encoder"))
 
 
 @pytest.mark.parametrize(

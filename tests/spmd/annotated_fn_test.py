@@ -50,11 +50,6 @@ def test_a_name_for_each_argument_is_needed():
         AnnotatedFn("f", lambda s: s, ("a", "b"), _STATE)
 
 
-def test_an_indivisible_batch_is_refused():
-    with pytest.raises(ValueError, match=r"sgd: argument batch.x_BM \[16, 5\].*B=16.*3 partitions"):
-        annotated_fn.trace(functions.sgd_step(), functions.partitioning(3))
-
-
 def _identity_of(x_BM: tf.Tensor) -> NestedMap:
     return NestedMap(state=NestedMap(x_BM=x_BM))
 
