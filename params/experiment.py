@@ -97,7 +97,8 @@ class TranslationExperiment:
         p.Define(
             "sharding",
             cls.SHARDING,
-            "The table from letters of dims to axes, such as BG:data+experts,E:experts.",
+            "The table from letters of dims to axes, such as BG:data+experts,E:experts; "
+            "weights.M:x is a row of weights alone, encoder.HN:y one of a stack.",
         )
         return p
 

@@ -35,6 +35,7 @@ class WeightSpec:
     # the rows.
     rows: int = 1
     columns: int = 1
+    stack: str = ""  # As in TensorSpec.
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
@@ -98,7 +99,7 @@ class BaseLayer:
     def CreateVariable(self, name: str, spec: WeightSpec) -> None:
         """Declares weight `name`; it is theta.<name> in FProp."""
         self._check_new(name)
-        self.weight_specs[name] = spec
+        self.weight_specs[name] = dataclasses.replace(spec, stack=self._annotator.stack)
 
     def CreateChild(self, name: str, params: InstantiableParams) -> None:
         """Makes child `name`, an attribute of this layer; its weights are theta.<name>."""
@@ -139,7 +140,7 @@ class BaseLayer:
         """Returns theta, float32, from `seed`, int32 [2]; the same for every partitioning."""
         # A seed for each path, so that a weight does not depend on the others of the model.
         return self.weight_specs.Pack(
-            self.annotate(_initial(spec, fold_seed(seed, path)), spec.dims)
+            self._annotator.annotate_as(_initial(spec, fold_seed(seed, path)), spec)
             for path, spec in self.weight_specs.FlattenItems()
         )
 

@@ -53,8 +53,9 @@ class TransformerStack(BaseLayer):
         p.Define("microbatches", 1, "The parts of a batch that pass through the pipeline.")
         return p
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
-        super().__init__(params, *args)
+    def __init__(self, params: InstantiableParams, annotator: Any, path: str = "") -> None:
+        # The table may have rows for this stack alone, by its path.
+        super().__init__(params, annotator.in_stack(path), path)
         p = self.p
         if p.num_layers < 1:
             raise ValueError(f"{self.path}: num_layers must be 1 or more, got {p.num_layers}.")

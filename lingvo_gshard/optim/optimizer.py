@@ -117,7 +117,7 @@ def slot(spec: WeightSpec, axes: Sequence[int]) -> TensorSpec:
     shape = tuple(spec.shape[axis] for axis in axes)
     dims = "".join(spec.dims[axis] for axis in axes)
     # Lowercase letters are the optimizer's: its slots may be split further than weights.
-    return TensorSpec(shape, "float32", dims.lower())
+    return TensorSpec(shape, "float32", dims.lower(), spec.stack)
 
 
 def count(step: tf.Tensor) -> tf.Tensor:

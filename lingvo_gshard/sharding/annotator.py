@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core import tf_private
+from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.sharding import annotate, manual
-from lingvo_gshard.sharding.layout import Partitioning, check_named_once
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec, check_named_once
 from lingvo_gshard.sharding.mesh import Axis
 
 # The attribute of an annotation's operation that keeps its letters, for readers of the graph.
@@ -32,6 +33,7 @@ class Annotator:
     # Whether a weight's gradient is summed only where the weight is updated.
     scatter_gradients: bool = True
     mapped: str = ""
+    stack: str = ""  # Whose rows the partitioning has; empty for those of the whole model.
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates `tensor` of rank len(dims) with the sharding that the table gives its dims.
@@ -42,6 +44,18 @@ class Annotator:
         dims = self.mapped + dims
         check_named_once(f"annotate: {tensor.name} of shape {tensor.shape}", dims)
         return self._annotated(tensor, dims, self.partitioning.axes(dims))
+
+    def annotate_as(self, tensor: tf.Tensor, spec: TensorSpec | WeightSpec) -> tf.Tensor:
+        """Annotates `tensor` by the dims of its spec and the table of the spec's stack."""
+        return self.in_stack(spec.stack).annotate(tensor, spec.dims)
+
+    def in_stack(self, stack: str) -> Annotator:
+        """Returns the annotator of a stack's layers; this one if the table has no rows for it."""
+        if stack not in self.partitioning.stacks:
+            return self
+        return dataclasses.replace(
+            self, partitioning=self.partitioning.in_stack(stack), stack=stack
+        )
 
     def annotate_outside(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates a tensor outside the map, which every application of the function may read.

@@ -33,6 +33,9 @@ class AnnotatedFn:
     donate: tuple[str, ...] = ()
     # Leading dims: `B` splits rows; without any, all devices have the whole.
     unnamed_dims: str = ""
+    # By the result's path, the stack whose rows split it, as in TensorSpec. Donated arguments have
+    # their own; other results without an entry have none.
+    result_stacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.arg_names) != len(self.args):
@@ -59,13 +62,13 @@ def trace(
     tf.Variable.
     """
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
-    annotate = Annotator(partitioning).annotate
+    annotate = Annotator(partitioning).annotate_as
     traced_specs: list[NestedMap] = []  # Known once `flat` was traced.
 
     # A tf.function takes and returns flat lists of tensors.
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
         pairs = zip(tensors, leaves, strict=True)
-        remaining = iter([annotate(x, spec.dims) for x, (_, spec) in pairs])
+        remaining = iter([annotate(x, spec) for x, (_, spec) in pairs])
         args = []
         for arg in annotated.args:
             args.append(arg.Pack(itertools.islice(remaining, len(arg.Flatten()))))
@@ -76,7 +79,7 @@ def trace(
 
         result_specs = _result_specs(annotated, result)
         traced_specs.append(result_specs)
-        return result.Transform(lambda x, spec: annotate(x, spec.dims), result_specs).Flatten()
+        return result.Transform(annotate, result_specs).Flatten()
 
     signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for _, spec in leaves]
     function = tf.function(flat, input_signature=signature, autograph=False, jit_compile=True)
@@ -103,11 +106,14 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
     # A donated argument comes back with its own dims, unless the function names others.
     dims = {path: spec.dims for path, spec in donated.items()}
     dims.update(annotated.result_dims)
+    stacks = {path: spec.stack for path, spec in donated.items()}
+    stacks.update(annotated.result_stacks)
 
     returned = {}
     for path, tensor in result.FlattenItems():
         what = f"{annotated.name}: result {path}"
-        returned[path] = _spec(what, tensor, dims.get(path), annotated.unnamed_dims)
+        spec = _spec(what, tensor, dims.get(path), annotated.unnamed_dims)
+        returned[path] = dataclasses.replace(spec, stack=stacks.get(path, ""))
 
     # XLA writes a result over the argument of its path, so neither may be without the other.
     returned_donations = {path for path in returned if path.startswith(donated_prefixes)}
@@ -118,7 +124,7 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
                 f"as {returned.get(path)}."
             )
 
-    unused = dims.keys() - returned.keys()
+    unused = (dims.keys() | stacks.keys()) - returned.keys()
     if unused:
         raise ValueError(f"{annotated.name}: no result {', '.join(sorted(unused))} is returned.")
     return result.Pack(returned.values())

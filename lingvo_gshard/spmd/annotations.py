@@ -121,7 +121,7 @@ def _outside(
                 dtype=spec.dtype,
                 shape=spec.shape,
                 dims=spec.dims,
-                sharding=axes_text(partitioning.axes(spec.dims)),
+                sharding=axes_text(partitioning.axes_of(spec)),
                 shard_shape=partitioning.shard_shape(spec),
             )
 

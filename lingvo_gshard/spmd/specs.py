@@ -80,7 +80,7 @@ def check_same(what: str, arrays: Mapping[str, Any], expected_specs: NestedMap) 
 
 def sharding(partitioning: Partitioning, spec: TensorSpec, mesh: _Mesh) -> NamedSharding:
     """Returns the sharding of `spec` over `mesh`, which has the partitioning's axes."""
-    return NamedSharding(mesh, PartitionSpec(*partitioning.axes(spec.dims)))
+    return NamedSharding(mesh, PartitionSpec(*partitioning.axes_of(spec)))
 
 
 def shardings(partitioning: Partitioning, tree: NestedMap, mesh: _Mesh) -> NestedMap:
@@ -193,16 +193,22 @@ def abstract_arrays(
 
 
 def to_json(tree: Any) -> Any:
-    """Converts a tree of TensorSpec to JSON values; a leaf becomes `dtype|2,3|BL`."""
+    """Converts a tree of TensorSpec to JSON values.
+
+    A leaf becomes `dtype|2,3|BL`, or `dtype|2,3|MH|encoder` if a stack's rows split it.
+    """
     if isinstance(tree, dict):
         return NestedMap(tree).Transform(to_json)
-    return f"{tree.dtype}|{','.join(map(str, tree.shape))}|{tree.dims}"
+    parts = [tree.dtype, ",".join(map(str, tree.shape)), tree.dims]
+    if tree.stack:
+        parts.append(tree.stack)
+    return "|".join(parts)
 
 
 def from_json(tree: Any) -> Any:
     """Converts JSON values of to_json back to a tree of TensorSpec."""
     if isinstance(tree, dict):
         return NestedMap(tree).Transform(from_json)
-    dtype, sizes, dims = tree.split("|")
+    dtype, sizes, dims, *stack = tree.split("|")
     shape = tuple(int(size) for size in sizes.split(",") if size)
-    return TensorSpec(shape, dtype, dims)
+    return TensorSpec(shape, dtype, dims, *stack)

@@ -39,14 +39,14 @@ class ModelPrograms:
         if init_fn is None:
             raise ValueError("initializer: there is no init_fn, which would make a state.")
 
+        made_specs = {f"state.{path}": spec for path, spec in self.state_spec.FlattenItems()}
         initialize = AnnotatedFn(
             name="initialize",
             fn=lambda seed: NestedMap(state=init_fn(seed.seed)),
             arg_names=("seed",),
             args=(NestedMap(seed=TensorSpec((2,), "int32", "_")),),
-            result_dims={
-                f"state.{path}": spec.dims for path, spec in self.state_spec.FlattenItems()
-            },
+            result_dims={path: spec.dims for path, spec in made_specs.items()},
+            result_stacks={path: spec.stack for path, spec in made_specs.items()},
         )
         exported = lowering.export(initialize, self.partitioning)
 
@@ -97,8 +97,7 @@ class ModelPrograms:
     ) -> NestedMap:
         """Runs the steps in a tf.while_loop and writes the results of step k to index k."""
         leaf_specs = [*self.state_spec.Flatten(), *batch_spec.Flatten()]
-        leaf_dims = [spec.dims for spec in leaf_specs]
-        annotate = Annotator(self.partitioning).annotate
+        annotate = Annotator(self.partitioning).annotate_as
         num_state = len(state.Flatten())
         num_steps = batches.Flatten()[0].shape[0]
         results: list[NestedMap] = []
@@ -106,13 +105,13 @@ class ModelPrograms:
         # A loop carries a flat list of tensors. Each is annotated at both ends of the body: the
         # partitioner does not look through it.
         def flat_step(*leaves: tf.Tensor) -> list[tf.Tensor]:
-            leaves = tuple(annotate(x, dims) for x, dims in zip(leaves, leaf_dims, strict=True))
+            leaves = tuple(annotate(x, spec) for x, spec in zip(leaves, leaf_specs, strict=True))
             result = step(state.Pack(leaves[:num_state]), batches.Pack(leaves[num_state:]))
             result = result.Transform(tf.convert_to_tensor)
             results.append(result)
-            new_state = zip(result.state.Flatten(), leaf_dims[:num_state], strict=True)
+            new_state = zip(result.state.Flatten(), leaf_specs[:num_state], strict=True)
             other_results = _without_state(result).Flatten()
-            return [annotate(x, dims) for x, dims in new_state] + other_results
+            return [annotate(x, spec) for x, spec in new_state] + other_results
 
         # The loop needs the results' shapes beforehand; the step is traced only once.
         signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in leaf_specs]

@@ -28,6 +28,16 @@ def test_of_fewer_experts_than_partitions_there_are_copies():
     assert parts.mesh.axis_names == ("copies", "r") and parts.factor("EGCM") == (4, 2, 1, 1)
 
 
+def test_a_stack_may_have_rows_of_its_own():
+    p = _params("mesh=d:4,m:2", "sharding=BGE:d,HN:m,encoder.BG:d+m,encoder.HN:-")
+    parts = placement.partitioning(p, 8)
+    placement.check_divisible(p, parts)
+    with pytest.raises(ValueError, match="8 .* and m, .* divide in the encoder, decode.batch_size"):
+        placement.check_divisible(p.Copy().Set(**{"decode.batch_size": 4}), parts)
+    with pytest.raises(ValueError, match="no stack 'coder'; rows may be for encoder, decoder or w"):
+        placement.partitioning(p.Set(sharding="coder.B:d"), 8)
+
+
 def test_num_weights_needs_no_memory():
     p = _params("task.encoder.moe.num_experts=100000")
     assert placement.num_weights(p) > 100000 * 2 * p.task.dim * p.task.encoder.moe.hidden_dim

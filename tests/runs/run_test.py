@@ -83,6 +83,8 @@ def test_exported_weights_lack_the_vocabularies_that_pieces_are_found_by(tmp_pat
         (4, ("sharding=B:d+d",), "an axis is used twice"),
         (4, ("sharding=BGE",), "sharding=BGE: expected letters with their axes"),
         (4, ("sharding=B:d,B:d",), "a letter is used twice"),
+        (4, ("sharding=B:d,weights.b:d",), "'weights.b': a lowercase letter is of the optimizer"),
+        (4, ("sharding=B:d,layers.M:d",), "no stack 'layers'; rows may be for encoder, decoder"),
         (4, ("device_assignment=[0,1,2,2]",), "device_assignment must order 0 to 3"),
         (1, ("task.dim=0",), "sizes must be 1 or more, got VM = .*, 0], fan_in 0"),
         (1, ("task.dim=-4",), "sizes must be 1 or more"),

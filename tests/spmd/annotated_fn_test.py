@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import annotated_fn
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
@@ -25,6 +26,23 @@ def test_results_get_the_dims_of_donated_arguments_and_of_names():
     dims = {path: spec.dims for path, spec in results.FlattenItems()}
     assert dims == {"state.x_BM": "BM", "y": "_M", "z": "B_", "loss": ""}
     assert results.z == TensorSpec((3, 4), "float32", "B_")
+
+
+def test_results_are_of_the_stacks_of_donated_arguments_and_of_those_named():
+    state = NestedMap(w=TensorSpec((4, 6), "float32", "MH", "encoder"))
+    annotated = AnnotatedFn(
+        "f",
+        lambda state: NestedMap(state=state, y=2.0 * state.w, z=3.0 * state.w),
+        ("state",),
+        (state,),
+        result_dims={"y": "MH", "z": "MH"},
+        donate=("state",),
+        result_stacks={"y": "encoder"},
+    )
+    rows = Partitioning.parse(Mesh.flat(2), "M:d,encoder.M:-,encoder.H:d")
+    _, results = annotated_fn.trace(annotated, rows)
+    assert results.state.w == results.y == state.w
+    assert rows.shard_shape(results.y) == (4, 3) and rows.shard_shape(results.z) == (2, 6)
 
 
 def test_a_name_for_each_argument_is_needed():

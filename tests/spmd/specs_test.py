@@ -112,3 +112,12 @@ def test_own_rows_are_fetched_once_and_in_order(axes):
     found = Share(0, 2).of(NestedMap(x=placed)).x
     assert isinstance(found, np.ndarray)
     np.testing.assert_array_equal(found, rows)  # This process has all devices.
+
+
+def test_a_spec_in_json_names_a_stack_if_it_has_one():
+    tree = NestedMap(
+        a=TensorSpec((2, 3), "float32", "MH"), b=TensorSpec((2, 3), "float32", "MH", "encoder")
+    )
+    encoded = specs.to_json(tree)
+    assert (encoded.a, encoded.b) == ("float32|2,3|MH", "float32|2,3|MH|encoder")
+    assert specs.from_json(encoded) == tree

@@ -59,7 +59,7 @@ def make_plan(request: Request) -> Plan:
         settings=request.settings,
         topology=request.topology,
         mesh=partitioning.mesh.shape,
-        sharding={letter: "+".join(names_of([axis])) for letter, axis in partitioning.table},
+        sharding={letter: "+".join(names_of([axis])) or "-" for letter, axis in partitioning.table},
         cores=partitioning.mesh.num_partitions,
         weights=model.task.num_weights,
         model_flops_per_core=step_flops / partitioning.mesh.num_partitions,

@@ -20,6 +20,7 @@ from lingvo_gshard.planning.plan import SECS_PER_YEAR, TRAINING_TOKENS, Plan
 from lingvo_gshard.planning.tables import as_printed, family, figure9
 from lingvo_gshard.planning.tables.as_printed import PaperRun
 from lingvo_gshard.planning.tables.family import PlannedRun
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -112,7 +113,7 @@ def recomputed(folder: pathlib.Path | None) -> list[Recomputed]:
 def own_model(model: str) -> OwnModel:
     """Returns what follows from a registered experiment with vocabularies of known sizes."""
     params = registry.get_params(model)
-    task = params.task.Instantiate(Partitioning(Mesh.flat(1), ()))
+    task = params.task.Instantiate(Annotator(Partitioning(Mesh.flat(1), ())))
     batch = params.input
     return OwnModel(
         weights=task.num_weights,
