@@ -20,7 +20,7 @@ class Activation(enum.Enum):
     GELU_TANH = "gelu_tanh"  # Its approximation by a tanh, as in GPT-2 and T5.
     SILU = "silu"  # x * sigmoid(x); also called swish.
 
-    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+    def apply(self, x: tf.Tensor) -> tf.Tensor:
         """Applies the activation to a tensor of any shape; the result has its dtype."""
         match self:
             case Activation.RELU:
@@ -41,5 +41,5 @@ def hidden_units(
     `project` multiplies the layer's input by the weight of a name: `wi` or, if gated, `wi_gate`.
     """
     if not gated:
-        return activation(project("wi"))
-    return activation(project("wi_gate")) * project("wi")
+        return activation.apply(project("wi"))
+    return activation.apply(project("wi_gate")) * project("wi")
