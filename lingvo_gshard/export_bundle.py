@@ -50,6 +50,7 @@ def main() -> None:
         print(f"Wrote {saved_model}: tf.saved_model.load reads it after `import tensorflow_text`.")
         return
 
+    assert folder is not None
     if older is not None:
         from lingvo_gshard.runs.run import export_again
 
