@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from lingvo_gshard.sharding.mesh import Mesh as Mesh
     from lingvo_gshard.sharding.partial import Partial as Partial
     from lingvo_gshard.sharding.states import einsum_state as einsum_state
+    from lingvo_gshard.sharding.windows import convolution as convolution
+    from lingvo_gshard.sharding.windows import max_pool as max_pool
     from lingvo_gshard.spmd.annotated_fn import AnnotatedFn as AnnotatedFn
     from lingvo_gshard.spmd.annotations import describe as describe
     from lingvo_gshard.spmd.environment import prepare as prepare
@@ -37,9 +39,11 @@ _HOMES = {
     "TPUEstimator": "train.estimator",
     "TensorSpec": "sharding.layout",
     "compile_program": "spmd.executable",
+    "convolution": "sharding.windows",
     "describe": "spmd.annotations",
     "einsum_state": "sharding.states",
     "export": "spmd.lowering",
+    "max_pool": "sharding.windows",
     "prepare": "spmd.environment",
     "replicate": "sharding.annotate",
     "shard": "sharding.annotate",

@@ -75,7 +75,7 @@ class TranslationExperiment:
         experiment = cls()
         p = Params()
         p.Define("task", experiment.Task(), "The model and its loss.")
-        p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rate.")
+        p.Define("optimizer", experiment.Optimizer(), "The optimizer and its learning rate.")
 
         p.Define("input", experiment.Train(), "The batches of training.")
         p.Define("eval_input", experiment.Dev(), "The batches of evaluation.")
@@ -116,6 +116,18 @@ class TranslationExperiment:
             decoder=self._stack(),
         )
         p.input_dropout.rate = self.DROPOUT
+        return p
+
+    def Optimizer(self) -> Params:
+        """Returns the settings of the optimizer and its learning rate, `optimizer`."""
+        p = Adafactor.Params()
+        p.schedule.Set(
+            multiplier=self.LEARNING_RATE,
+            decay_start=self.DECAY_START,
+            ramp_up_steps=self.RAMP_UP_STEPS,
+            cool_down_steps=self.COOL_DOWN_STEPS,
+            total_steps=self.MAX_STEPS,
+        )
         return p
 
     def Train(self) -> Params:
@@ -161,18 +173,6 @@ class TranslationExperiment:
             )
             p.moe.train_capacity.multiple_of = cls.CAPACITY_MULTIPLE
             p.moe.hidden_dropout.rate = cls.EXPERT_DROPOUT
-        return p
-
-    @classmethod
-    def _optimizer(cls) -> Params:
-        p = Adafactor.Params()
-        p.schedule.Set(
-            multiplier=cls.LEARNING_RATE,
-            decay_start=cls.DECAY_START,
-            ramp_up_steps=cls.RAMP_UP_STEPS,
-            cool_down_steps=cls.COOL_DOWN_STEPS,
-            total_steps=cls.MAX_STEPS,
-        )
         return p
 
     @classmethod

@@ -11,7 +11,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.annotate import program_devices, static_shape
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.spmd import specs
+from lingvo_gshard.spmd import refused, specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ def trace(
 
     Returns a function from arguments' leaves to results', and the TensorSpecs of the results.
     All shapes are logical: `lowering` pads what the mesh does not divide. Raises ValueError if a
-    result's shape is not static, a donated argument does not come back as it was, or `fn` reads a
-    tf.Variable.
+    result's shape is not static, a donated argument does not come back as it was, `fn` reads a
+    tf.Variable, or XLA would partition an operator wrongly (refused.py).
     """
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
     annotate = Annotator(partitioning).annotate_as
@@ -92,6 +92,9 @@ def trace(
             f"{annotated.name}: reads the variables {names}; a weight must be an argument."
         )
 
+    # On one partition, all operators are right.
+    if partitioning.mesh.num_partitions > 1:
+        refused.check(annotated.name, concrete.graph)
     return function, traced_specs[-1]
 
 

@@ -13,14 +13,16 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import executable, lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.spmd.program import Program
 
-# Along two, the first is split two ways.
-Split = int | tuple[int, int] | None
+# The dimension that all partitions split; or the one that two of them split, with copies on the
+# others; or one that two split, and one that the others do.
+Split = int | tuple[int] | tuple[int, int] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """An input: its shape, and the dimension it is split along, or two, None: replicated.
+    """An input: its shape, and what it is split along, None: replicated.
 
     With `below` it holds integers from 0 to below - 1, else standard normal numbers.
     """
@@ -34,26 +36,21 @@ class Input:
 class Case:
     """An operator, its inputs, and what its result is split along.
 
-    It is compared with `unpartitioned` where that is given, else with itself unpartitioned.
+    It is compared with `unpartitioned` where that is given, else with itself unpartitioned. Without
+    `has_gradient` the values alone are compared.
     """
 
     fn: Callable[..., tf.Tensor]
     inputs: tuple[Input, ...]
     result_split: Split = 0
     unpartitioned: Callable[..., tf.Tensor] | None = None
+    has_gradient: bool = True
 
 
 def check(cases: Mapping[str, Case], num_partitions: int) -> executable.Executable:
     """Asserts that partitioned values and gradients equal TensorFlow's own kernels'."""
-    batch = NestedMap(
-        {
-            name: NestedMap({f"x{i}": _array(x, i) for i, x in enumerate(case.inputs)})
-            for name, case in cases.items()
-        }
-    )
-    compiled = compile_program(
-        lowering.export(_fn(cases, batch, num_partitions), _flat(num_partitions))
-    )
+    compiled = compile_program(exported(cases, num_partitions))
+    batch = arrays(cases)
     got = compiled(batch)
     for name, case in cases.items():
         want = _evaluate(case, [tf.constant(x) for x in batch[name].Flatten()], None)
@@ -64,7 +61,20 @@ def check(cases: Mapping[str, Case], num_partitions: int) -> executable.Executab
     return compiled
 
 
-def _flat(num_partitions: int) -> Partitioning:
+def exported(cases: Mapping[str, Case], num_partitions: int) -> Program:
+    """Returns one program of all cases."""
+    return lowering.export(annotated(cases, num_partitions), flat(num_partitions))
+
+
+def arrays(cases: Mapping[str, Case]) -> NestedMap:
+    """The same inputs every time: name.x0, name.x1 ..."""
+    batch = NestedMap()
+    for name, case in cases.items():
+        batch[name] = NestedMap({f"x{i}": _array(x, i) for i, x in enumerate(case.inputs)})
+    return batch
+
+
+def flat(num_partitions: int) -> Partitioning:
     return Partitioning(Mesh.flat(num_partitions), ())
 
 
@@ -75,9 +85,10 @@ def _array(given: Input, seed: int) -> np.ndarray:
     return rng.standard_normal(given.shape).astype(np.float32)
 
 
-def _fn(cases: Mapping[str, Case], batch: NestedMap, num_partitions: int) -> AnnotatedFn:
+def annotated(cases: Mapping[str, Case], num_partitions: int) -> AnnotatedFn:
+    """All cases in one function."""
     # Arguments and results are replicated, so that any size may be split inside.
-    specs = batch.Transform(lambda x: TensorSpec(x.shape, x.dtype.name, "_" * x.ndim))
+    specs = arrays(cases).Transform(lambda x: TensorSpec(x.shape, x.dtype.name, "_" * x.ndim))
 
     def fn(batch: NestedMap) -> NestedMap:
         return NestedMap(
@@ -100,9 +111,12 @@ def _evaluate(case: Case, inputs: list[tf.Tensor], num_partitions: int | None) -
             return annotate.replicate(tensor)
         if isinstance(split, int):
             return annotate.split(tensor, split, num_partitions)
-        grid = [1] * tensor.shape.rank
-        grid[split[0]], grid[split[1]] = min(2, num_partitions), max(1, num_partitions // 2)
-        return annotate.shard(tensor, np.arange(num_partitions).reshape(grid))
+        two = min(2, num_partitions)
+        mesh = Mesh(("x", "y"), (two, num_partitions // two))
+        axes: list[str | None] = [None] * tensor.shape.rank
+        for dim, axis in zip(split, mesh.axis_names, strict=False):
+            axes[dim] = axis
+        return annotate.mesh_split(tensor, mesh, axes)
 
     floats = [tensor for tensor in inputs if tensor.dtype.is_floating]
     with tf.GradientTape() as tape:
@@ -110,7 +124,7 @@ def _evaluate(case: Case, inputs: list[tf.Tensor], num_partitions: int | None) -
         placed = [place(x, given.split) for x, given in zip(inputs, case.inputs, strict=True)]
         fn = case.unpartitioned if num_partitions is None and case.unpartitioned else case.fn
         y = place(fn(*placed), case.result_split)
-        if not y.dtype.is_floating:
+        if not (y.dtype.is_floating and case.has_gradient):
             return NestedMap(y=y)
         weights = tf.cos(tf.reshape(tf.range(tf.size(y), dtype=tf.float32), tf.shape(y)))
         weighted = tf.reduce_sum(weights * y)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.tf_private import xla
 from lingvo_gshard.planning.tables.table4 import TABLE_4, Operator
 from tests.sharding import cases
 from tests.sharding.cases import Case, Input
@@ -124,6 +125,93 @@ def _loops(n: int) -> dict[str, Case]:
     }
 
 
+def _slices(n: int) -> dict[str, Case]:
+    """Slices whose beginnings are known only when they run."""
+    rows, columns = Input((n, 6), 0), Input((6, n), 1)
+    start = Input((1,), None, n - 4)
+
+    def updated(a: tf.Tensor, i: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+        return xla.dynamic_update_slice(a, update, tf.stack([i[0], 1]))
+
+    def updated_by_parts(a: tf.Tensor, i: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+        first, after = int(i[0]), int(i[0]) + update.shape[0]
+        middle = tf.concat([a[first:after, :1], update, a[first:after, 4:]], 1)
+        return tf.concat([a[:first], middle, a[after:]], 0)
+
+    def taken(a: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+        return xla.dynamic_slice(a, tf.stack([i[0], 0]), tf.constant([4, 6]))
+
+    return {
+        "dynamic slice": Case(lambda a, i: tf.slice(a, [i[0], 0], [4, 6]), (rows, start)),
+        "dynamic slice, other split": Case(
+            lambda a, i: tf.slice(a, [0, i[0]], [6, 4]), (columns, start), 0
+        ),
+        "dynamic slice, XLA's": Case(
+            taken,
+            (rows, start),
+            unpartitioned=lambda a, i: a[int(i[0]) : int(i[0]) + 4],
+            has_gradient=False,
+        ),
+        "row": Case(lambda a, i: a[i[0]], (rows, start), None),
+        "dynamic update": Case(
+            updated,
+            (rows, start, Input((3, 3))),
+            unpartitioned=updated_by_parts,
+            has_gradient=False,
+        ),
+        "dynamic update of split by split": Case(
+            updated,
+            (rows, start, Input((3, 3), 0)),
+            unpartitioned=updated_by_parts,
+            has_gradient=False,
+        ),
+    }
+
+
+def _branches(n: int) -> dict[str, Case]:
+    rows = Input((n, 6), 0)
+    index = Input((1,), None, 3)
+    branches = [lambda a: tf.cumsum(a, 0), lambda a: tf.roll(a, 2, 0), lambda a: tf.tanh(a)]
+    return {
+        "cond": Case(
+            lambda a: tf.cond(tf.reduce_sum(a) > 0, lambda: a * 2.0, lambda: tf.reverse(a, [0])),
+            (rows,),
+        ),
+        "cond, other way": Case(
+            lambda a: tf.cond(tf.reduce_sum(a) <= 0, lambda: a * 2.0, lambda: tf.reverse(a, [0])),
+            (rows,),
+        ),
+        "switch": Case(
+            lambda a, i: tf.switch_case(i[0], [lambda b=b: b(a) for b in branches]), (rows, index)
+        ),
+    }
+
+
+def _linear_algebra(n: int) -> dict[str, Case]:
+    rows, square = Input((n, 6), 0), Input((n, n), 0)
+
+    def positive(a: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(a, a, transpose_b=True) / n + tf.eye(n)
+
+    def spectrum(a: tf.Tensor) -> tf.Tensor:
+        transformed = tf.signal.fft(tf.cast(a, tf.complex64))
+        return tf.math.real(transformed) + 2 * tf.math.imag(transformed)
+
+    return {
+        "fft, free": Case(spectrum, (rows,)),
+        "fft, split": Case(spectrum, (Input((6, n), 1),), 1),
+        "cholesky": Case(lambda a: tf.linalg.cholesky(positive(a)), (square,)),
+        "triangular solve": Case(
+            lambda a, b: tf.linalg.triangular_solve(tf.linalg.cholesky(positive(a)), b),
+            (square, rows),
+        ),
+        "bitcast": Case(lambda a: tf.bitcast(a, tf.int32), (rows,)),
+        "random": Case(
+            lambda a: a + tf.random.stateless_uniform((n, 6), (1, 2), alg="philox"), (rows,)
+        ),
+    }
+
+
 def _table_4(n: int) -> dict[str, Case]:
     """The paper's operators, their underlined dims of size n."""
 
@@ -143,7 +231,18 @@ def _table_4(n: int) -> dict[str, Case]:
     return {operator.name: case(operator) for operator in TABLE_4}
 
 
-_GROUPS = [_elementwise, _reductions, _formatting, _indexing, _orders, _loops, _table_4]
+_GROUPS = [
+    _elementwise,
+    _reductions,
+    _formatting,
+    _indexing,
+    _orders,
+    _loops,
+    _slices,
+    _branches,
+    _linear_algebra,
+    _table_4,
+]
 
 
 def _both_sizes(group) -> dict[str, Case]:

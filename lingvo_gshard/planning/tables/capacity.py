@@ -142,9 +142,9 @@ def lost(groups: Sequence[Choices], num_experts: int, capacity: int) -> Lost:
 
         num_tokens += len(first_kept_S)
         num_asked += len(second_kept)
-        lost_tokens += np.count_nonzero(~first_kept_S & ~second_kept_S)
-        lost_first += np.count_nonzero(~first_kept_S)
-        lost_second += np.count_nonzero(~second_kept)
+        lost_tokens += int(np.count_nonzero(~first_kept_S & ~second_kept_S))
+        lost_first += int(np.count_nonzero(~first_kept_S))
+        lost_second += int(np.count_nonzero(~second_kept))
 
     return Lost(lost_tokens / num_tokens, lost_first / num_tokens, lost_second / max(num_asked, 1))
 
