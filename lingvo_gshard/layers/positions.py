@@ -56,6 +56,7 @@ class RotaryPositions(NoPositions):
         return p
 
     def Rotated(self, x: tf.Tensor, positions: tf.Tensor | None) -> tf.Tensor:
+        assert positions is not None, self.path
         half = x.shape[-1] // 2
         if x.shape[-1] % 2:
             raise ValueError(f"{self.path}: the head size must be even, got {x.shape[-1]}.")
@@ -101,6 +102,7 @@ class RelativeBias(NoPositions):
     def Bias(
         self, theta: NestedMap, queries: tf.Tensor | None, keys: tf.Tensor | None
     ) -> tf.Tensor | None:
+        assert queries is not None and keys is not None, self.path
         distance_BLT = keys[:, None, :] - queries[:, :, None]
         bias_BLTN = tf.gather(theta.table, self._buckets(distance_BLT))
         return self.annotate(tf.transpose(bias_BLTN, [0, 3, 1, 2]), "BNLT")

@@ -79,6 +79,8 @@ def _bodies(proto: Any) -> list[Sequence[Any]]:
 
 def _check_pooling(what: str, node: Any, by_name: Mapping[str, Any]) -> None:
     """Refuses a NodeDef that is the gradient of a pooling with windows that overlap."""
+    window: list[int] | None
+    strides: list[int] | None
     if node.op in _POOL_BY_ATTRIBUTES:
         window = list(node.attr["ksize"].list.i)
         strides = list(node.attr["strides"].list.i)
