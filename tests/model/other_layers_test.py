@@ -17,11 +17,10 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.norms import RMSNorm
 from lingvo_gshard.layers.positions import RelativeBias, RotaryPositions
 from lingvo_gshard.layers.repeat import Layers, Remat
-from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from tests.layers import building
-from tests.model import small_task
+from tests.model import small_task, steps_of_task
 from tests.model.small_task import B, L
 
 _POSITIONS = {
@@ -48,27 +47,8 @@ def _trained(positions, num_partitions, letters):
     """Metrics and gradients in TRAIN mode, of a loop of layers that recomputes its blocks."""
     params = _params(positions, dropout=0.2, layers_as=Layers.LOOP, remat=Remat.BLOCK)
     table = Partitioning.from_dict(Mesh.flat(num_partitions), dict.fromkeys(letters, "d"))
-    task = params.Instantiate(Annotator(table))
-
-    def fn(theta, batch, seed):
-        leaves = theta.Flatten()
-        context = Context(Mode.TRAIN, seed.seed)
-        with tf.GradientTape() as tape:
-            tape.watch(leaves)
-            loss, _ = task.Loss(theta, batch.features, batch.labels, context)
-        return NestedMap(loss=loss, d_theta=theta.Pack(tape.gradient(loss, leaves)))
-
-    specs = building.theta_specs(task)
-    executable = building.compile_fn(
-        fn,
-        table,
-        building.dims_of(d_theta=specs),
-        theta=specs,
-        batch=small_task.batch_specs(),
-        seed=NestedMap(seed=TensorSpec((2,), "int32", "_")),
-    )
-    seed = NestedMap(seed=np.array([1, 5], np.int32))
-    return executable(building.random_theta(task), small_task.random_batch(3), seed)
+    theta = building.random_theta(params.Instantiate(building.Unannotated()))
+    return steps_of_task.trained(params, table, theta)
 
 
 @pytest.mark.slow
@@ -102,18 +82,6 @@ def test_decoding_step_by_step_equals_teacher_forcing(positions):
         logits, _ = task.FProp(theta, features, Context(Mode.EVAL))
         want.append(logits.numpy())
 
-    @tf.function(autograph=False)
-    def step(leaves, ids, mask, index):
-        logits, new = task.DecodeStep(theta, state.Pack(leaves), ids, mask, index)
-        return logits, new.Flatten()
-
-    state = task.InitDecode(theta, source, k * L)
-    leaves = state.Flatten()
-    mask = np.zeros((B, k, k * L), np.float32)
-    for t in range(L):
-        for i in range(k):
-            mask[:, i, t * k + i] = 1
-        ids = tf.constant(targets[:, :, t])
-        logits, leaves = step(leaves, ids, tf.constant(mask), tf.constant(t))
+    for t, logits in enumerate(steps_of_task.decoded(task, theta, source, targets)):
         for i in range(k):
             np.testing.assert_allclose(logits[:, i], want[i][:, t], rtol=1e-4, atol=1e-4)

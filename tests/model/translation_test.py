@@ -12,10 +12,8 @@ import tensorflow as tf
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
-from tests.model import small_task
+from tests.model import small_task, steps_of_task
 from tests.model.small_task import B, D, E, H, L, M, N
 from tests.spmd import functions
 
@@ -35,28 +33,7 @@ def trained(theta):
 
     @functools.cache
     def computed(n):
-        task = small_task.task_params().Instantiate(Annotator(functions.partitioning(n)))
-
-        def fn(theta, batch, seed):
-            leaves = theta.Flatten()
-            context = Context(Mode.TRAIN, seed.seed)
-            with tf.GradientTape() as tape:
-                tape.watch(leaves)
-                loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
-            return NestedMap(metrics=metrics, d_theta=theta.Pack(tape.gradient(loss, leaves)))
-
-        # Compiled with the gradients split like their weights.
-        specs = building.theta_specs(task)
-        executable = building.compile_fn(
-            fn,
-            n,
-            building.dims_of(d_theta=specs),
-            theta=specs,
-            batch=small_task.batch_specs(),
-            seed=NestedMap(seed=TensorSpec((2,), "int32", "_")),
-        )
-        seed = NestedMap(seed=np.array([1, 5], np.int32))
-        return executable(theta, small_task.random_batch(3), seed)
+        return steps_of_task.trained(small_task.task_params(), functions.partitioning(n), theta)
 
     return computed
 
@@ -194,19 +171,6 @@ def test_decoding_step_by_step_equals_teacher_forcing(theta):
         want.append(_logits(theta, NestedMap(features=features)))
 
     weights = theta.Transform(tf.constant)
-
-    @tf.function(jit_compile=True, autograph=False)
-    def step(leaves, ids, mask, index):
-        logits, new = task.DecodeStep(weights, state.Pack(leaves), ids, mask, index)
-        return logits, new.Flatten()
-
-    state = task.InitDecode(weights, source.Transform(tf.constant), k * L)
-    leaves = state.Flatten()
-    mask = np.zeros((B, k, k * L), np.float32)
-    for t in range(L):
-        for i in range(k):
-            mask[:, i, t * k + i] = 1
-        ids = tf.constant(targets[:, :, t])
-        logits, leaves = step(leaves, ids, tf.constant(mask), tf.constant(t))
+    for t, logits in enumerate(steps_of_task.decoded(task, weights, source, targets)):
         for i in range(k):
             np.testing.assert_allclose(logits[:, i], want[i][:, t], rtol=1e-4, atol=1e-4)
