@@ -131,6 +131,7 @@ class _LikeLingvo(toy.MoE8E4L):
 
     ITERATIONS_PER_LOOP = 2
     MAX_STEPS = 2
+    COOL_DOWN_STEPS = 0
 
     def Task(self):
         p = super().Task().Set(dim=16)

@@ -89,8 +89,6 @@ def batch_specs(num_rows=B):
 class Batches:
     """Batch i is a function of i; `poisoned_batch` holds a NaN. Yields its share of the rows."""
 
-    specs = batch_specs()
-
     def __init__(self, num_batches=None, poisoned_batch=None, share=WHOLE, num_rows=B):
         self._index, self._num_batches, self._poisoned = 0, num_batches, poisoned_batch
         if num_rows != B:  # Otherwise they are the class's, or a subclass's own.
