@@ -77,8 +77,8 @@ def convolution(
     The result is [batch, *windows, filters]. The kernel is replicated, as in the paper, which lets
     its gradient be split in any way.
 
-    Raises ValueError as max_pool, for more dims of space, and if the channels, or the filters, are
-    not divided by the groups.
+    Raises ValueError as max_pool, for more dims of space, for other dilations in the last than in
+    the second of three, and if the channels, or the filters, are not divided by the groups.
     """
     window = static_shape(f"convolution: {_name(kernel)}", kernel.shape)[:-2]
     dilations = _checked("convolution", tensor, window, strides, padding, dilations)
@@ -92,6 +92,13 @@ def convolution(
     if len(window) > 3:
         raise ValueError(
             f"convolution: {_name(tensor)} has {len(window)} dims of space; expected 1 to 3."
+        )
+
+    if len(window) == 3 and dilations[1] != dilations[2]:
+        # TensorFlow takes one for the other where it infers the result's shape.
+        raise ValueError(
+            f"convolution: dilations {tuple(dilations)} for {_name(tensor)} of shape {shape}; "
+            "in three dims of space, expected the last two to be equal."
         )
 
     # TensorFlow's operators have two or three dims of space.

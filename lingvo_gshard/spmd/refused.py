@@ -9,7 +9,8 @@ found:
   SpaceToBatchND, by which TensorFlow dilates some convolutions.
 - Where images have copies, a convolution is wrong as well if its kernel is split. The paper
   replicates it.
-- The gradient of a depthwise kernel is also wrong where partitions have no window.
+- The gradient of a kernel with groups of channels, so that of each depthwise kernel, is also wrong
+  where partitions have no window.
 - That of a convolution's image ends the process if it has strides and is padded by more than its
   window reaches.
 
@@ -64,7 +65,7 @@ def check(name: str, graph: tf.Graph) -> None:
         for node in nodes:
             what = f"{name}: {node.name} ({node.op})"
             _check_pooling(what, node, by_name)
-            _check_kernel_gradient(what, node, makes_copies)
+            _check_kernel_gradient(what, node, by_name, makes_copies)
             _check_kernel(what, node, by_name, makes_copies)
             _check_image_gradient(what, node, by_name)
 
@@ -92,9 +93,9 @@ def _check_pooling(what: str, node: Any, by_name: Mapping[str, Any]) -> None:
         return
 
     # What is known only when it runs may be anything.
-    is_known = window is not None and strides is not None
-    if is_known and all(w <= s for w, s in zip(window, strides, strict=True)):
-        return
+    if window is not None and strides is not None:
+        if all(w <= s for w, s in zip(window, strides, strict=True)):
+            return
     raise ValueError(
         f"{what}, the gradient of a max pooling with windows {window} and strides {strides}, is "
         "wrong where a dim in which windows overlap is split, since XLA's partitioner has an error "
@@ -102,12 +103,14 @@ def _check_pooling(what: str, node: Any, by_name: Mapping[str, Any]) -> None:
     )
 
 
-def _check_kernel_gradient(what: str, node: Any, makes_copies: str) -> None:
-    """Refuses a NodeDef that is the gradient of a kernel, if images may have copies."""
-    if node.op == _DEPTHWISE_KERNEL_GRADIENT:
+def _check_kernel_gradient(
+    what: str, node: Any, by_name: Mapping[str, Any], makes_copies: str
+) -> None:
+    """Refuses a NodeDef that is the gradient of a kernel with groups, or beside copies of images."""
+    if _has_groups(node, by_name):
         raise ValueError(
-            f"{what}, the gradient of a depthwise kernel, is wrong in some ways of splitting it, "
-            f"since XLA's partitioner has an error there; {_CONVOLVE}"
+            f"{what}, the gradient of a kernel with groups of channels, is wrong where some "
+            f"partitions have no window, since XLA's partitioner has an error there; {_CONVOLVE}"
         )
     if node.op in _KERNEL_GRADIENTS and makes_copies:
         raise ValueError(
@@ -115,6 +118,24 @@ def _check_kernel_gradient(what: str, node: Any, makes_copies: str) -> None:
             f"copies, as {makes_copies} makes them, since XLA's partitioner has an error there; "
             f"{_CONVOLVE}"
         )
+
+
+def _has_groups(node: Any, by_name: Mapping[str, Any]) -> bool:
+    """Returns whether a NodeDef is the gradient of a kernel that has, or may have, groups."""
+    if node.op == _DEPTHWISE_KERNEL_GRADIENT:
+        return True
+    if node.op not in _KERNEL_GRADIENTS:
+        return False
+
+    # A kernel without groups has all channels of the image.
+    image = by_name.get(node.input[0].split(":")[0])
+    sizes = _constant(node.input[1], by_name)
+    if image is None or sizes is None:
+        return True
+    shape = image.attr["_output_shapes"].list.shape[0]
+    is_last = node.attr["data_format"].s in (b"NHWC", b"NDHWC")
+    channels = shape.dim[-1 if is_last else 1].size if shape.dim else None
+    return channels != sizes[-2]
 
 
 def _check_kernel(what: str, node: Any, by_name: Mapping[str, Any], makes_copies: str) -> None:

@@ -264,7 +264,7 @@ def _own_max_pool(draw: Draw, rank: int) -> Drawn:
 
 
 def _own_convolution(draw: Draw, rank: int) -> Drawn:
-    window = _window(draw, rank)
+    window = _window(draw, rank, equal=rank == 3)
     channels = draw.one(2, 2, 1)
     groups = draw.one(1, 1, 2, 3)
     return window.drawn(
@@ -615,9 +615,8 @@ def search(operator: str, seed: int) -> list[Outcome]:
             outcomes += _in_child(operator, seed, [index])
         except concurrent.futures.process.BrokenProcessPool:
             num_partitions = _partitions_of(seed)
-            is_refused = _is_refused({"case": drawn.case}, num_partitions)
-            crash = Outcome(drawn.text, num_partitions, is_refused, {}, is_crash=True)
-            outcomes.append(crash)
+            refusal = is_refused(drawn.case, num_partitions)
+            outcomes.append(Outcome(drawn.text, num_partitions, refusal, {}, is_crash=True))
     return outcomes
 
 
@@ -649,8 +648,8 @@ def compare(operator: str, seed: int, indices: Sequence[int]) -> list[Outcome]:
             share = _share_of_wrong(np.asarray(value), np.asarray(expected))
             if share > 0:
                 wrong[path] = round(share, 3)
-        is_refused = _is_refused({name: drawn.case}, num_partitions)
-        outcomes.append(Outcome(drawn.text, num_partitions, is_refused, wrong))
+        refusal = is_refused(drawn.case, num_partitions)
+        outcomes.append(Outcome(drawn.text, num_partitions, refusal, wrong))
     return outcomes
 
 
@@ -660,7 +659,9 @@ def _values(fns: Mapping[str, Case], num_partitions: int) -> NestedMap:
     return compile_program(program)(cases.arrays(fns))
 
 
-def _is_refused(fns: Mapping[str, Case], num_partitions: int) -> bool:
+def is_refused(case: Case, num_partitions: int) -> bool:
+    """Returns whether the library refuses to trace a case."""
+    fns = {"case": case}
     try:
         annotated_fn.trace(cases.annotated(fns, num_partitions), cases.flat(num_partitions))
     except ValueError as error:

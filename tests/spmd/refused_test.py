@@ -143,8 +143,16 @@ def test_the_gradient_of_a_depthwise_kernel_is_refused():
     def convolve(x, k):
         return tf.nn.depthwise_conv2d(x, k, [1, 1, 1, 1], "SAME")
 
-    with pytest.raises(ValueError, match="of a depthwise kernel.*lingvo_gshard.convolution"):
+    with pytest.raises(ValueError, match="of a kernel with groups.*lingvo_gshard.convolution"):
         _trace_convolution(convolve, (3, 3, 2, 4))
+
+
+def test_the_gradient_of_a_kernel_with_groups_is_refused():
+    def convolve(x, k):
+        return tf.nn.conv2d(x, k, 1, "SAME")
+
+    with pytest.raises(ValueError, match="of a kernel with groups.*lingvo_gshard.convolution"):
+        _trace_convolution(convolve, (3, 3, 1, 4))
 
 
 @pytest.mark.parametrize(("pad", "is_refused"), [(2, False), (3, True)])
