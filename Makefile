@@ -15,9 +15,6 @@ DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$
 	--set=decode.max_sentences=100
 
 .PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow bazel-test wheel-test check docs bench clean-demo
-# The tests that bazel-test runs: one of each kind.
-BAZEL_TESTS := //tests:core/hyperparams_test //tests:sharding/mesh_test //tests:layers/gating_test \
-	//tests:params/experiments_test //tests:layering_test //tests:tools/disturbed_run_test
 
 setup: .venv/ready
 
@@ -53,10 +50,10 @@ test-oldest: setup-chromium
 test-slow: setup-tpu setup-plan-gpu
 	grep -rl --include='*_test.py' 'mark.slow' tests | sort | xargs -P 2 -n 1 $(PY) -m pytest -q -m slow
 
-# Afterwards, `PATH=$PWD/.venv/bin:$PATH bazel test --config=offline //...` runs all quick tests.
+# All quick tests, a process for each folder, and each room of the library where no other is seen.
 bazel-test: setup
 	tools/setup_bazel.sh
-	PATH=$(CURDIR)/.venv/bin:$$PATH bazel test --config=offline $(BAZEL_TESTS)
+	PATH=$(CURDIR)/.venv/bin:$$PATH bazel test --config=offline //...
 
 wheel-test: setup
 	tools/test_wheel.sh

@@ -39,26 +39,46 @@ class Family:
     ) -> Iterator[Model]:
         """Yields the dense model and those with `counts` experts; then variants of the first count.
 
-        They have other depths, or are trained in a share of the steps.
+        They have other depths, or are trained in a share of the steps (Table 2).
         """
-        settings = (*self.settings, *of_stacks(*self.dense_stack))
-        yield Model(f"T({self.num_layers}L{self.detail})", self.dense, settings, self.steps)
+        yield self._dense(self.num_layers)
         yield from (self._with_experts(count, self.num_layers) for count in counts)
         others = (depth for depth in depths if depth != self.num_layers)
         yield from (self._with_experts(counts[0], depth) for depth in others)
         whole = self._with_experts(counts[0], self.num_layers)
         yield from (shortened(whole, round(share * self.steps)) for share in shares)
 
+    def grid(
+        self, counts: Sequence[int], depths: Sequence[int], dense_depths: Sequence[int]
+    ) -> Iterator[Model]:
+        """Yields the dense model, each number of experts in each depth, and deep dense models.
+
+        The depths are those of the family and `depths`: both axes of Figure 6. Its deep dense model
+        is T(96L).
+        """
+        yield self._dense(self.num_layers)
+        all_depths = dict.fromkeys([self.num_layers, *depths])
+        for depth, count in itertools.product(all_depths, counts):
+            yield self._with_experts(count, depth)
+        for depth in dense_depths:
+            if depth != self.num_layers:
+                yield self._dense(depth)
+
+    def _dense(self, num_layers: int) -> Model:
+        settings = (*self.settings, *of_stacks(*self.dense_stack))
+        if num_layers != self.num_layers:
+            settings = (*settings, *of_stacks(f"num_layers={num_layers // 2}"))
+        return Model(f"T({num_layers}L{self.detail})", self.dense, settings, self.steps)
+
     def _with_experts(self, count: int, num_layers: int) -> Model:
         each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}", *self.moe_stack)
         if count > 64:  # In groups of 256 tokens, each of 128 experts would have only 4 places.
             each = (*each, f"moe.group_size={4 * count}")
-        balance = f"task.aux_loss_weight={0.01 * count**2}"
         detail = self.detail
         if self.expert_dropout:
             each = (*each, f"moe.hidden_dropout.rate={self.expert_dropout}")
             detail += f", d{self.expert_dropout}"
-        settings = (*self.settings, *of_stacks(*each), balance)
+        settings = (*self.settings, *of_stacks(*each))
         return Model(f"MoE({count}E, {num_layers}L{detail})", self.moe, settings, self.steps)
 
 

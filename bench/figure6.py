@@ -1,6 +1,10 @@
 """Figure 6 on real text: multilingual models against one bilingual baseline a language.
 
     python -m bench.figure6 --input=m4bible --out=out/figure6 [--jobs=2]
+    python -m bench.figure6 --input=m4bible --out=out/figure6 --layers=12 --dense_layers=24
+
+The second command has the figure's other axis, too: every number of experts in every depth, and a
+deep dense model, the paper's T(96L). `data_prep.recipes.m4bible` makes such a folder.
 
 Prepares the text, trains what is missing, decodes the test sentences and compares. Each step is a
 command of the README, which is printed before it runs. Stopped and started again, this command goes
@@ -40,6 +44,10 @@ _INPUT = flags.DEFINE_string(
 _OUT = flags.DEFINE_string("out", None, "The folder for data, runs and results.", required=True)
 _SEEDS = flags.DEFINE_integer("seeds", 1, "The runs of each multilingual model.")
 _EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "The numbers of experts to try.")
+_LAYERS = flags.DEFINE_list("layers", [], "Further even numbers of layers to try, with experts.")
+_DENSE_LAYERS = flags.DEFINE_list(
+    "dense_layers", [], "Further even numbers of layers to try, without experts."
+)
 _BASELINES = flags.DEFINE_list("baselines", list(SIZES), "The languages with a baseline.")
 _SENTENCES = flags.DEFINE_integer("sentences", 200, "The test sentences of each language.")
 
@@ -57,8 +65,14 @@ def main() -> None:
     for code in _BASELINES.value:
         if code not in SIZES:
             raise ValueError(f"--baselines={code}: expected some of {', '.join(SIZES)}")
+    models = list(
+        multilingual.family().grid(
+            multilingual.whole_numbers(_EXPERTS),
+            multilingual.layers(_LAYERS),
+            multilingual.layers(_DENSE_LAYERS),
+        )
+    )
     write_corpus(pathlib.Path(_INPUT.value), out / "text")
-    models = list(multilingual.family().models([int(count) for count in _EXPERTS.value]))
     _prepared(out, "all")  # For several jobs.
     calls = [functools.partial(_baseline, out, code) for code in _BASELINES.value]
     for seed in range(1, _SEEDS.value + 1):

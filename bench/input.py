@@ -73,7 +73,7 @@ def _row_lengths(data_dir: str) -> dict[str, int]:
     languages = mixture.languages_of(manifest.load(data_dir), "train", None)
     records = [language.records["train"] for language in languages]
     counts = [one.num_examples for one in records]
-    weights = mixture.sampling_weights(counts, _TEMPERATURE, None) / counts
+    weights = mixture.sampling(counts, _TEMPERATURE, None).probabilities / counts
     source = weights @ [one.num_source_tokens for one in records]
     target = weights @ [one.num_target_tokens for one in records]
     return {"source": _SOURCE_LEN.value, "target": round(_SOURCE_LEN.value * target / source)}
@@ -111,7 +111,7 @@ def _tf_data(data_dir: str, folder: pathlib.Path, lengths: dict[str, int]):
     """Returns an iterator of tf.data over the features of batches of packed rows."""
     languages = mixture.languages_of(manifest.load(data_dir), "train", None)
     counts = [language.num_examples("train") for language in languages]
-    weights = mixture.sampling_weights(counts, _TEMPERATURE, None)
+    weights = mixture.sampling(counts, _TEMPERATURE, None).probabilities
     mixed = tf.data.Dataset.sample_from_datasets(
         [
             tf.data.TFRecordDataset(_as_tfrecords(data_dir, language, folder))

@@ -36,6 +36,27 @@ def family() -> Family:
     return dataclasses.replace(chosen, expert_dropout=rate)
 
 
+def whole_numbers(flag: flags.FlagHolder[list[str]]) -> list[int]:
+    """Returns a flag's items as whole numbers; ValueError if they are none."""
+    try:
+        return list(map(int, flag.value))
+    except ValueError:
+        given = ",".join(flag.value)
+        raise ValueError(
+            f"--{flag.name}={given}: expected whole numbers with commas between."
+        ) from None
+
+
+def layers(flag: flags.FlagHolder[list[str]]) -> list[int]:
+    """Returns a flag's numbers of layers, half of them in either stack; ValueError for odd ones."""
+    depths = whole_numbers(flag)
+    for depth in depths:
+        # Every other layer of a stack has experts.
+        if depth < 4 or depth % 2:
+            raise ValueError(f"--{flag.name}: expected even numbers from 4 on, got {depth}.")
+    return depths
+
+
 def seeded(runs: pathlib.Path, model: Model, seed: int, data: pathlib.Path) -> pathlib.Path:
     """Trains a model with a seed; returns the folder of its run."""
     logdir = runs / f"{model.name.replace(' ', '')}-seed{seed}"

@@ -96,7 +96,7 @@ def sizes_json(params: Params) -> str:
         target_vocab_size=task.target_vocab_size,
         dropout=stack.layer.residual_dropout.rate,
         label_smoothing=task.label_smoothing,
-        aux_loss_weight=task.aux_loss_weight,
+        aux_loss_weight=task.aux_loss_weight * moe.num_experts**2,
         random_second=moe.second_expert is not SecondExpert.ALL,
     )
     return json.dumps(dataclasses.asdict(sizes))

@@ -36,8 +36,8 @@ def main() -> None:
     data = pathlib.Path(_DATA_DIR.value)
     family = multilingual.family()
     family = dataclasses.replace(family, steps=_STEPS.value or family.steps)
-    counts = _numbers(_EXPERTS, int)
-    depths = _numbers(_LAYERS, int)
+    counts = multilingual.whole_numbers(_EXPERTS)
+    depths = multilingual.layers(_LAYERS)
     shares = _numbers(_SHARES)
     if not all(0 < share < 1 for share in shares):
         raise ValueError(f"--shares={','.join(_SHARES.value)}: expected shares between 0 and 1.")
@@ -53,14 +53,13 @@ def main() -> None:
     print(curves.text(dense, mixtures))
 
 
-def _numbers(flag: flags.FlagHolder[list[str]], number: type = float) -> list:
+def _numbers(flag: flags.FlagHolder[list[str]]) -> list[float]:
     """Returns a flag's items as numbers; ValueError if they are none."""
     try:
-        return list(map(number, flag.value))
+        return list(map(float, flag.value))
     except ValueError:
         given = ",".join(flag.value)
-        kind = "whole numbers" if number is int else "numbers"
-        raise ValueError(f"--{flag.name}={given}: expected {kind} with commas between.") from None
+        raise ValueError(f"--{flag.name}={given}: expected numbers with commas between.") from None
 
 
 if __name__ == "__main__":

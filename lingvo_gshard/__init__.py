@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from lingvo_gshard.sharding.layout import Partitioning as Partitioning
     from lingvo_gshard.sharding.layout import TensorSpec as TensorSpec
     from lingvo_gshard.sharding.mesh import Mesh as Mesh
+    from lingvo_gshard.sharding.partial import Partial as Partial
+    from lingvo_gshard.sharding.states import einsum_state as einsum_state
     from lingvo_gshard.sharding.windows import convolution as convolution
     from lingvo_gshard.sharding.windows import max_pool as max_pool
     from lingvo_gshard.spmd.annotated_fn import AnnotatedFn as AnnotatedFn
@@ -32,12 +34,14 @@ _HOMES = {
     "Annotator": "sharding.annotator",
     "Mesh": "sharding.mesh",
     "NestedMap": "core.nested_map",
+    "Partial": "sharding.partial",
     "Partitioning": "sharding.layout",
     "TPUEstimator": "train.estimator",
     "TensorSpec": "sharding.layout",
     "compile_program": "spmd.executable",
     "convolution": "sharding.windows",
     "describe": "spmd.annotations",
+    "einsum_state": "sharding.states",
     "export": "spmd.lowering",
     "max_pool": "sharding.windows",
     "prepare": "spmd.environment",

@@ -8,6 +8,12 @@ and its beam are fixed. JAX promises to read its programs for six months after t
 wrote them. A newer release makes them again from the bundle itself:
 
     python -m lingvo_gshard.export_bundle --from_bundle=DIR --bundle=NEW
+
+For TensorFlow Serving and programs that have TensorFlow alone, it writes a SavedModel in place of a
+bundle. It takes text and gives text, on one device, and needs the extra `saved-model`:
+
+    python -m lingvo_gshard.export_bundle --logdir=RUN --export_saved_model=DIR
+    python -m lingvo_gshard.export_bundle --from_bundle=BUNDLE --export_saved_model=DIR
 """
 
 from absl import flags
@@ -16,6 +22,9 @@ from lingvo_gshard import cli, decoder_flags
 from lingvo_gshard.spmd import environment
 
 _FROM_BUNDLE = flags.DEFINE_string("from_bundle", None, "An older bundle, in place of --logdir.")
+_SAVED_MODEL = flags.DEFINE_string(
+    "export_saved_model", None, "A folder for a TensorFlow SavedModel, in place of --bundle."
+)
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
 flags.adopt_module_key_flags(decoder_flags)
@@ -27,20 +36,25 @@ def main() -> None:
     logdir = decoder_flags.LOGDIR.value
     older = _FROM_BUNDLE.value
     folder = decoder_flags.BUNDLE.value
-    if folder is None or (logdir is None) == (older is None):
+    saved_model = _SAVED_MODEL.value
+    if (folder is None) == (saved_model is None) or (logdir is None) == (older is None):
         raise ValueError(
             "give --bundle, the folder to write, and either --logdir, a run, or --from_bundle, an "
-            "older bundle; see --help."
+            "older bundle; --export_saved_model may take the place of --bundle; see --help."
         )
     if cli.processes():
         raise ValueError("one process exports a bundle; start it without the others.")
 
+    if saved_model is not None:
+        _write_saved_model(saved_model, older)
+        print(f"Wrote {saved_model}: tf.saved_model.load reads it after `import tensorflow_text`.")
+        return
+
+    assert folder is not None
     if older is not None:
         from lingvo_gshard.runs.run import export_again
-        from lingvo_gshard.translation import bundle
 
-        # Nothing is computed, so CPU devices may stand for those that the bundle is for.
-        environment.prepare(bundle.load_spec(older).num_partitions, "cpu")
+        _prepare_for(older)
         export_again(older, folder)
     else:
         with decoder_flags.opened_run() as run:
@@ -48,6 +62,29 @@ def main() -> None:
 
     command = f"python -m lingvo_gshard.translate --bundle={folder} < in.txt > out.txt"
     print(f"Wrote {folder}: {command}")
+
+
+def _write_saved_model(folder: str, older: str | None) -> None:
+    """Writes a SavedModel of the bundle `older`, or of the run of --logdir."""
+    if decoder_flags.ATTENTION.value:
+        raise ValueError("--attention is for bundles; a SavedModel does not return it.")
+
+    if older is not None:
+        from lingvo_gshard.runs.run import export_saved_model_of
+
+        _prepare_for(older)
+        export_saved_model_of(older, folder)
+    else:
+        with decoder_flags.opened_run() as run:
+            run.export_saved_model(folder)
+
+
+def _prepare_for(older: str) -> None:
+    """Prepares the devices that a bundle is for."""
+    from lingvo_gshard.translation import bundle
+
+    # Nothing is computed, so CPU devices may stand for them.
+    environment.prepare(bundle.load_spec(older).num_partitions, "cpu")
 
 
 def run() -> None:

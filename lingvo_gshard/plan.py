@@ -5,8 +5,10 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARC
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
-python -m lingvo_gshard.plan --table=operators    # or compile, layers
-python -m lingvo_gshard.plan --table=scaling --out=FAMILY
+python -m lingvo_gshard.plan --table=operators    # or compile, layers, capacity
+python -m lingvo_gshard.plan --table=sbp --topology=h100:1x8
+python -m lingvo_gshard.plan --table=scaling --out=FAMILY --both_readings
+python -m lingvo_gshard.plan --table=paper --plans=FAMILY
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
 
@@ -44,8 +46,21 @@ _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, sid
 _TABLE = flags.DEFINE_enum(
     "table",
     None,
-    ("operators", "compile", "layers", "scaling", "machines"),
-    "Tables of the paper, made here; or --model on several machines.",
+    ("operators", "sbp", "compile", "layers", "capacity", "paper", "scaling", "machines"),
+    "Tables of the paper, made here; OneFlow's (sbp); the tokens that full experts lose "
+    "(capacity); --model on several machines.",
+)
+_PLANS = flags.DEFINE_string(
+    "plans",
+    None,
+    "A folder that --table=scaling has filled: --table=paper and --table=scaling take the plans "
+    "there as they are, and compile nothing.",
+)
+_BOTH_READINGS = flags.DEFINE_bool(
+    "both_readings",
+    False,
+    "Whether --table=scaling also plans a training step on half of the rows: Table 3's batches may "
+    "count the tokens of both sides.",
 )
 _NUM_DEVICES = flags.DEFINE_integer(
     "num_devices", 128, "The devices of each machine of --table=machines, a power of two.", 8
@@ -67,26 +82,34 @@ def main() -> None:
 
 def _check_flags() -> None:
     """Raises ValueError for flags that do not go together, and a wrong model or setting."""
-    compares_machines = _TABLE.value == "machines"
-    plans_a_model = _MODEL.value is not None and not compares_machines
+    plans_a_model = _MODEL.value is not None and _TABLE.value != "machines"
 
     if [plans_a_model, bool(_COMPARE.value), bool(_TABLE.value)].count(True) != 1:
         raise ValueError("give exactly one of --model, --compare and --table; see --help.")
-    if (_SEARCH.value or _TOPOLOGY.value) and not plans_a_model:
-        raise ValueError("--search and --topology need --model, and exclude --table and --compare.")
+    if _SEARCH.value and not plans_a_model:
+        raise ValueError("--search needs --model, and excludes --table and --compare.")
+    if _TOPOLOGY.value and not (plans_a_model or _TABLE.value == "sbp"):
+        raise ValueError("--topology needs --model or --table=sbp.")
     if _SAVE.value and (_SEARCH.value or not plans_a_model):
         raise ValueError("--save needs --model, --topology and --out, and excludes --search.")
     if _COMPARE.value and len(_COMPARE.value) < 2:
         raise ValueError(f"--compare={_COMPARE.value[0]}: expected two or more plans, got one.")
-    if _NUM_DEVICES.value.bit_count() != 1:
-        raise ValueError(f"--num_devices={_NUM_DEVICES.value}: expected a power of two.")
+    _check_flags_of_tables()
 
-    # Each kind of work needs flags of its own.
-    if compares_machines:
+    _check_needed_flags(plans_a_model)
+
+    # Before JAX is imported, so that a wrong name is reported within a second.
+    if _MODEL.value is not None:
+        registry.get_params(_MODEL.value, _SET.value)
+
+
+def _check_needed_flags(plans_a_model: bool) -> None:
+    """Raises ValueError if a flag is missing that the kind of work needs."""
+    if _TABLE.value == "machines":
         needed = [_MODEL, _OUT]
     elif plans_a_model:
         needed = [_TOPOLOGY, _OUT]
-    elif _TABLE.value == "scaling":
+    elif _TABLE.value == "scaling" and _PLANS.value is None:
         needed = [_OUT]
     else:
         needed = []
@@ -94,9 +117,15 @@ def _check_flags() -> None:
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see --help.")
 
-    # Before JAX is imported, so that a wrong name is reported within a second.
-    if _MODEL.value is not None:
-        registry.get_params(_MODEL.value, _SET.value)
+
+def _check_flags_of_tables() -> None:
+    """Raises ValueError for flags that only some tables have."""
+    if _PLANS.value and _TABLE.value not in ("paper", "scaling"):
+        raise ValueError("--plans goes with --table=paper and --table=scaling.")
+    if _BOTH_READINGS.value and (_TABLE.value != "scaling" or _PLANS.value):
+        raise ValueError("--both_readings goes with --table=scaling, without --plans.")
+    if _NUM_DEVICES.value.bit_count() != 1:
+        raise ValueError(f"--num_devices={_NUM_DEVICES.value}: expected a power of two.")
 
 
 def _compare() -> None:
@@ -115,13 +144,22 @@ def _make_table(out: pathlib.Path) -> None:
     """Prints the table of --table."""
     from lingvo_gshard.planning import commands
 
+    kept = storage.path(_PLANS.value) if _PLANS.value else None
     match _TABLE.value:
         case "operators":
             commands.compile_operators(_tell)
+        case "sbp":
+            commands.compile_states(_TOPOLOGY.value, _tell)
         case "compile" | "layers":
             commands.compile_growing(_TABLE.value, _tell)
+        case "capacity":
+            commands.simulate_capacities(_tell)
+        case "paper":
+            commands.show_paper(kept, out if _OUT.value else None, _tell)
+        case "scaling" if kept is not None:
+            commands.show_kept_family(kept, out if _OUT.value else None, _tell)
         case "scaling":
-            commands.plan_family(_request, out, _tell)
+            commands.plan_family(_request, out, _BOTH_READINGS.value, _tell)
         case "machines":
             model = _MODEL.value or ""
             commands.compare_machines(_request, model, _NUM_DEVICES.value, out, _tell)

@@ -13,11 +13,14 @@ To train with several processes, give each the same command and a --logdir that 
 with status 69; started again, all of them continue.
 """
 
+import re
+
 from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.files import storage
 from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.spmd import environment
 
 _MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval", "export", "report")
 
@@ -28,13 +31,22 @@ _MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
 _EXECUTABLES = flags.DEFINE_string("executables", None, "A folder of executables of `plan --save`.")
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _VERIFY_DATA = flags.DEFINE_bool("verify_data", False, "First check the hashes of all the data.")
-_SPLIT = flags.DEFINE_string("split", "test", "The split that is decoded: dev, test or another.")
+_SPLIT = flags.DEFINE_string(
+    "split", None, "What --mode=decode translates (test) and --mode=eval evaluates (dev)."
+)
+_PROFILE_STEPS = flags.DEFINE_string(
+    "profile_steps", None, "A:B traces the steps after A, to B, and prints their time by category."
+)
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
 
 
 def main() -> None:
     """Does what --mode says; raises ValueError for a user's mistake."""
+    profiled = _profiled()
+    if profiled is not None:
+        environment.prepare_profiling()
+
     with cli.joined(), storage.working(_LOGDIR.value) as logdir:
         launch = launches.launch_of(_MODEL.value, tuple(_SET.value), _DATA_DIR.value, str(logdir))
         num_partitions, devices = cli.start_devices(launch.model)
@@ -49,13 +61,19 @@ def main() -> None:
         if _VERIFY_DATA.value:
             modes.verify_data(run)
 
+        hooks = []
+        if profiled is not None:
+            from lingvo_gshard.planning import profile
+
+            hooks = profile.hooks(run, *profiled)
+
         match _MODE.value:
             case "train":
-                modes.train(run)
+                modes.train(run, hooks)
             case "train_and_eval":
-                modes.train_and_eval(run)
+                modes.train_and_eval(run, hooks)
             case "eval":
-                modes.evaluate(run)
+                modes.evaluate(run, _SPLIT.value or "dev")
             case "continuous_eval":
                 modes.evaluate_continuously(run)
             case "export":
@@ -63,12 +81,27 @@ def main() -> None:
             case "decode":
                 from lingvo_gshard.evaluation import decode_split
 
-                decode_split.decode_split(run, _SPLIT.value)
+                decode_split.decode_split(run, _SPLIT.value or "test")
             case "report":
                 from lingvo_gshard.evaluation import run_report
 
                 path = run_report.report(run)
                 modes.print_once(f"Wrote {storage.origin(path)}.")
+
+
+def _profiled() -> tuple[int, int] | None:
+    """Returns A and B of --profile_steps, None without it; ValueError if they are none."""
+    if _PROFILE_STEPS.value is None:
+        return None
+    if _MODE.value not in ("train", "train_and_eval"):
+        raise ValueError(f"--profile_steps needs a mode that trains, not --mode={_MODE.value}.")
+
+    steps = re.fullmatch(r"(\d+):(\d+)", _PROFILE_STEPS.value)
+    if steps is None or int(steps[1]) >= int(steps[2]):
+        raise ValueError(
+            f"--profile_steps={_PROFILE_STEPS.value}: expected A:B, two steps, A before B."
+        )
+    return int(steps[1]), int(steps[2])
 
 
 def run() -> None:

@@ -14,7 +14,11 @@ from lingvo_gshard.train.config import train_params
 
 
 class TranslationExperiment:
-    """An MoE Transformer into English; subclasses set the numbers, as named in 4.3 and A.2."""
+    """An MoE Transformer into English; subclasses set the numbers, as named in 4.3 and A.2.
+
+    As in Lingvo, a subclass may also override Task, Train, Dev or Test, which return the settings
+    of the model and of the three inputs.
+    """
 
     # The model.
     NUM_LAYERS: int  # Half of them in the encoder, half in the decoder.
@@ -24,6 +28,7 @@ class TranslationExperiment:
     HEAD_DIM: int  # D
     NUM_EXPERTS: int | None  # E; None for a dense model.
     GROUP_SIZE: int | None = None  # S, in tokens; None chooses one that makes dispatch cheap.
+    CAPACITY_MULTIPLE = 1  # C when training is 2S/E, rounded up to a multiple of this.
 
     # How the program computes it.
     DISPATCH = Dispatch.EINSUM
@@ -37,7 +42,8 @@ class TranslationExperiment:
     # Regularization.
     DROPOUT = 0.1
     EXPERT_DROPOUT = 0.0  # Of the hidden units within experts.
-    LABEL_SMOOTHING = 0.1
+    LABEL_SMOOTHING = 0.1  # Ours, as in the original Transformer; A.2 names none.
+    AUX_LOSS_WEIGHT = 0.01  # Of E^2 * l_aux, which is 1 in perfect balance.
 
     # In pieces; None takes the sizes of the prepared data's vocabularies.
     SOURCE_VOCAB_SIZE: int | None = None
@@ -48,6 +54,7 @@ class TranslationExperiment:
     SOURCE_LEN: int  # In tokens of a row.
     TARGET_LEN: int
     DECODE_BATCH_SIZE = 32  # In sentences.
+    MAX_REPEATS: float | None = 20.0  # Passes over a language in one over all; None for no limit.
 
     # The paper's: the mesh has one axis, which splits batch, groups and experts.
     MESH = "d:*"
@@ -65,14 +72,13 @@ class TranslationExperiment:
     @classmethod
     def params(cls) -> Params:
         """Returns the whole experiment."""
+        experiment = cls()
         p = Params()
-        p.Define("task", cls._task(), "The model and its loss.")
-        p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rate.")
+        p.Define("task", experiment.Task(), "The model and its loss.")
+        p.Define("optimizer", experiment.Optimizer(), "The optimizer and its learning rate.")
 
-        p.Define("input", cls._input(), "The batches of training.")
-        # Shuffled, so that even the first batches contain all languages.
-        eval_input = p.input.Copy().Set(split="dev", repeat=False, shuffle=True)
-        p.Define("eval_input", eval_input, "The batches of evaluation.")
+        p.Define("input", experiment.Train(), "The batches of training.")
+        p.Define("eval_input", experiment.Dev(), "The batches of evaluation.")
 
         p.Define("train", cls._train(), "The training loop.")
         p.Define("decode", cls._decode(), "Flat beam search.")
@@ -91,26 +97,56 @@ class TranslationExperiment:
         p.Define(
             "sharding",
             cls.SHARDING,
-            "The table from letters of dims to axes, such as BG:data+experts,E:experts.",
+            "The table from letters of dims to axes, such as BG:data+experts,E:experts; "
+            "weights.M:x is a row of weights alone, encoder.HN:y one of a stack.",
         )
         return p
 
-    @classmethod
-    def _task(cls) -> Params:
+    def Task(self) -> Params:
+        """Returns the settings of the model and its loss, `task`."""
         p = TranslationTask.Params().Set(
-            source_vocab_size=cls.SOURCE_VOCAB_SIZE,
-            target_vocab_size=cls.TARGET_VOCAB_SIZE,
-            dim=cls.MODEL_DIM,
-            activation_dtype=cls.ACTIVATION_DTYPE,
-            product_dtype=cls.PRODUCT_DTYPE,
-            label_smoothing=cls.LABEL_SMOOTHING,
-            # Balanced experts have an l_aux of 1 / E^2, so this k weighs balance equally for any E.
-            aux_loss_weight=0.01 * (cls.NUM_EXPERTS or 0) ** 2,
-            encoder=cls._stack(),
-            decoder=cls._stack(),
+            source_vocab_size=self.SOURCE_VOCAB_SIZE,
+            target_vocab_size=self.TARGET_VOCAB_SIZE,
+            dim=self.MODEL_DIM,
+            activation_dtype=self.ACTIVATION_DTYPE,
+            product_dtype=self.PRODUCT_DTYPE,
+            label_smoothing=self.LABEL_SMOOTHING,
+            aux_loss_weight=self.AUX_LOSS_WEIGHT,
+            encoder=self._stack(),
+            decoder=self._stack(),
         )
-        p.input_dropout.rate = cls.DROPOUT
+        p.input_dropout.rate = self.DROPOUT
         return p
+
+    def Optimizer(self) -> Params:
+        """Returns the settings of the optimizer and its learning rate, `optimizer`."""
+        p = Adafactor.Params()
+        p.schedule.Set(
+            multiplier=self.LEARNING_RATE,
+            decay_start=self.DECAY_START,
+            ramp_up_steps=self.RAMP_UP_STEPS,
+            cool_down_steps=self.COOL_DOWN_STEPS,
+            total_steps=self.MAX_STEPS,
+        )
+        return p
+
+    def Train(self) -> Params:
+        """Returns the settings of the batches of training, `input`."""
+        return TranslationInput.Params().Set(
+            batch_size=self.BATCH_SIZE,
+            source_len=self.SOURCE_LEN,
+            target_len=self.TARGET_LEN,
+            max_repeats=self.MAX_REPEATS,
+        )
+
+    def Dev(self) -> Params:
+        """Returns the settings of the batches of evaluation, `eval_input`: one pass over dev."""
+        # Shuffled, so that even the first batches contain all languages.
+        return self.Train().Set(split="dev", repeat=False, shuffle=True)
+
+    def Test(self) -> Params:
+        """Returns the settings of the batches of `--mode=eval --split=test`."""
+        return self.Dev().Set(split="test")
 
     @classmethod
     def _stack(cls) -> Params:
@@ -135,26 +171,9 @@ class TranslationExperiment:
                 group_size=cls.GROUP_SIZE,
                 dispatch=cls.DISPATCH,
             )
+            p.moe.train_capacity.multiple_of = cls.CAPACITY_MULTIPLE
             p.moe.hidden_dropout.rate = cls.EXPERT_DROPOUT
         return p
-
-    @classmethod
-    def _optimizer(cls) -> Params:
-        p = Adafactor.Params()
-        p.schedule.Set(
-            multiplier=cls.LEARNING_RATE,
-            decay_start=cls.DECAY_START,
-            ramp_up_steps=cls.RAMP_UP_STEPS,
-            cool_down_steps=cls.COOL_DOWN_STEPS,
-            total_steps=cls.MAX_STEPS,
-        )
-        return p
-
-    @classmethod
-    def _input(cls) -> Params:
-        return TranslationInput.Params().Set(
-            batch_size=cls.BATCH_SIZE, source_len=cls.SOURCE_LEN, target_len=cls.TARGET_LEN
-        )
 
     @classmethod
     def _train(cls) -> Params:

@@ -8,27 +8,8 @@ import pathlib
 _ROOT = pathlib.Path(__file__).parent.parent
 _LIBRARY = "lingvo_gshard"
 
-# The folders of the library in order: each may import some of those above it, and the registry,
-# which imports core alone, if it says so. A new folder needs a line.
-_ALLOWED = {
-    "core": "",
-    "files": "core",
-    "sharding": "core",
-    "layers": "core sharding",
-    "optim": "core sharding",
-    "beam_search": "core layers",
-    "hlo": "core files",
-    "spmd": "core files sharding hlo",
-    "input": "core files sharding",
-    "translation": "core files spmd input",
-    "serving": "files translation",
-    "model": "core sharding layers optim beam_search",
-    "checkpoints": "core files sharding spmd",
-    "train": "core files sharding spmd checkpoints model",
-    "runs": "core files sharding spmd input translation model checkpoints train registry",
-    "planning": "core files sharding layers optim hlo spmd input model train runs registry",
-    "evaluation": "core files sharding spmd input translation model train runs planning",
-}
+# The folders of the library in order, and what each may import. Bazel reads the same file.
+_ROOMS_FILE = _ROOT / _LIBRARY / "rooms.bzl"
 _JAX = {"spmd", "checkpoints", "train", "runs"}
 # What data_prep shares with the library: the formats of files, and what has no room of its own.
 _SHARED = {
@@ -79,6 +60,16 @@ _INNER_IMPORTS = {
 _TENSORFLOW = {"core/late.py", "core/tf_private.py", "spmd/tracer.py"}
 _HEAVY = {"jax", "tensorflow", "grain", "orbax", "matplotlib"}
 _STANDARD = {"__future__", "ast", "collections", "copy", "difflib", "enum", "typing"}
+
+
+def _rooms():
+    """Returns the one value that rooms.bzl assigns; Starlark's literals are Python's."""
+    _, assignment = ast.parse(_ROOMS_FILE.read_text()).body
+    assert [target.id for target in assignment.targets] == ["ROOMS"]
+    return ast.literal_eval(assignment.value)
+
+
+_ALLOWED = _rooms()
 
 
 def _files(*folders):
@@ -149,7 +140,7 @@ def test_the_walk_sees_imports():
 def test_the_folders_stand_in_order():
     assert {_folder(path) for path in _FILES} - {None} == set(_ALLOWED)
     for i, (folder, allowed) in enumerate(_ALLOWED.items()):
-        assert set(allowed.split()) <= {"registry", *list(_ALLOWED)[:i]}, folder
+        assert set(allowed) <= {"registry", *list(_ALLOWED)[:i]}, folder
     assert [name for name in _imports(f"{_LIBRARY}/registry.py") if _LIBRARY in name] == [
         f"{_LIBRARY}.core.hyperparams",
         f"{_LIBRARY}.core.hyperparams.Params",
@@ -161,7 +152,7 @@ def test_a_folder_imports_only_what_stands_before_it():
         folder = _folder(path)
         for name in _imports(path):
             if folder and name.startswith(f"{_LIBRARY}."):
-                assert name.split(".")[1] in [folder, *_ALLOWED[folder].split()], (path, name)
+                assert name.split(".")[1] in [folder, *_ALLOWED[folder]], (path, name)
 
 
 def test_no_files_import_each_other_in_a_circle():

@@ -50,12 +50,16 @@ def _run(*args, timeout=120):
             "plan: give exactly one of --model, --compare and --table",
         ),
         (["--table=scaling"], "plan: --out is missing; see --help."),
+        (["--table=paper", "--plans=/nowhere"], "plan: /nowhere: no plan of m4.MoE128E12L or"),
+        (["--table=compile", "--plans=/no"], "plan: --plans goes with --table=paper and"),
+        (["--table=paper", "--both_readings"], "plan: --both_readings goes with --table=scaling"),
         (["--compare=/nowhere"], "plan: --compare=/nowhere: expected two or more plans, got one."),
         (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
         (
             ["--table=machines", "--model=toy.MoE8E4L", "--search"],
-            "plan: --search and --topology need --model, and exclude --table and --compare.",
+            "plan: --search needs --model, and excludes --table and --compare.",
         ),
+        (["--table=layers", "--topology=v3:2x2"], "plan: --topology needs --model or --table=sbp."),
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
         (["--table=compile", "--save"], "plan: --save needs --model, --topology and --out"),
         (
@@ -96,12 +100,6 @@ _VOCABULARIES = ["task.source_vocab_size=512", "task.target_vocab_size=512"]
         ),
         (
             "v3:4x4",
-            _TINY,
-            None,
-            "The 32 partitions along mesh axis r and d, which splits B, do not divide input.batch",
-        ),
-        (
-            "v3:4x4",
             [*_VOCABULARIES, *(f"task.{each}.moe.num_experts=12" for each in STACKS)],
             None,
             "The 32 partitions along mesh axis d, which splits E, do not divide task.encoder.moe",
@@ -111,7 +109,7 @@ _VOCABULARIES = ["task.source_vocab_size=512", "task.target_vocab_size=512"]
 def test_an_impossible_plan_is_refused(machine, settings, batch_tokens, message):
     compilers.need("v3")
     with pytest.raises(ValueError, match=re.escape(message)):
-        make_request("toy.MoE8E4L", machine, settings, batch_tokens).check_divisible()
+        make_request("toy.MoE8E4L", machine, settings, batch_tokens).check_sizes()
 
 
 def test_a_comparison_is_printed(tmp_path):

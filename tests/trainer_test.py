@@ -14,15 +14,18 @@ import numpy as np
 import pytest
 
 from data_prep import pipeline, tsv
+from lingvo_gshard import registry
 from lingvo_gshard.checkpoints import exported
 from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.evaluation import decode_split, run_report
 from lingvo_gshard.input import manifest, sentences
+from lingvo_gshard.planning import profile
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import modes
 from lingvo_gshard.runs import run as runs
 from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.train.hooks import NonFiniteLossError
+from params import toy
 from tests import ports, without
 from tests.data_prep import prepared
 from tools import fuzz
@@ -109,12 +112,82 @@ def test_training_leaves_metrics_and_a_picture(run_dir):
 
 
 def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
-    modes.evaluate(_run(data_dir, run_dir))
+    run = _run(data_dir, run_dir)
+    modes.evaluate(run)
     printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert printed["step"] == "4" and 3 < float(printed["nll"]) < 9
     assert printed["nll of aa:"] == printed["nll"]  # The only language in dev.
+
+    modes.evaluate(run, "test")
+    printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    by_language = [float(printed[f"nll of {code}:"]) for code in ("aa", "br")]
+    assert min(by_language) < float(printed["nll"]) < max(by_language)
     with pytest.raises(ValueError, match="the mean of 2 checkpoints up to step 4 was asked for"):
         modes.evaluate(_run(data_dir, run_dir, "decode.average_checkpoints=2"))
+
+
+class _LikeLingvo(toy.MoE8E4L):
+    """An experiment that gives its settings by methods, and none by name."""
+
+    ITERATIONS_PER_LOOP = 2
+    MAX_STEPS = 2
+    COOL_DOWN_STEPS = 0
+
+    def Task(self):
+        p = super().Task().Set(dim=16)
+        for stack in (p.encoder, p.decoder):
+            stack.num_layers = 2
+            stack.moe.group_size = 32
+        return p
+
+    def Train(self):
+        return super().Train().Set(batch_size=8, source_len=32, target_len=32)
+
+    def Dev(self):
+        return super().Dev().Set(split="test", languages=("br",))
+
+    def Test(self):
+        return super().Test().Set(languages=("aa",))
+
+
+@pytest.mark.slow
+def test_an_experiment_as_in_lingvo_trains_and_evaluates(data_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(registry._experiments, "trainer_test._LikeLingvo", _LikeLingvo)
+    launch = launches.launch_of("trainer_test._LikeLingvo", (), data_dir, str(tmp_path))
+    run = runs.open_run(launch, str(tmp_path), num_partitions=2)
+    modes.train_and_eval(run)
+    modes.evaluate(run, "test")
+    lines = (tmp_path / "eval_metrics.jsonl").read_text().splitlines()
+    nll = {line["name"]: line["nll"] for line in map(json.loads, lines)}
+    assert set(nll) == {"dev", "whole_test", "test_aa", "test_br"}
+    # Dev is br, and Test is aa, of one split.
+    assert nll["whole_test"] == pytest.approx(nll["test_aa"])
+    assert nll["dev"] == pytest.approx(nll["test_br"]) and nll["dev"] != nll["whole_test"]
+
+
+def test_a_profile_is_of_the_steps_that_are_still_to_come(data_dir, run_dir):
+    run = _run(data_dir, run_dir, "train.max_steps=8")
+    for steps in ((3, 5), (5, 9)):
+        with pytest.raises(ValueError, match=f"={steps[0]}:{steps[1]}: .* from step 4 to 8"):
+            profile.hooks(run, *steps)
+
+
+@pytest.mark.slow
+def test_a_profile_has_the_parts_of_the_model_and_loads_no_tensorflow(data_dir, run_dir, tmp_path):
+    logdir = pathlib.Path(shutil.copytree(run_dir, tmp_path / "run"))
+    flags = [f"--logdir={logdir}", f"--data_dir={data_dir}", "--mode=train", "--platform=cpu"]
+    flags += ["--num_partitions=2", "--profile_steps=5:6", "--set=train.max_steps=8"]
+    command = without.command(("tensorflow",), "lingvo_gshard.trainer", *flags)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = {}
+    for line in done.stdout.splitlines():
+        name, *cells = re.split("  +", line)
+        rows[name] = cells
+    assert "Steps 5 to 6, " in done.stdout and "6 to 6 were asked for" in done.stdout
+    for part in ("experts", "feed forward", "projection", "attention", "optimizer", "all-to-all"):
+        assert float(rows[part][0]) > 0, part
+    assert list((logdir / "train/plugins/profile").glob("*/*.xplane.pb"))
 
 
 def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, capsys):
@@ -139,6 +212,47 @@ def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
     named = launches.launch_of("toy.Dense4L", (), data_dir, str(run_dir))
     named, _ = launches.with_product_dtype(named, str(run_dir))
     assert named == Launch("toy.Dense4L", (products,), data_dir, facts)
+
+
+@pytest.mark.slow
+def test_13_rows_on_8_devices_are_those_of_one_device(data_dir, tmp_path):
+    sizes = [f"{name}.batch_size=13" for name in ("input", "eval_input", "decode")]
+    losses = {}
+    evaluated = {}
+    decoded = {}
+    for num_partitions in (1, 8):
+        logdir = tmp_path / str(num_partitions)
+        run = _run(
+            data_dir,
+            logdir,
+            *sizes,
+            "task.product_dtype=float32",
+            num_partitions=num_partitions,
+        )
+        modes.train_and_eval(run)
+        decode_split.decode_split(run, "test")
+
+        lines = (logdir / "train_metrics.jsonl").read_text().splitlines()
+        losses[num_partitions] = [json.loads(line)["metrics"]["loss"] for line in lines]
+        (line,) = (logdir / "eval_metrics.jsonl").read_text().splitlines()
+        evaluated[num_partitions] = json.loads(line)["nll"]
+        decoded[num_partitions] = (logdir / "decode_test/aa.txt").read_text()
+
+    np.testing.assert_allclose(losses[8], losses[1], rtol=1e-4)
+    np.testing.assert_allclose(evaluated[8], evaluated[1], rtol=1e-4)
+    assert decoded[8] == decoded[1]
+
+    # The run goes on, on another number of devices.
+    longer = _run(
+        data_dir,
+        tmp_path / "8",
+        *sizes,
+        "task.product_dtype=float32",
+        "train.max_steps=6",
+        num_partitions=2,
+    )
+    modes.train(longer)
+    assert whole_steps(longer.logdir)[-1] == 6
 
 
 @pytest.mark.slow
@@ -346,6 +460,15 @@ def _one_line(done, binary):
     ("flags", "message"),
     [
         (["--model=toy.MoE8E4L", "extra"], "unexpected arguments ['extra']"),
+        (
+            ["--model=toy.MoE8E4L", "--profile_steps=20:20"],
+            "--profile_steps=20:20: expected A:B, two steps, A before B.",
+        ),
+        pytest.param(
+            ["--model=toy.MoE8E4L", "--profile_steps=2:4", "--mode=eval"],
+            "--profile_steps needs a mode that trains, not --mode=eval.",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ["--model=toy.MoE8E4L", "--logdir=/dev/null/run"],
             "Not a directory: '/dev/null/run",

@@ -32,7 +32,8 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests, json_records, storage
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.spmd import processes, specs
+from lingvo_gshard.spmd import padded, processes, specs
+from lingvo_gshard.spmd.padded import PaddedArray
 
 _BEST = "checkpoints/best.json"
 _COMMITTED = "commit_success.txt"  # The name is Orbax's.
@@ -254,7 +255,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         about = self._contents.to_json(state)
         about["digest"] = digests.of_json(about, input_state)
         items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(dict(state.FlattenItems())),
+            # Uneven arrays are written with their padding; `about` has the logical shapes.
+            state=ocp.args.PyTreeSave(dict(state.Transform(padded.on_devices).FlattenItems())),
             input_state=ocp.args.JsonSave(input_state),
             about=ocp.args.JsonSave(about),
         )
@@ -286,7 +288,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """
         path = self._whole(step)
 
-        def read() -> tuple[Stored, dict[str, jax.Array]]:
+        def read() -> tuple[Stored, dict[str, jax.Array | PaddedArray]]:
             checkpoint = Stored.open(path)
             specs.check_same(
                 f"{path}, of another model or an earlier version", checkpoint.specs, state_spec

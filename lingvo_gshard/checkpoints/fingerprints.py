@@ -15,20 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from lingvo_gshard.spmd import padded
 from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
+from lingvo_gshard.spmd.padded import PaddedArray
 
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
 
 
-def fingerprint(array: jax.Array, dims: str) -> list[str]:
+def fingerprint(array: jax.Array | PaddedArray, dims: str) -> list[str]:
     """Returns 16 hex digits for each expert of an array, or for the whole array without dim E.
 
     `dims` has a letter for each dim, as in TensorSpec. All processes must call it.
     """
-    assert isinstance(array.sharding, NamedSharding)
-    program = _program(dims.upper(), array.sharding.mesh)
+    on_devices = padded.on_devices(array)
+    assert isinstance(on_devices.sharding, NamedSharding)
+    program = _program(dims.upper(), array.shape, on_devices.sharding.mesh)
     with ONE_AT_A_TIME:  # With collectives, two programs at once could deadlock.
-        sums = np.asarray(program(array))
+        sums = np.asarray(program(on_devices))
     return [f"{high:08x}{low:08x}" for high, low in sums.tolist()]
 
 
@@ -50,14 +53,20 @@ def difference(
 
 
 @functools.cache
-def _program(dims: str, mesh: Mesh | AbstractMesh) -> Callable[[jax.Array], jax.Array]:
-    """Returns `_sums` jitted; JAX keeps a program for each shape, which many arrays share."""
+def _program(
+    dims: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns `_sums` jitted; many arrays share a shape."""
     everywhere = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(functools.partial(_sums, dims=dims), out_shardings=everywhere)
+    return jax.jit(functools.partial(_sums, dims=dims, shape=shape), out_shardings=everywhere)
 
 
-def _sums(x: jax.Array, dims: str) -> jax.Array:
-    """Returns the sum of each expert's hashes for each seed, uint32 [E, 2]."""
+def _sums(x: jax.Array, dims: str, shape: tuple[int, ...]) -> jax.Array:
+    """Returns the sum of each expert's hashes for each seed, uint32 [E, 2].
+
+    `x` may be padded to more than `shape`; padding is not hashed.
+    """
+    x = padded.without_padding(x, shape)
     by_expert = jnp.moveaxis(x, dims.index("E"), 0) if "E" in dims else x[None]
 
     # The bits themselves are hashed, so that -0.0 differs from 0.0 and NaN equals itself.

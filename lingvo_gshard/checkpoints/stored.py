@@ -1,7 +1,8 @@
 """One checkpoint's folder: what it holds, read back and checked.
 
 about/metadata holds the fingerprints of the arrays that were saved, which are computed again for
-the arrays that are read; see fingerprints.py.
+the arrays that are read; see fingerprints.py. It also has the arrays' shapes: a file may hold more,
+the padding of an array that the devices did not divide, and that is never read.
 """
 
 import contextlib
@@ -24,7 +25,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lingvo_gshard.checkpoints.fingerprints import difference, fingerprint
 from lingvo_gshard.files import digests
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import processes, specs
+from lingvo_gshard.spmd import padded, processes, specs
+from lingvo_gshard.spmd.padded import PaddedArray
 
 Index = tuple[slice, ...]
 _Result = TypeVar("_Result")
@@ -74,7 +76,7 @@ class Stored:
             arrays = {name: specs.from_json(text) for name, text in about["arrays"].items()}
             return cls(path, arrays, about["fingerprints"], input_state)
 
-    def check(self, arrays: Mapping[str, jax.Array]) -> None:
+    def check(self, arrays: Mapping[str, jax.Array | PaddedArray]) -> None:
         """Compares the fingerprints of restored arrays with the saved ones.
 
         Raises DamagedCheckpointError, which names the array and the experts that differ.
@@ -103,6 +105,8 @@ class Stored:
             name=name, parent_dir=self.path / "state", ts_context=context
         )
         spec = tensorstore.Spec(ocp.type_handlers.get_json_tspec_read(info, use_ocdbt=True))
+        # A whole dim ends where the array does, which may be before the file's padding.
+        index = whole_slices(index, self.specs[name].shape)
         with _read_errors(self.path):
             return tensorstore.open(spec, context=context).result()[index].read().result()
 
@@ -225,15 +229,41 @@ def mean(arrays: Sequence[SavedArray]) -> SavedArray:
 
 def placed(
     arrays: Mapping[str, SavedArray], shardings: Mapping[str, NamedSharding]
-) -> dict[str, jax.Array]:
+) -> dict[str, jax.Array | PaddedArray]:
     """Reads arrays onto the devices, each at the sharding of its name, unchecked."""
 
-    def place(name: str) -> jax.Array:
-        return jax.make_array_from_callback(arrays[name].shape, shardings[name], arrays[name].read)
+    def place(name: str) -> jax.Array | PaddedArray:
+        array = arrays[name]
+        shape = padded.padded_shape(shardings[name], array.shape)
+        read = functools.partial(_read_padded, array, shape)
+        on_devices = jax.make_array_from_callback(shape, shardings[name], read)
+        return padded.of_shape(on_devices, array.shape)
 
     # Reading waits for disks and networks: threads do so for several arrays at once.
     with ThreadPoolExecutor() as threads:
         return dict(zip(shardings, threads.map(place, shardings), strict=True))
+
+
+def _read_padded(
+    array: SavedArray, padded_shape: tuple[int, ...], index: Index | None
+) -> np.ndarray:
+    """Reads [index] of an array padded to `padded_shape` by zeros, unchecked."""
+    assert index is not None
+    if padded_shape == array.shape:
+        return array.read(index)
+
+    # What the index covers of the array itself, which may be nothing.
+    wanted = whole_slices(index, padded_shape)
+    covered = [
+        slice(min(part.start, size), min(part.stop, size))
+        for part, size in zip(wanted, array.shape, strict=True)
+    ]
+    shape = tuple(part.stop - part.start for part in wanted)
+    if any(part.start == part.stop for part in covered):
+        return np.zeros(shape, array.dtype)
+
+    values = np.asarray(array.read(tuple(covered)))
+    return np.pad(values, padded.end_padding(values.shape, shape))
 
 
 def damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:

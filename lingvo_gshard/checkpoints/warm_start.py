@@ -22,7 +22,8 @@ from lingvo_gshard.checkpoints import exported
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.checkpoints.stored import Index
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import processes, specs
+from lingvo_gshard.spmd import padded, processes, specs
+from lingvo_gshard.spmd.padded import PaddedArray
 
 
 class Rule(enum.StrEnum):
@@ -91,8 +92,8 @@ class WarmStart:
         raise ValueError(f"{self.source}: there is no checkpoint to start from.")
 
     def first_value(
-        self, path: str, dims: str, old: Mapping[str, Any], new: jax.Array
-    ) -> tuple[jax.Array, str]:
+        self, path: str, dims: str, old: Mapping[str, Any], new: jax.Array | PaddedArray
+    ) -> tuple[jax.Array | PaddedArray, str]:
         """Returns the first value of the array at `path`, and a line that describes it.
 
         `old` has the old run's arrays by path. `new` is the initialized array, with a letter of
@@ -116,7 +117,7 @@ class WarmStart:
         return _gathered(before, ids, new), f"{path}: {description}"
 
     def _ids_by_piece(
-        self, path: str, dims: str, before: Any, new: jax.Array
+        self, path: str, dims: str, before: Any, new: jax.Array | PaddedArray
     ) -> tuple[list[np.ndarray], str]:
         """Returns each new index's old one along each dim, -1 for new pieces; and a description."""
         old_ids = _first_match(self.old_pieces, path)
@@ -138,7 +139,7 @@ class WarmStart:
         )
 
     def _ids_of_copies(
-        self, rule: Rule, path: str, before: Any, new: jax.Array
+        self, rule: Rule, path: str, before: Any, new: jax.Array | PaddedArray
     ) -> tuple[list[np.ndarray], str]:
         """Returns each new index's old one along each dim, and a description, for the other rules.
 
@@ -166,7 +167,7 @@ class WarmStart:
             return ids, f"restored, {specs.describe(new)}"
         return ids, f"{specs.describe(before)} copied to {specs.describe(new)}"
 
-    def _mismatch(self, path: str, before: Any, new: jax.Array) -> str:
+    def _mismatch(self, path: str, before: Any, new: jax.Array | PaddedArray) -> str:
         """Returns the beginning of an error, with both arrays' dtypes and shapes."""
         shapes = f"{specs.describe(before)}, this model's {specs.describe(new)}"
         return f"{self.source}: {path} is {shapes}"
@@ -178,12 +179,19 @@ def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
     return np.array([ids.get(piece, -1) for piece in new_pieces], np.int64)
 
 
-def _gathered(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
+def _gathered(
+    before: Any, ids: Sequence[np.ndarray], new: jax.Array | PaddedArray
+) -> jax.Array | PaddedArray:
     """Returns an array like `new` whose [i, j, ...] is before[ids[0][i], ids[1][j], ...].
 
     Where an id is -1, it keeps what `new` has. Only what this process's devices need is read, once.
     """
-    new_shards = {str(shard.index): shard.data for shard in new.addressable_shards}
+    # Padding has no old id, and keeps what it has.
+    on_devices = padded.on_devices(new)
+    padding = padded.end_padding(new.shape, on_devices.shape)
+    ids = [np.pad(x, ends, constant_values=-1) for x, ends in zip(ids, padding, strict=True)]
+
+    new_shards = {str(shard.index): shard.data for shard in on_devices.addressable_shards}
     read: dict[str, np.ndarray] = {}
 
     def shard(index: Index | None) -> np.ndarray:
@@ -199,7 +207,8 @@ def _gathered(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Arr
             read[str(old_range)] = before[old_range]
         return _selected(read[str(old_range)], old_range, ids_here, initialized)
 
-    return jax.make_array_from_callback(new.shape, new.sharding, shard)
+    gathered = jax.make_array_from_callback(on_devices.shape, on_devices.sharding, shard)
+    return padded.of_shape(gathered, new.shape)
 
 
 def _covering(ids: Sequence[np.ndarray]) -> Index | None:

@@ -19,6 +19,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 # The leading dim of an array that stacks the weights of several layers.
 STACKED = "R"
+# The outermost scope of layers that the gradient computes again; see layers/repeat.py.
+RECOMPUTED = "recomputed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,7 @@ class WeightSpec:
     # the rows.
     rows: int = 1
     columns: int = 1
+    stack: str = ""  # As in TensorSpec.
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
@@ -96,7 +99,7 @@ class BaseLayer:
     def CreateVariable(self, name: str, spec: WeightSpec) -> None:
         """Declares weight `name`; it is theta.<name> in FProp."""
         self._check_new(name)
-        self.weight_specs[name] = spec
+        self.weight_specs[name] = dataclasses.replace(spec, stack=self._annotator.stack)
 
     def CreateChild(self, name: str, params: InstantiableParams) -> None:
         """Makes child `name`, an attribute of this layer; its weights are theta.<name>."""
@@ -137,7 +140,7 @@ class BaseLayer:
         """Returns theta, float32, from `seed`, int32 [2]; the same for every partitioning."""
         # A seed for each path, so that a weight does not depend on the others of the model.
         return self.weight_specs.Pack(
-            self.annotate(_initial(spec, fold_seed(seed, path)), spec.dims)
+            self._annotator.annotate_as(_initial(spec, fold_seed(seed, path)), spec)
             for path, spec in self.weight_specs.FlattenItems()
         )
 
@@ -163,6 +166,9 @@ def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
 
         # `encoder.layers[1].norm` becomes `encoder/layers_1/norm/`; the slash keeps it unchanged.
         path = self.path.replace(".", "/").replace("[", "_").replace("]", "")
+        # Within a gradient that computes layers again, the same below its own scope.
+        if tf.get_current_name_scope().split("/")[0] == RECOMPUTED:
+            path = f"{RECOMPUTED}/{path}"
         with tf.name_scope(f"{path}/"):
             return fprop(self, *args, **kwargs)
 

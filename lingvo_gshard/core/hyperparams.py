@@ -158,11 +158,11 @@ class InstantiableParams(Params):
 
 def _text(value: Any) -> str:
     """Returns a value as in ToText: a repr that is the same in every process."""
+    if isinstance(value, enum.Enum):
+        return value.name
     # The repr of a function has an address.
     if isinstance(value, type) or callable(value):
         return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, enum.Enum):
-        return value.name
     if isinstance(value, dict):
         inner = ", ".join(f"{key}: {_text(value[key])}" for key in sorted(value))
         return "{" + inner + "}"

@@ -25,8 +25,10 @@ class LateModule(types.ModuleType):
 if TYPE_CHECKING:
     import grain
     import tensorflow as tf
+    import tensorflow_text as tf_text
     from matplotlib import figure
 else:
     grain = LateModule("grain")
     tf = LateModule("tensorflow")
+    tf_text = LateModule("tensorflow_text")
     figure = LateModule("matplotlib.figure")

@@ -10,6 +10,8 @@ from lingvo_gshard.files import table
 
 # The trend lines are means over this many languages, as in the paper.
 _WINDOW = 10
+# With fewer languages, a half would be one language.
+_FEWEST_OF_HALVES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,27 +69,27 @@ class Comparison:
     def table(self) -> str:
         """Returns a table of training pairs, baselines, and each model's score and gain.
 
-        The rows are languages, most training pairs first, and the average over them. sacreBLEU's
-        signatures follow the table.
+        The rows are languages, most training pairs first, and averages: of all, and of four or more
+        languages also of the larger and the smaller half by training pairs, as the paper looks at
+        high- and low-resource languages apart. sacreBLEU's signatures follow the table.
         """
         header = ["language", "train pairs", "baseline"]
-        averages = ["average", "", _average(self.baselines.values())]
+        for name in self.models:
+            header += [name, "gain"]
 
         first_model = next(iter(self.models.values()))
+        pairs = {language.code: language.train_pairs for language in first_model[0].by_size()}
         rows = []
-        for language in first_model[0].by_size():
-            baseline = table.number(self.baselines.get(language.code))
-            rows.append([language.code, str(language.train_pairs), baseline])
+        for code, train_pairs in pairs.items():
+            rows.append([code, str(train_pairs), *self._columns([code])])
 
-        # Each model adds two columns.
-        for name in self.models:
-            scores = self.scores(name)
-            gains = self.gains(name)
-            header += [name, "gain"]
-            averages += [_average(scores.values()), _average(gains.values(), "+.2f")]
-            for row in rows:
-                code = row[0]
-                row += [f"{scores[code]:.2f}", table.number(gains.get(code), "+.2f")]
+        # A middle language counts as one of the larger half.
+        codes = list(pairs)
+        rows.append(["average", "", *self._columns(codes)])
+        if len(codes) >= _FEWEST_OF_HALVES:
+            half = -(-len(codes) // 2)
+            rows.append(["larger half", "", *self._columns(codes[:half])])
+            rows.append(["smaller half", "", *self._columns(codes[half:])])
 
         # Runs that were scored alike have one signature; several warn that scores do not compare.
         signatures: set[str] = set()
@@ -95,7 +97,20 @@ class Comparison:
             for run in runs:
                 signatures.update(run.signatures(self.metric))
 
-        return "\n".join([table.text([header, *rows, averages]), *sorted(signatures)])
+        return "\n".join([table.text([header, *rows]), *sorted(signatures)])
+
+    def _columns(self, codes: Sequence[str]) -> list[str]:
+        """Returns the averages over some languages: the baseline, and each model's score and gain.
+
+        Of the languages that have no baseline, only the models' scores count.
+        """
+        columns = [_average([self.baselines[code] for code in codes if code in self.baselines])]
+        for name in self.models:
+            scores = self.scores(name)
+            gains = self.gains(name)
+            columns.append(_average([scores[code] for code in codes]))
+            columns.append(_average([gains[code] for code in codes if code in gains], "+.2f"))
+        return columns
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of Figure 6: the gains by language, and their trend lines.

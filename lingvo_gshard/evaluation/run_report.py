@@ -283,7 +283,10 @@ def _speed(facts: RunFacts, results: _Results) -> Section:
     ]
     if results.plan is not None:
         rows.append(_planned(results.plan, "roofline", 1.0, gflop))
-        rows.append(_planned(results.plan, "the paper's share of it", plan.PAPERS_SHARE, gflop))
+        share = results.plan.measured_share
+        if share is not None:
+            name = "at the share of it that the paper measured of such layers"
+            rows.append(_planned(results.plan, name, share, gflop))
         return Section("Speed", _SPEED, (html_page.rows(rows),))
 
     command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={results.plan_folder}"

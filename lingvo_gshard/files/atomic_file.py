@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 
 def write(path: str | pathlib.Path, content: str | bytes) -> None:
@@ -62,6 +62,23 @@ def replacing_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(before, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_holds_only(path: str | pathlib.Path, entries: Container[str], what: str) -> None:
+    """Raises ValueError if `path` is a folder that holds other names than `entries`.
+
+    Whatever else is in it would be deleted by `replacing_folder`. `what` is written to it, such as
+    "a bundle".
+    """
+    path = pathlib.Path(path)
+    if not path.exists():
+        return
+    others = [entry.name for entry in path.iterdir() if entry.name not in entries]
+    if others:
+        raise ValueError(
+            f"{path} holds {min(others)}, which is no part of {what}; export to a new or empty "
+            "folder."
+        )
 
 
 @contextlib.contextmanager

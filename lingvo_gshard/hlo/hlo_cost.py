@@ -68,7 +68,7 @@ def costs(module: Module) -> tuple[Cost, ...]:
     found: list[Cost] = []
     for computation in _running(module):
         for instruction, op_name in _op_names(computation).items():
-            opcode = _opcode(instruction)
+            opcode = opcode_of(instruction)
             if opcode not in _FREE:
                 found.append(_cost(instruction, opcode, op_name, times[computation]))
     return tuple(found)
@@ -109,7 +109,7 @@ def _running(module: Module) -> Iterator[Computation]:
                 waiting += reversed(instruction.called)  # The first one is popped first.
 
 
-def _opcode(instruction: Instruction) -> str:
+def opcode_of(instruction: Instruction) -> str:
     """Returns the opcode; that of an asynchronous call as in XLA's text, `all-to-all-start`."""
     step = instruction.opcode.removeprefix("async")
     if step not in ("-start", "-update", "-done"):

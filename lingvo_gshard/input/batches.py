@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core import hyperparams
@@ -17,6 +19,7 @@ from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.training_rows import TrainingBatches
 
 _PREFETCHED_BATCHES = 4  # Read while the device computes.
+_TOLD_LANGUAGES = 5  # In a warning.
 
 
 class TranslationInput:
@@ -100,6 +103,8 @@ class TranslationInput:
         source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
         batching = Batching(source, p, shape, process_index, num_processes)
         batches = TrainingBatches(batching) if p.repeat else OnePassBatches(batching)
+        if p.repeat and process_index == 0:
+            _warn_of_limits(languages, p)
         self._iterator = _prefetched(batches)
         # Grain's own clean-up at exit runs after modules that it uses have been unloaded.
         self._close = weakref.finalize(self, self._iterator.close)
@@ -128,6 +133,21 @@ class TranslationInput:
     def close(self) -> None:
         """Stops the prefetch thread."""
         self._close()
+
+
+def _warn_of_limits(languages: Sequence[manifest.Language], p: hyperparams.Params) -> None:
+    """Logs which languages are drawn less often than the temperature wants, if any are."""
+    limited = mixture.limited_languages(languages, p)
+    if limited:
+        logging.warning(
+            "max_repeats %g limits %d of %d languages, which temperature %g would repeat more "
+            "often; the smallest: %s. None removes the limit.",
+            p.max_repeats,
+            len(limited),
+            len(languages),
+            p.temperature,
+            ", ".join(limited[:_TOLD_LANGUAGES]),
+        )
 
 
 def _check_settings(p: hyperparams.Params, num_processes: int) -> None:

@@ -5,6 +5,7 @@ keeps the proportions of the data; a large T makes all languages equally likely.
 no T; T=5 is the value of Arivazhagan et al. (2019), on which it builds.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -22,14 +23,20 @@ _SHUFFLE_ROUNDS = 4  # As in Grain itself.
 _MAX_PERMUTED = 1 << 16
 
 
-def sampling_weights(
-    counts: Sequence[int], temperature: float, max_repeats: float | None
-) -> np.ndarray:
-    """Returns the sampling probabilities p_l, float64 [len(counts)], which sum to 1.
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How often each language is drawn."""
 
-    `counts` are the languages' numbers of examples, 1 or more. If p_l would repeat a language more
-    than `max_repeats` times in sum(counts) draws, it is lowered to that limit, and the other
-    languages share the rest in their proportions.
+    probabilities: np.ndarray  # p_l, float64 [languages], which sum to 1.
+    is_limited: np.ndarray  # bool [languages], whether p_l is at the limit of max_repeats.
+
+
+def sampling(counts: Sequence[int], temperature: float, max_repeats: float | None) -> Sampling:
+    """Returns how often languages with these numbers of examples, 1 or more, are drawn.
+
+    If p_l would repeat a language more than `max_repeats` times in sum(counts) draws, it is lowered
+    to that limit, and the other languages share the rest in their proportions. Raises ValueError
+    for a temperature or a limit below 1.
     """
     if temperature < 1:
         raise ValueError(f"temperature {temperature}: expected at least 1")
@@ -49,8 +56,21 @@ def sampling_weights(
         rest = 1 - limits[is_limited].sum()
         shares = np.where(is_limited, limits, rest * weights / weights[~is_limited].sum())
         if not (shares > limits * (1 + 1e-12)).any():
-            return shares
+            return Sampling(shares, is_limited)
         is_limited |= shares > limits
+
+
+def limited_languages(
+    languages: Sequence[manifest.Language], params: hyperparams.Params
+) -> list[str]:
+    """Returns the codes of the languages that max_repeats limits, the smallest first.
+
+    `params` are those of the input: its split, temperature and max_repeats.
+    """
+    counts = [language.num_examples(params.split) for language in languages]
+    is_limited = sampling(counts, params.temperature, params.max_repeats).is_limited
+    smallest_first = np.argsort(counts, kind="stable")
+    return [languages[i].code for i in smallest_first if is_limited[i]]
 
 
 def languages_of(
@@ -89,7 +109,8 @@ class Mixture:
         """With `shuffle` each language has a new order every time it starts over."""
         self._source = source
         self._shuffle = params.shuffle
-        self._weights = sampling_weights(source.sizes, params.temperature, params.max_repeats)
+        drawn = sampling(source.sizes, params.temperature, params.max_repeats)
+        self._weights = drawn.probabilities
 
         rng = np.random.default_rng(params.seed)
         # Without phases all languages would give their first example at the same position.

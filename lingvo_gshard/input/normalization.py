@@ -5,7 +5,7 @@ import unicodedata
 
 # Most control, format and private use characters, but not the zero width joiners that scripts of
 # India and Persia need, and not white space, which is collapsed.
-_CONTROL = re.compile(
+CONTROL = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\ue000-\uf8ff]"
 )
@@ -13,4 +13,4 @@ _CONTROL = re.compile(
 
 def normalize(text: str) -> str:
     """Returns the text in NFKC, without control characters, with single spaces."""
-    return " ".join(unicodedata.normalize("NFKC", _CONTROL.sub("", text)).split())
+    return " ".join(unicodedata.normalize("NFKC", CONTROL.sub("", text)).split())

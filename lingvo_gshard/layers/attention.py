@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic
+from lingvo_gshard.layers.positions import NoPositions
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, with_bias
 
 # Makes a masked key's probability exactly 0, yet is well within float32's range.
 _MASKED_LOGIT = -1e9
@@ -32,10 +33,22 @@ class KeysValues:
     values: tf.Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Positions:
+    """The positions of queries [B, L] and keys [B, T], int32; None where no scheme reads them."""
+
+    queries: tf.Tensor | None = None
+    keys: tf.Tensor | None = None
+
+
+_UNKNOWN = Positions()
+
+
 class MultiHeadAttention(BaseLayer):
     """Scaled dot-product attention: split over the batch, with replicated weights (section 3.2)."""
 
     dropout: DropoutLayer
+    positions: NoPositions
 
     @classmethod
     def Params(cls) -> InstantiableParams:
@@ -43,6 +56,9 @@ class MultiHeadAttention(BaseLayer):
         p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("num_heads", REQUIRED, "N, the number of heads.")
         p.Define("head_dim", REQUIRED, "D, the size of a head.")
+        p.Define("scaled", True, "Whether products are divided by sqrt(D); not in T5.")
+        p.Define("biases", False, "Whether a vector is added to each projection.")
+        p.Define("positions", NoPositions.Params(), "What it knows of positions; positions.py.")
         p.Define("dropout", DropoutLayer.Params(), "Dropout of the attention probabilities.")
         return p
 
@@ -54,24 +70,42 @@ class MultiHeadAttention(BaseLayer):
         for name in ("wq", "wk", "wv"):
             self.CreateVariable(name, gaussian((m, n, d), "MND", fan_in=m, columns=2))
         self.CreateVariable("wo", gaussian((n, d, m), "NDM", fan_in=n * d, rows=2))
+        if self.p.biases:
+            for name in ("wq", "wk", "wv"):
+                self.CreateVariable(f"{name}_bias", constant((n, d), "ND", 0.0))
+            self.CreateVariable("wo_bias", constant((m,), "M", 0.0))
+        self.CreateChild("positions", self.p.positions.Copy().Set(num_heads=n))
         self.CreateChild("dropout", self.p.dropout)
 
-    def Project(self, theta: NestedMap, x: tf.Tensor, context: Context) -> KeysValues:
+    def Project(
+        self, theta: NestedMap, x: tf.Tensor, context: Context, positions: Positions = _UNKNOWN
+    ) -> KeysValues:
         """Projects x [B, T, M] to its keys and values."""
-        project = context.arithmetic.project
-        keys_BNTD = _swap_heads_and_tokens(project("BTM,MND->BTND", x, theta.wk))
-        values_BNTD = _swap_heads_and_tokens(project("BTM,MND->BTND", x, theta.wv))
-        return KeysValues(self.annotate(keys_BNTD, "BNTD"), self.annotate(values_BNTD, "BNTD"))
+
+        def project(name: str) -> tf.Tensor:
+            x_BTND = context.arithmetic.project("BTM,MND->BTND", x, theta[name])
+            return _swap_heads_and_tokens(with_bias(x_BTND, theta, name))
+
+        keys_BNTD = self.positions.Rotated(project("wk"), positions.keys)
+        keys_BNTD = self.annotate(keys_BNTD, "BNTD")
+        return KeysValues(keys_BNTD, self.annotate(project("wv"), "BNTD"))
 
     def FProp(
-        self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor, context: Context
+        self,
+        theta: NestedMap,
+        x: tf.Tensor,
+        memory: KeysValues,
+        mask: tf.Tensor,
+        context: Context,
+        positions: Positions = _UNKNOWN,
     ) -> tf.Tensor:
         """Attends from x [B, L, M] to a memory of T tokens, from Project; returns [B, L, M].
 
         `mask` is float32 [B, L, T], 1 where the query may attend to the key, else 0. A query that
         may attend to no key gets the mean of all values.
         """
-        weights_BNLT = tf.cast(self.Weights(theta, x, memory, mask, context), x.dtype)
+        weights_BNLT = self.Weights(theta, x, memory, mask, context, positions)
+        weights_BNLT = tf.cast(weights_BNLT, x.dtype)
         weights_BNLT = self.dropout.FProp(theta.dropout, weights_BNLT, "BNLT", context)
 
         # Each query's mean of the values, by head.
@@ -81,20 +115,33 @@ class MultiHeadAttention(BaseLayer):
         mixed_BLND = self.annotate(_swap_heads_and_tokens(mixed_BNLD), "BLND")
 
         y_BLM = context.einsum("BLND,NDM->BLM", mixed_BLND, theta.wo)
+        y_BLM = with_bias(y_BLM, theta, "wo")
         return self.annotate(y_BLM, "BLM")
 
     def Weights(
-        self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor, context: Context
+        self,
+        theta: NestedMap,
+        x: tf.Tensor,
+        memory: KeysValues,
+        mask: tf.Tensor,
+        context: Context,
+        positions: Positions = _UNKNOWN,
     ) -> tf.Tensor:
         """Returns the attention probabilities before dropout, float32 [B, N, L, T]."""
-        q_BNLD = _swap_heads_and_tokens(context.arithmetic.project("BLM,MND->BLND", x, theta.wq))
-        q_BNLD = self.annotate(q_BNLD, "BNLD")
-        q_BNLD *= self.p.head_dim**-0.5
+        q_BLND = context.arithmetic.project("BLM,MND->BLND", x, theta.wq)
+        q_BNLD = _swap_heads_and_tokens(with_bias(q_BLND, theta, "wq"))
+        q_BNLD = self.annotate(self.positions.Rotated(q_BNLD, positions.queries), "BNLD")
+        if self.p.scaled:
+            q_BNLD *= self.p.head_dim**-0.5
 
         logits_BNLT = _activation_arithmetic(context).einsum(
             "BNLD,BNTD->BNLT", q_BNLD, memory.keys, name="logits"
         )
-        logits_BNLT = tf.cast(logits_BNLT, tf.float32) + (1.0 - mask[:, None]) * _MASKED_LOGIT
+        logits_BNLT = tf.cast(logits_BNLT, tf.float32)
+        bias_BNLT = self.positions.Bias(theta.positions, positions.queries, positions.keys)
+        if bias_BNLT is not None:
+            logits_BNLT += bias_BNLT
+        logits_BNLT += (1.0 - mask[:, None]) * _MASKED_LOGIT
         return tf.nn.softmax(logits_BNLT)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import KeysValues
+from lingvo_gshard.layers.attention import KeysValues, Positions
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.slices import lengthened, write_at
 from lingvo_gshard.layers.transformer import Attended, TransformerLayer
@@ -81,10 +81,18 @@ def extend_step(
     """
     # Self-attention to the places so far, which include this step's.
     h = layer.self_norm.FProp(theta.self_norm, x)
-    new = layer.self_attention.Project(theta.self_attention, h, context)
+    own_positions = Positions(attended.positions, attended.positions)
+    new = layer.self_attention.Project(theta.self_attention, h, context, own_positions)
     cache = _with_places(layer, cache, new, first=step * x.shape[1])
     memory = KeysValues(tf.linalg.matrix_transpose(cache.self_keys), cache.self_values)
-    h = layer.self_attention.FProp(theta.self_attention, h, memory, attended.mask, context)
+    h = layer.self_attention.FProp(
+        theta.self_attention,
+        h,
+        memory,
+        attended.mask,
+        context,
+        Positions(attended.positions, attended.key_positions),
+    )
     h = layer.self_dropout.FProp(theta.self_dropout, h, "BLM", context)
     x = layer.annotate(x + h, "BLM")
 

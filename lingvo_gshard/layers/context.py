@@ -61,15 +61,16 @@ def replaying(results: Sequence[tf.Tensor]) -> Products:
     def replay(equation: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
         del equation
         result = remaining.pop(0)
-        # Where the product would be computed, and where its gradients are then named.
-        scope = tf.get_current_name_scope()
+        # Where the product would be computed, and where its gradients are then named: as those of
+        # any other operation, and not as what is computed again.
+        scope = f"gradient_tape/{tf.get_current_name_scope()}".rstrip("/")
 
         @tf.custom_gradient
         def replayed(
             *factors: tf.Tensor,
         ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
             def gradient(d_result: tf.Tensor) -> list[tf.Tensor]:
-                with tf.name_scope(scope and f"{scope}/"), tf.GradientTape() as tape:
+                with tf.name_scope(f"{scope}/"), tf.GradientTape() as tape:
                     tape.watch(factors)
                     again = product(*factors)  # The value is unused, so it is never computed.
                     return tape.gradient(again, factors, d_result)

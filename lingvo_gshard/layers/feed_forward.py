@@ -1,4 +1,4 @@
-"""Dense layers: feed-forward and layer normalization. B batch, L length, M model, H hidden."""
+"""The dense feed-forward layer. B batch, L length, M model, H hidden."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
-
-# Keeps the inverse of a standard deviation finite where all elements are equal.
-_EPSILON = 1e-6
+from lingvo_gshard.layers.products import with_bias
 
 
 class FeedForwardLayer(BaseLayer):
-    """wo · relu(wi · x): equation (2) of the paper with a single expert."""
+    """wo · relu(wi · x): equation (2) of the paper with a single expert.
+
+    Other settings are those of other models: another activation, a gate, biases.
+    """
 
     hidden_dropout: DropoutLayer
 
@@ -25,7 +27,11 @@ class FeedForwardLayer(BaseLayer):
         p = super().Params()
         p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("hidden_dim", REQUIRED, "H, the hidden dimension.")
-        p.Define("hidden_dropout", DropoutLayer.Params().Set(rate=0.0), "Dropout after the ReLU.")
+        p.Define("activation", Activation.RELU, "Of the hidden units.")
+        p.Define("gated", False, "Whether a second product multiplies them: see activations.py.")
+        p.Define("biases", False, "Whether a vector is added to each product.")
+        dropout = DropoutLayer.Params().Set(rate=0.0)
+        p.Define("hidden_dropout", dropout, "Dropout after the activation.")
         return p
 
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
@@ -35,37 +41,25 @@ class FeedForwardLayer(BaseLayer):
         self.CreateChild("hidden_dropout", self.p.hidden_dropout)
         self.CreateVariable("wi", gaussian((m, h), "MH", fan_in=m))
         self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h))
+        if self.p.gated:
+            self.CreateVariable("wi_gate", gaussian((m, h), "MH", fan_in=m))
+
+        if self.p.biases:
+            self.CreateVariable("wi_bias", constant((h,), "H", 0.0))
+            self.CreateVariable("wo_bias", constant((m,), "M", 0.0))
+            if self.p.gated:
+                self.CreateVariable("wi_gate_bias", constant((h,), "H", 0.0))
 
     def FProp(self, theta: NestedMap, x: tf.Tensor, context: Context) -> tf.Tensor:
         """Maps x [B, L, M] to [B, L, M], computed in the dtype of x."""
-        h_BLH = tf.nn.relu(context.einsum("BLM,MH->BLH", x, theta.wi))
+
+        def project(name: str) -> tf.Tensor:
+            return with_bias(context.einsum("BLM,MH->BLH", x, theta[name]), theta, name)
+
+        h_BLH = hidden_units(self.p.activation, self.p.gated, project)
         h_BLH = self.annotate(h_BLH, "BLH")
         h_BLH = self.hidden_dropout.FProp(theta.hidden_dropout, h_BLH, "BLH", context)
 
         y_BLM = context.einsum("BLH,HM->BLM", h_BLH, theta.wo)
+        y_BLM = with_bias(y_BLM, theta, "wo")
         return self.annotate(y_BLM, "BLM")
-
-
-class LayerNorm(BaseLayer):
-    """Normalizes the last dim to mean 0 and variance 1, then applies a learned scale and bias."""
-
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("dim", REQUIRED, "M, the model dimension.")
-        return p
-
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
-        super().__init__(params, *args)
-        self.CreateVariable("scale", constant((self.p.dim,), "M", 1.0))
-        self.CreateVariable("bias", constant((self.p.dim,), "M", 0.0))
-
-    def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        """Normalizes x [..., M]; the result has the dtype of x."""
-        # In float32, because sums of 16-bit numbers lose most of their digits.
-        wide = tf.cast(x, tf.float32)
-        centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
-        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
-        normalized = centred * tf.math.rsqrt(variance + _EPSILON)
-
-        return tf.cast(normalized * theta.scale + theta.bias, x.dtype)

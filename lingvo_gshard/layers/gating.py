@@ -41,12 +41,15 @@ class Capacity:
         p = InstantiableParams(cls)
         p.Define("by", CapacityBy.FACTOR, "The rule.")
         p.Define("factor", 2.0, "C * E / S by FACTOR, and in TOKENS' rounds; 2 in the paper (2.2).")
+        p.Define("multiple_of", 1, "C by factor is rounded up to a multiple of this; 4 in Lingvo.")
         return p
 
     def __init__(self, params: InstantiableParams) -> None:
         self.p = params.Copy().Freeze()
         if self.p.factor <= 0:
             raise ValueError(f"Capacity: factor must be above 0, got {self.p.factor}.")
+        if self.p.multiple_of < 1:
+            raise ValueError(f"Capacity: multiple_of must be 1 or more, got {self.p.multiple_of}.")
 
     def places(self, group_size: int, num_experts: int) -> int:
         """Returns C of each expert in a group of `group_size` tokens."""
@@ -59,6 +62,10 @@ class Capacity:
         share = self.p.factor * group_size / num_experts
         # Rounded first, so that 1.1 * 100 / 10 is 11 and not 12.
         places = math.ceil(round(share, 9))
+
+        # Few places overflow even where experts are balanced: see planning/tables/capacity.py.
+        multiple = self.p.multiple_of
+        places = multiple * math.ceil(places / multiple)
         return min(group_size, places)
 
 
@@ -87,6 +94,12 @@ class Routing:
     max_load: tf.Tensor  # The load of the busiest expert.
     idle_experts: tf.Tensor  # The number of experts without a token.
     entropy: tf.Tensor  # The entropy of a token's gates in nats, averaged over the tokens.
+
+    @property
+    def balance_loss(self) -> tf.Tensor:
+        """Returns E^2 * l_aux: 1 in perfect balance and E if one expert gets all, whatever E is."""
+        num_experts = self.load_E.shape[0]
+        return num_experts**2 * self.aux_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,8 +203,7 @@ def auxiliary_loss(gates_GSE: tf.Tensor, first_GSE: tf.Tensor, valid_GS: tf.Tens
     """Returns l_aux = 1/E * sum_e c_e/S * m_e (line 13), averaged over the groups.
 
     c_e counts the first choices of expert e, and m_e is its mean gate (line 3). Padding counts
-    neither in these nor in S. Perfect balance gives 1 / E^2, so the weight k of the loss must
-    grow as E^2 to have the same effect for any E.
+    neither in these nor in S. Perfect balance gives 1 / E^2: see Routing.balance_loss.
     """
     size_G = tf.maximum(tf.reduce_sum(valid_GS, 1), 1.0)
     m_GE = tf.reduce_sum(gates_GSE * valid_GS[..., None], 1) / size_G[:, None]

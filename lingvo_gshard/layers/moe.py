@@ -18,12 +18,14 @@ from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
+from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, IndexedDispatcher, OneHotDispatcher
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
 from lingvo_gshard.layers.moe_inference import without_overflow
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic
+from lingvo_gshard.layers.ragged_experts import Experts
 from lingvo_gshard.layers.random import random_uniform
 
 
@@ -41,8 +43,10 @@ class MoELayer(BaseLayer):
         # The experts.
         p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("hidden_dim", REQUIRED, "H, the hidden dimension of an expert.")
+        p.Define("activation", Activation.RELU, "Of an expert's hidden units.")
+        p.Define("gated", False, "Whether a second product multiplies them: see activations.py.")
         dropout = DropoutLayer.Params().Set(rate=0.0)
-        p.Define("hidden_dropout", dropout, "Dropout within the experts, after the ReLU.")
+        p.Define("hidden_dropout", dropout, "Dropout within the experts, after the activation.")
         p.Define("num_experts", REQUIRED, "E, the number of experts.")
 
         # Which tokens they get, and how.
@@ -64,16 +68,20 @@ class MoELayer(BaseLayer):
         self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m))
         self.CreateVariable("wi", gaussian((e, m, h), "EMH", fan_in=m))
         self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h))
+        if self.p.gated:
+            self.CreateVariable("wi_gate", gaussian((e, m, h), "EMH", fan_in=m))
+        # Maps a function that multiplies tokens by a weight's name to the hidden units.
+        self._hidden_units = functools.partial(hidden_units, self.p.activation, self.p.gated)
 
-    # The sizes in FProp, for a training step of m4.MoE128E36L on 128 devices. Each device has 16 of
-    # 2048 groups of 512 tokens, and one of 128 experts, with 8 places for the tokens of a group:
+    # The sizes in FProp, for a training step of m4.MoE128E36L on 128 devices. Each device has 4 of
+    # 512 groups of 2048 tokens, and one of 128 experts, with 32 places for the tokens of a group:
     #
     #             on all devices         split   on one device
-    #   x_GSM     [2048, 512, 1024]      G       [16, 512, 1024]
-    #   x_EGCM    [128, 2048, 8, 1024]   E       [1, 2048, 8, 1024]
+    #   x_GSM     [512, 2048, 1024]      G       [4, 2048, 1024]
+    #   x_EGCM    [128, 512, 32, 1024]   E       [1, 512, 32, 1024]
     #   h_EGH     [128, 16384, 8192]     E       [1, 16384, 8192]
-    #   y_GECM    [2048, 128, 8, 1024]   G       [16, 128, 8, 1024]
-    #   y_GSM     [2048, 512, 1024]      G       [16, 512, 1024]
+    #   y_GECM    [512, 128, 32, 1024]   G       [4, 128, 32, 1024]
+    #   y_GSM     [512, 2048, 1024]      G       [4, 2048, 1024]
 
     def FProp(
         self, theta: NestedMap, x: tf.Tensor, valid_mask: tf.Tensor, context: Context
@@ -81,8 +89,7 @@ class MoELayer(BaseLayer):
         """Algorithm 2: routes x [B, L, M] through the experts, in its dtype; returns [B, L, M].
 
         `valid_mask` is float32 [B, L], 1 for a token, 0 for padding. The result is zero where a
-        token overflowed. Raises ValueError if the group size does not divide the batch's tokens, or
-        the partitions do not divide the number of groups that GATHER trains on.
+        token overflowed. Raises ValueError if the group size does not divide the batch's tokens.
         """
         x_GSM, valid_GS = self._in_groups(x, valid_mask, context.mode)
         capacity = self._capacity(x_GSM, context)
@@ -101,9 +108,11 @@ class MoELayer(BaseLayer):
             x_EGCM = self.annotate(x_EGCM, "EGCM")
 
             # Lines 4 and 5, the hidden units of the experts.
+            def project(name: str) -> tf.Tensor:
+                return context.einsum("EGCM,EMH->E(GC)H", x_EGCM, theta[name])
+
             with tf.name_scope("experts"):
-                h_EGH = tf.nn.relu(context.einsum("EGCM,EMH->E(GC)H", x_EGCM, theta.wi))
-                h_EGH = self.annotate(h_EGH, "EGH")
+                h_EGH = self.annotate(self._hidden_units(project), "EGH")
                 h_EGH = self.hidden_dropout.FProp(theta.hidden_dropout, h_EGH, "EGH", context)
 
             # Line 6, their outputs, which return to their groups: the second all-to-all.
@@ -119,7 +128,7 @@ class MoELayer(BaseLayer):
             y_GSM = without_overflow(
                 x_GSM,
                 gates,
-                theta,
+                self._experts(theta),
                 through_experts,
                 capacity=self.p.eval_capacity,
                 context=context,
@@ -130,6 +139,11 @@ class MoELayer(BaseLayer):
 
         y_BLM = self.annotate(tf.reshape(y_GSM, x.shape), "BLM")
         return y_BLM, self._replicated_load(gates.routing)
+
+    def _experts(self, theta: NestedMap) -> Experts:
+        """Returns what experts without buffers compute with."""
+        names = ("wi", "wi_gate", "wo") if self.p.gated else ("wi", "wo")
+        return Experts({name: theta[name] for name in names}, self._hidden_units)
 
     def _in_groups(
         self, x: tf.Tensor, valid_mask: tf.Tensor, mode: Mode
@@ -152,7 +166,7 @@ class MoELayer(BaseLayer):
         (num_partitions,) = self._annotator.factor("G")
         num_parts = math.gcd(batch, num_partitions)
         tokens = batch * length
-        return tokens // default_group_size(self.p, tokens // num_parts)
+        return tokens // cheap_group_size(self.p, tokens // num_parts)
 
     def _capacity(self, x_GSM: tf.Tensor, context: Context) -> int:
         """Returns C, the places of an expert for the tokens of one group."""
@@ -181,25 +195,9 @@ class MoELayer(BaseLayer):
     def _dispatcher(
         self, gates: Gating, capacity: int, context: Context
     ) -> IndexedDispatcher | OneHotDispatcher:
-        """Returns what moves tokens to their experts' buffers, and outputs back.
-
-        Partitions with different numbers of groups can't gather by index: a training step is
-        refused, and an evaluation dispatches by EINSUM.
-        """
-        count = gates.first.gate_GS.shape[0]
-        # Gathers are manually partitioned, which needs equal parts.
-        (num_partitions,) = self._annotator.factor("G")
-        is_gather = self.p.dispatch is Dispatch.GATHER
-        is_even = count % num_partitions == 0
-        if is_gather and context.training and not is_even:
-            raise ValueError(
-                f"{self.path}: dispatch GATHER needs the same number of groups on each of "
-                f"{num_partitions} partitions, got {count} groups in all; choose a smaller "
-                "group_size, a larger batch, or EINSUM."
-            )
-
+        """Returns what moves tokens to their experts' buffers, and outputs back."""
         with tf.name_scope("gate"):
-            if is_gather and is_even:
+            if self.p.dispatch is Dispatch.GATHER:
                 return IndexedDispatcher(gates, capacity, self._annotator)
             return OneHotDispatcher(gates, capacity, self._annotator, context.arithmetic)
 
@@ -231,16 +229,44 @@ def group_size(p: Params, tokens: int) -> int:
 
 
 def default_group_size(p: Params, tokens: int) -> int:
+    """Returns S for `tokens` tokens, a divisor of them, so that dispatch and overflow cost little.
+
+    Experts that have few places for a group overflow even in perfect balance: with one place they
+    lose 12 % of all tokens, with four 2 % (planning/tables/capacity.py). So groups may be larger
+    than cheap_group_size, up to C = 4, as long as there are as many groups as experts, so that
+    devices with one expert each also have a group each (section 3.1: G and E are O(D)).
+
+    S does not depend on the number of devices, and neither do the results. A group size that is set
+    takes the place of this one.
+    """
+    four_places = 4 * _one_place(p)
+    one_group_an_expert = tokens / p.num_experts
+    return _largest_divisor(tokens, max(_cheap(p), min(four_places, one_group_an_expert)))
+
+
+def cheap_group_size(p: Params, tokens: int) -> int:
     """Returns S for `tokens` tokens, a divisor of them, so that dispatch costs little.
 
     Per token, dispatch and combine by einsum take 4 * E * C * M flops, and the experts take
-    (E * C / S) * 4 * M * H: the former are S / H of the latter. So the default is the largest
-    divisor of `tokens` that is at most H / 10. With so many experts that C would be below 1, and
-    be rounded up, the default is the largest divisor that is at most E / factor.
+    (E * C / S) * 4 * M * H: the former are S / H of the latter. So S is the largest divisor of
+    `tokens` that is at most H / 10. With so many experts that C would be below 1, and be rounded
+    up, S is the largest divisor that is at most E / factor.
     """
-    factor = p.train_capacity.Instantiate().p.factor
+    return _largest_divisor(tokens, _cheap(p))
+
+
+def _cheap(p: Params) -> float:
     # At least 1, where H is below 10.
-    most = max(1.0, p.hidden_dim / 10, p.num_experts / factor)
+    return max(1.0, p.hidden_dim / 10, _one_place(p))
+
+
+def _one_place(p: Params) -> float:
+    """Returns the number of tokens in a group of which each expert takes one: C = 1."""
+    capacity = p.train_capacity.Instantiate()
+    return p.num_experts / capacity.p.factor
+
+
+def _largest_divisor(tokens: int, most: float) -> int:
     sizes = range(1, min(tokens, int(most)) + 1)
     return max(size for size in sizes if tokens % size == 0)
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.gating import Gating
-from lingvo_gshard.layers.ragged_experts import ragged_experts
+from lingvo_gshard.layers.ragged_experts import Experts, ragged_experts
 from lingvo_gshard.sharding.annotator import Annotator
 
 # From a gating and the capacity of its buffers to the outputs [G, S, M].
@@ -25,7 +24,7 @@ _LIKELY_ROUNDS = 8
 def without_overflow(
     x_GSM: tf.Tensor,
     gates: Gating,
-    theta: NestedMap,
+    experts: Experts,
     through_experts: ThroughExperts,
     *,
     capacity: Params,
@@ -40,7 +39,7 @@ def without_overflow(
     Args:
       x_GSM: The tokens.
       gates: Their choices for a capacity of S.
-      theta: The experts' weights wi [E, M, H] and wo [E, H, M].
+      experts: Their weights, and how they compute.
       through_experts: Dispatches the tokens that a gating keeps to buffers of a capacity, applies
         the experts, and combines their outputs to [G, S, M].
       capacity: Params of a Capacity, for buffers that are filled in rounds.
@@ -48,16 +47,17 @@ def without_overflow(
       annotator: The partitioning.
     """
     num_groups, group_size, _ = x_GSM.shape
-    num_experts = theta.wi.shape[0]
+    num_experts = experts.weights["wi"].shape[0]
     round_capacity = capacity.Instantiate().even_places(group_size, num_experts)
 
     # A round moves whole buffers, however few tokens are left for it.
     num_tokens = num_groups * group_size
     buffer_rows = num_experts * num_groups * round_capacity
-    if not gathering_moves_less(num_tokens, buffer_rows, annotator):
+    _, num_parts = annotator.factor("EG")  # Y in ragged_experts.py, whose parts are equal.
+    if num_tokens % num_parts or not gathering_moves_less(num_tokens, buffer_rows, annotator):
         return _in_rounds(x_GSM, gates, through_experts, round_capacity, context, annotator)
     with tf.name_scope("experts"):
-        return ragged_experts(x_GSM, gates, theta.wi, theta.wo, annotator, context.arithmetic)
+        return ragged_experts(x_GSM, gates, experts, annotator, context.arithmetic)
 
 
 def gathering_moves_less(num_tokens: int, buffer_rows: int, annotator: Annotator) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
 
 _MERGED_DIMS = re.compile(r"\((\w)\w*\)")
@@ -339,3 +340,12 @@ def _transposed(weight: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.
         return tf.linalg.matrix_transpose(held)
 
     return tf.linalg.matrix_transpose(weight), gradient
+
+
+def with_bias(product: tf.Tensor, theta: NestedMap, name: str) -> tf.Tensor:
+    """Returns the product with weight `name` plus that weight's bias, if theta has one.
+
+    The bias has the last dims of the product, and is added in its dtype.
+    """
+    bias = theta.get(f"{name}_bias")
+    return product if bias is None else product + tf.cast(bias, product.dtype)

@@ -24,6 +24,7 @@ On 8 devices with 4 experts, for example, W is 4, X is 1 and Y is 2.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -35,16 +36,24 @@ from lingvo_gshard.layers.slices import read_at, write_at
 from lingvo_gshard.sharding.annotator import Annotator
 
 
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """What the experts of a layer compute with."""
+
+    weights: dict[str, tf.Tensor]  # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H].
+    # Maps a function that multiplies tokens by the weight of a name to their hidden units.
+    hidden_units: Callable[[Callable[[str], tf.Tensor]], tf.Tensor]
+
+
 def ragged_experts(
     x_GSM: tf.Tensor,
     gates: Gating,
-    wi_EMH: tf.Tensor,
-    wo_EHM: tf.Tensor,
+    experts: Experts,
     annotator: Annotator,
     arithmetic: Arithmetic,
 ) -> tf.Tensor:
     """Returns the outputs of each token's kept choices, summed with its gates: [G, S, M]."""
-    num_experts, dim, _ = wi_EMH.shape
+    num_experts, dim, _ = experts.weights["wi"].shape
     num_groups, group_size, _ = x_GSM.shape
     num_partitions, _ = annotator.factor("EG")
 
@@ -54,7 +63,7 @@ def ragged_experts(
     x_WYIM, choices_WYI6 = tf.split(gathered, [dim, choices_GS6.shape[-1]], -1)
     expert_WYJ, gate_WYJ = _decode_choices(choices_WYI6)
 
-    outputs_WYJM = _expert_outputs(x_WYIM, expert_WYJ, wi_EMH, wo_EHM, annotator, arithmetic)
+    outputs_WYJM = _expert_outputs(x_WYIM, expert_WYJ, experts, annotator, arithmetic)
 
     # A token's output is the sum over its two choices, and over the partitions W, of which those
     # without its experts add 0. From a split over W to one over G is the all-to-all.
@@ -121,14 +130,13 @@ def _decode_choices(choices_WYI6: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def _expert_outputs(
     x_WYIM: tf.Tensor,
     expert_WYJ: tf.Tensor,
-    wi_EMH: tf.Tensor,
-    wo_EHM: tf.Tensor,
+    experts: Experts,
     annotator: Annotator,
     arithmetic: Arithmetic,
 ) -> tf.Tensor:
     """Returns the outputs of partition W's experts, [W, Y, J, M]; 0 for other experts' tokens."""
     num_partitions, num_parts, num_assignments = expert_WYJ.shape
-    num_experts = wi_EMH.shape[0]
+    num_experts = experts.weights["wi"].shape[0]
     num_own = num_experts // num_partitions
     size = tile_size(num_assignments, num_experts)
 
@@ -160,11 +168,10 @@ def _expert_outputs(
         (position_WYJ, "EG_"),
         (x_WYIM, "EG__"),
         (rows_WYOM, "EG__"),
-        # Whole: a product over a dim that is split here would be left without its sum.
-        (wi_EMH, "E__"),
-        (wo_EHM, "E__"),
     ]
-    local = functools.partial(_local_outputs, size, arithmetic.matmul_weight)
+    # Whole: a product over a dim that is split here would be left without its sum.
+    arguments += [(weight, "E__") for weight in experts.weights.values()]
+    local = functools.partial(_local_outputs, size, arithmetic.matmul_weight, experts)
     outputs_WYJM = annotator.locally(local, arguments, "EG__")
 
     is_own_WYJ = expert_WYJ // num_own == tf.range(num_partitions)[:, None, None]
@@ -174,28 +181,28 @@ def _expert_outputs(
 def _local_outputs(
     size: int,
     matmul: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    experts: Experts,
     bounds_112: tf.Tensor,
     expert_11O: tf.Tensor,
     token_11O: tf.Tensor,
     position_11J: tf.Tensor,
     x_11IM: tf.Tensor,
     rows_11OM: tf.Tensor,
-    wi_XMH: tf.Tensor,
-    wo_XHM: tf.Tensor,
+    *own_weights: tf.Tensor,
 ) -> tf.Tensor:
     """One partition's _expert_outputs; arbitrary for assignments to other partitions' experts.
 
     Args:
       size: Z.
       matmul: Multiplies rows with a weight.
+      experts: The experts of all partitions.
       bounds_112: Where this partition's assignments begin and end in the order of the next two.
       expert_11O: The expert of each assignment, sorted.
       token_11O: The token of each assignment, in the same order.
       position_11J: Where each assignment is in that order.
       x_11IM: The tokens.
       rows_11OM: Zeros, which the outputs replace.
-      wi_XMH: This partition's own experts.
-      wo_XHM: As wi_XMH.
+      *own_weights: The weights of this partition's own experts, in the order of `experts`.
     """
     begin, end = tf.unstack(tf.reshape(bounds_112, [2]))
     expert_O = tf.reshape(expert_11O, [-1])
@@ -209,15 +216,17 @@ def _local_outputs(
         after = _count(expert_O <= expert)
 
         # Partitions have equal numbers of consecutive experts.
-        own = tf.reshape(expert % wi_XMH.shape[0], [])
-        wi_MH = read_at(wi_XMH, own, 1)[0]
-        wo_HM = read_at(wo_XHM, own, 1)[0]
+        own = tf.reshape(expert % own_weights[0].shape[0], [])
+        weights = {
+            name: read_at(weight, own, 1)[0]
+            for name, weight in zip(experts.weights, own_weights, strict=True)
+        }
 
         def next_tile(start: tf.Tensor, rows_OM: tf.Tensor) -> list[tf.Tensor]:
             """A tile may run into the next expert's rows, which that expert then overwrites."""
             x_ZM = tf.gather(x_IM, read_at(token_O, start, size))
-            h_ZH = tf.nn.relu(matmul(x_ZM, wi_MH))
-            outputs_ZM = matmul(h_ZH, wo_HM)
+            h_ZH = experts.hidden_units(lambda name: matmul(x_ZM, weights[name]))
+            outputs_ZM = matmul(h_ZH, weights["wo"])
             return [start + size, write_at(rows_OM, outputs_ZM, start, axis=0)]
 
         _, rows_OM = tf.while_loop(lambda start, _: start < after, next_tile, [begin, rows_OM])

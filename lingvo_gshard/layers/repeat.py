@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from lingvo_gshard.core.base_layer import STACKED
+from lingvo_gshard.core.base_layer import RECOMPUTED, STACKED
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.tf_private import xla
 from lingvo_gshard.layers.context import Products, computed, recording, replaying
@@ -340,7 +340,10 @@ def _pull_back(
     inputs: Carried[tf.Tensor],
     d_result: Carried[tf.Tensor],
 ) -> Carried[tf.Tensor]:
-    """Returns the gradients of the inputs, given those of fn(inputs), which is computed again."""
+    """Returns the gradients of the inputs, given those of fn(inputs), which is computed again.
+
+    What is computed again is in the scope RECOMPUTED, and its gradients are not.
+    """
     # Without the barrier the compiler would reuse the forward pass's results, and so keep them.
     held = xla.optimization_barrier(*inputs.flat(), *d_result.flat())
     num_inputs = len(inputs.flat())
@@ -349,8 +352,11 @@ def _pull_back(
 
     with tf.GradientTape() as tape:
         tape.watch(leaves)
-        results = fn(inputs.packed(leaves)).flat()
+        with tf.name_scope(f"{RECOMPUTED}/"):  # The slash makes it the outermost scope.
+            results = fn(inputs.packed(leaves)).flat()
     gradients = tape.gradient(results, leaves, d_result.flat(), unconnected_gradients="zero")
+    # The gradient of a weight whose rows were gathered is tf.IndexedSlices.
+    gradients = list(map(tf.convert_to_tensor, gradients))
     return inputs.packed(gradients)
 
 

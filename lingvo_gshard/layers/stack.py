@@ -21,14 +21,15 @@ from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import cached_decoding
 from lingvo_gshard.layers.context import Context, LayerReport, Products, computed
-from lingvo_gshard.layers.feed_forward import FeedForwardLayer, LayerNorm
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.layers.norms import LayerNorm, RMSNorm
 from lingvo_gshard.layers.pipeline import Pipeline, check_pipeline, microbatches_of
 from lingvo_gshard.layers.repeat import Carried, Layers, Loop, Remat, Tensors, apply_block
 from lingvo_gshard.layers.transformer import Attended, TransformerLayer
 
-# The dims of the masks of Attended.
-_MASK_DIMS = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_"}
+# The dims of what Attended tells of each token: its masks and its position.
+_MASK_DIMS = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_", "positions": "BL"}
 
 
 class TransformerStack(BaseLayer):
@@ -36,7 +37,7 @@ class TransformerStack(BaseLayer):
 
     layers: list[TransformerLayer]  # UNROLLED: all layers.
     block: list[TransformerLayer]  # LOOP: the layers of one block; theta.block[j] holds stacks.
-    norm: LayerNorm
+    norm: LayerNorm | RMSNorm
 
     @classmethod
     def Params(cls) -> InstantiableParams:
@@ -52,8 +53,9 @@ class TransformerStack(BaseLayer):
         p.Define("microbatches", 1, "The parts of a batch that pass through the pipeline.")
         return p
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
-        super().__init__(params, *args)
+    def __init__(self, params: InstantiableParams, annotator: Any, path: str = "") -> None:
+        # The table may have rows for this stack alone, by its path.
+        super().__init__(params, annotator.in_stack(path), path)
         p = self.p
         if p.num_layers < 1:
             raise ValueError(f"{self.path}: num_layers must be 1 or more, got {p.num_layers}.")
@@ -78,7 +80,7 @@ class TransformerStack(BaseLayer):
             )
         else:
             self.CreateChildren("block", layers[: self._block_size], stacked=self._num_blocks)
-        self.CreateChild("norm", LayerNorm.Params().Set(dim=p.dim))
+        self.CreateChild("norm", p.layer.norm.Copy().Set(dim=p.dim))
 
     def FProp(
         self, theta: NestedMap, x: tf.Tensor, attended: Attended, context: Context

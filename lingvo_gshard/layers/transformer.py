@@ -13,12 +13,14 @@ from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention import MultiHeadAttention, Positions
 from lingvo_gshard.layers.context import Context, LayerReport
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.feed_forward import FeedForwardLayer, LayerNorm
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import Routing
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.layers.norms import LayerNorm, RMSNorm
+from lingvo_gshard.layers.positions import NoPositions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,10 @@ class Attended:
     valid_mask: tf.Tensor  # [B, L]: 0 for padding, and for what should take no expert.
     source_mask: tf.Tensor | None = None  # [B, L, T]; None in an encoder.
     encoded: tf.Tensor | None = None  # [B, T, M], the source; None in an encoder or a flat beam.
+    # int32 positions of x, [B, L], for layers whose self-attention reads them, and of the places of
+    # a flat beam, [B, P], where these are its keys.
+    positions: tf.Tensor | None = None
+    key_positions: tf.Tensor | None = None
 
 
 class TransformerLayer(BaseLayer):
@@ -38,13 +44,13 @@ class TransformerLayer(BaseLayer):
     x + dropout(f(norm(x))). cached_decoding.py applies the layer to one token at a time.
     """
 
-    self_norm: LayerNorm
+    self_norm: LayerNorm | RMSNorm
     self_attention: MultiHeadAttention
     self_dropout: DropoutLayer
-    source_norm: LayerNorm
+    source_norm: LayerNorm | RMSNorm
     source_attention: MultiHeadAttention
     source_dropout: DropoutLayer
-    feed_forward_norm: LayerNorm
+    feed_forward_norm: LayerNorm | RMSNorm
     feed_forward: FeedForwardLayer | MoELayer
     feed_forward_dropout: DropoutLayer
 
@@ -52,6 +58,7 @@ class TransformerLayer(BaseLayer):
     def Params(cls) -> InstantiableParams:
         p = super().Params()
         p.Define("dim", REQUIRED, "M, the model dimension.")
+        p.Define("norm", LayerNorm.Params(), "LayerNorm.Params() or RMSNorm.Params().")
         p.Define("attention", MultiHeadAttention.Params(), "Self- and source attention.")
         p.Define("feed_forward", REQUIRED, "FeedForwardLayer.Params() or MoELayer.Params().")
         p.Define("has_source", False, "Whether this is a decoder's layer.")
@@ -62,7 +69,7 @@ class TransformerLayer(BaseLayer):
         super().__init__(params, *args)
         p = self.p
         # Params are copied where they become a child's, so each child has its own.
-        norm = LayerNorm.Params().Set(dim=p.dim)
+        norm = p.norm.Copy().Set(dim=p.dim)
         attention = p.attention.Copy().Set(dim=p.dim)
 
         self.CreateChild("self_norm", norm)
@@ -71,7 +78,9 @@ class TransformerLayer(BaseLayer):
 
         if p.has_source:
             self.CreateChild("source_norm", norm)
-            self.CreateChild("source_attention", attention)
+            # Positions in two different texts have no distance.
+            source_attention = attention.Copy().Set(positions=NoPositions.Params())
+            self.CreateChild("source_attention", source_attention)
             self.CreateChild("source_dropout", p.residual_dropout)
 
         self.CreateChild("feed_forward_norm", norm)
@@ -84,8 +93,11 @@ class TransformerLayer(BaseLayer):
         """Applies the layer to whole sequences x [B, L, M]; returns [B, L, M] and a report."""
         # Self-attention.
         h = self.self_norm.FProp(theta.self_norm, x)
-        memory = self.self_attention.Project(theta.self_attention, h, context)
-        h = self.self_attention.FProp(theta.self_attention, h, memory, attended.mask, context)
+        positions = Positions(attended.positions, attended.positions)
+        memory = self.self_attention.Project(theta.self_attention, h, context, positions)
+        h = self.self_attention.FProp(
+            theta.self_attention, h, memory, attended.mask, context, positions
+        )
         h = self.self_dropout.FProp(theta.self_dropout, h, "BLM", context)
         x = self.annotate(x + h, "BLM")
 

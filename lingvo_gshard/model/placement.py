@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers import moe
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh, names_of
 
@@ -23,6 +24,12 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
     """
     mesh = Mesh.parse(params.mesh, num_partitions, params.device_assignment)
     table = Partitioning.parse(mesh, params.sharding)
+    unknown = sorted(table.stacks - STACKS.keys())
+    if unknown:
+        raise ValueError(
+            f"sharding={params.sharding}: no stack {unknown[0]!r}; rows may be for "
+            f"{', '.join(STACKS)} or weights alone."
+        )
 
     # A mesh of several axes says itself which one splits the experts.
     encoder_moe = params.task.encoder.moe
@@ -30,9 +37,9 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
         return table
 
     # The experts may be too many to be replicated, or fit no number of whole copies; then
-    # check_divisible decides whether they can be split over all devices.
+    # check_sizes decides whether they can be split over all devices.
     num_experts = encoder_moe.num_experts
-    (expert_partitions,) = table.factor("E")
+    (expert_partitions,) = table.in_stack("encoder").factor("E")
     copies = expert_partitions // num_experts if num_experts > 0 else 0
     if copies < 2 or copies * num_experts != num_partitions:
         return table
@@ -47,16 +54,16 @@ def _with_copies(table: Partitioning, copies: int, num_experts: int) -> Partitio
     mesh = Mesh(both, (copies, num_experts), table.mesh.device_assignment)
 
     rows = {}
-    for letter, row in table.table:
+    for key, row in table.table:
         is_whole = not row  # A letter whose row is `-` stays whole.
-        rows[letter] = row if letter in "Ee" or is_whole else both
+        rows[key] = row if key[-1] in "Ee" or is_whole else both
     return Partitioning.from_dict(mesh, rows)
 
 
 def num_weights(params: Params) -> int:
     """Returns the number of scalars in the model's weights; vocabulary sizes must be set."""
     unpartitioned = Partitioning(Mesh.flat(1), ())
-    return params.task.Instantiate(unpartitioned).num_weights
+    return params.task.Instantiate(Annotator(unpartitioned)).num_weights
 
 
 def num_groups(params: Params, name: str = "input") -> dict[str, int]:
@@ -87,29 +94,60 @@ def bubble(params: Params) -> float:
     return max(shares)
 
 
+def check_sizes(params: Params, table: Partitioning, batches: Collection[str] = _BATCHES) -> None:
+    """Raises ValueError unless there are as many experts on each partition, and no size is 0.
+
+    Also raises it if the group size does not divide the tokens of a batch of training or of
+    evaluation.
+    """
+    if "eval_input" in batches:
+        num_groups(params, "eval_input")
+
+    for name, (rows, letter, size) in _sizes(params, table, batches).items():
+        # A partition computes whole experts; XLA pads other dims.
+        (partitions,) = rows.factor(letter)
+        if size < 1 or (letter == "E" and size % partitions):
+            raise ValueError(_not_divided(name, letter, size, rows))
+
+
 def check_divisible(
     params: Params, table: Partitioning, batches: Collection[str] = _BATCHES
 ) -> None:
     """Raises ValueError unless the mesh divides experts, groups, and the batches named.
 
-    Also raises it if the group size does not divide the tokens of an evaluation batch, which may
-    have any number of groups.
+    What it does not divide also works, but then some devices have less to do than others. Raises
+    as check_sizes, too.
     """
-    if "eval_input" in batches:
-        num_groups(params, "eval_input")
+    check_sizes(params, table, batches)
+    for name, (rows, letter, size) in _sizes(params, table, batches).items():
+        (partitions,) = rows.factor(letter)
+        if size % partitions:
+            raise ValueError(_not_divided(name, letter, size, rows))
 
-    # The sizes that the mesh has to divide: name -> (letter, size).
-    sizes = {f"{name}.batch_size": ("B", params.Get(name).batch_size) for name in batches}
+
+def _sizes(
+    params: Params, table: Partitioning, batches: Collection[str]
+) -> dict[str, tuple[Partitioning, str, int]]:
+    """Returns the sizes that a mesh may split: name -> (the table that splits it, letter, size)."""
+    sizes = {}
+    for stack in ("", *sorted(table.stacks)):
+        where = f"in the {stack}, " if stack else ""
+        for name in batches:
+            rows = params.Get(name).batch_size
+            sizes[f"{where}{name}.batch_size"] = (table.in_stack(stack), "B", rows)
+
     for stack, count in num_groups(params).items():
+        own = table.in_stack(stack)
         experts = params.task.Get(stack).moe.num_experts
-        sizes[f"task.{stack}.moe.num_experts"] = ("E", experts)
-        sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = ("G", count)
+        sizes[f"task.{stack}.moe.num_experts"] = (own, "E", experts)
+        sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = (own, "G", count)
+    return sizes
 
-    for name, (letter, size) in sizes.items():
-        (partitions,) = table.factor(letter)
-        if size < 1 or size % partitions:
-            axes = " and ".join(names_of(table.axes(letter))) or "none"
-            raise ValueError(
-                f"The {partitions} partitions along mesh axis {axes}, which splits {letter}, do "
-                f"not divide {name} = {size}; choose a divisor, or change it with --set."
-            )
+
+def _not_divided(name: str, letter: str, size: int, table: Partitioning) -> str:
+    (partitions,) = table.factor(letter)
+    axes = " and ".join(names_of(table.axes(letter))) or "none"
+    return (
+        f"The {partitions} partitions along mesh axis {axes}, which splits {letter}, do not divide "
+        f"{name} = {size}; choose a divisor, or change it with --set."
+    )

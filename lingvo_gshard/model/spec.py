@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Mode
 
+# The arguments of a function, by position or by name.
+Tensors: TypeAlias = "Sequence[tf.Tensor] | Mapping[str, tf.Tensor]"
+# Name -> (weighted sum, weight), a scalar or small tensor and a scalar.
+MetricSums: TypeAlias = "Mapping[str, tuple[tf.Tensor, tf.Tensor]]"
 # What a model_fn must fill in, by mode.
 _REQUIRED = {
     Mode.TRAIN: ("loss", "train_op"),
@@ -36,8 +41,15 @@ class TPUEstimatorSpec:
     # Scalars and small tensors to record in TRAIN; `num_tokens` gives tokens/s.
     metrics: NestedMap = dataclasses.field(default_factory=NestedMap)
 
-    # Name -> (weighted sum, weight), a scalar or small tensor and a scalar; required in EVAL.
-    eval_metrics: Mapping[str, tuple[tf.Tensor, tf.Tensor]] | None = None
+    # The metrics of a batch, or (fn, tensors), where fn(*tensors) or fn(**tensors) returns them;
+    # required in EVAL. The function is a part of the program, and model/metrics.py has some of its
+    # metrics. (TensorFlow's TPUEstimator calls it on the host.)
+    eval_metrics: MetricSums | tuple[Callable[..., MetricSums], Tensors] | None = None
+
+    # (fn, tensors) in TRAIN: process 0 calls fn(*tensors) or fn(**tensors) for each step, once the
+    # call that it belongs to has ended, with NumPy arrays. It returns None, or names and numbers,
+    # which TensorBoard gets at that step.
+    host_call: tuple[Callable[..., Mapping[str, float] | None], Tensors] | None = None
 
     # Tensors whose dim 0 is the batch's rows; required in PREDICT.
     predictions: NestedMap | None = None
@@ -46,9 +58,27 @@ class TPUEstimatorSpec:
         missing = [name for name in _REQUIRED[self.mode] if self._is_missing(name)]
         if missing:
             raise ValueError(f"TPUEstimatorSpec: mode {self.mode.name} needs {', '.join(missing)}.")
+        if self.host_call is not None and self.mode is not Mode.TRAIN:
+            raise ValueError(f"TPUEstimatorSpec: host_call needs mode TRAIN, got {self.mode.name}.")
+
+    @property
+    def metric_sums(self) -> MetricSums:
+        """The metrics of EVAL, and the loss, if there is one, as a mean over batches."""
+        assert self.eval_metrics is not None
+        metrics = self.eval_metrics
+        if isinstance(metrics, tuple):
+            metrics = called(*metrics)
+        if self.loss is None:
+            return metrics
+        return {"loss": (self.loss, tf.constant(1.0)), **metrics}
 
     def _is_missing(self, name: str) -> bool:
         value = getattr(self, name)
         if isinstance(value, Mapping):
             return not value
         return value is None
+
+
+def called(fn: Callable[..., Any], tensors: Tensors | Sequence[Any] | Mapping[str, Any]) -> Any:
+    """Returns fn(*tensors), or fn(**tensors) if they have names."""
+    return fn(**tensors) if isinstance(tensors, Mapping) else fn(*tensors)

@@ -50,7 +50,7 @@ class TranslationTask(BaseLayer):
 
         # Its loss.
         p.Define("label_smoothing", 0.0, "The target's probability mass spread over all pieces.")
-        p.Define("aux_loss_weight", REQUIRED, "k, the weight of the summed l_aux; it grows as E^2.")
+        p.Define("aux_loss_weight", REQUIRED, "k / E^2, where k is the weight of a layer's l_aux.")
 
         # Its arithmetic.
         p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
@@ -102,7 +102,13 @@ class TranslationTask(BaseLayer):
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
         source_mask = segment_mask(segments, features.source_segment_ids)
         x = self._embed_target(theta, features.target_ids, features.target_positions, context)
-        attended = Attended(mask, _valid_mask(segments), source_mask, encoded)
+        attended = Attended(
+            mask,
+            _valid_mask(segments),
+            source_mask,
+            encoded,
+            positions=features.target_positions,
+        )
         x, decoder_reports = self.decoder.FProp(theta.decoder, x, attended, context)
 
         reports |= _named("decoder", decoder_reports)
@@ -111,12 +117,16 @@ class TranslationTask(BaseLayer):
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap]:
-        """L = l_nll + k * l_aux (section 2.2), with l_aux summed over the MoE layers; a scalar.
+        """L = l_nll + k * l_aux (section 2.2), summed over the MoE layers; a scalar.
+
+        l_aux is 1 / E^2 in perfect balance, so k is aux_loss_weight * E^2 with the E of the layer:
+        it weighs balance equally for any E, which may differ between encoder and decoder.
 
         `labels` are target_labels, int32 [B, L], and target_weights, float32 [B, L], 0 at padding.
-        The metrics are loss; nll, in nats a token, without smoothing; aux_loss; num_tokens;
-        padding, the share of positions without a token, by side; activation_norms, the root mean
-        square of each layer's output; and routing, by field of Routing and layer.
+        The metrics are loss; nll, in nats a token, without smoothing; aux_loss, the sum of l_aux
+        without weights; num_tokens; padding, the share of positions without a token, by side;
+        activation_norms, the root mean square of each layer's output; and routing, by field of
+        Routing and layer.
         """
         logits, reports = self.FProp(theta, features, context)
         weights = labels.target_weights
@@ -131,11 +141,11 @@ class TranslationTask(BaseLayer):
         per_token = 1.0 / tf.maximum(num_tokens, 1.0)
 
         # l_aux, of which a dense model has none.
-        routing = _routing_by_field(reports)
-        aux_losses = list(routing.get("aux_loss", {}).values())
-        aux_loss = tf.add_n(aux_losses) if aux_losses else tf.constant(0.0)
+        routings = [report.routing for report in reports.values() if report.routing is not None]
+        aux_loss = _sum([routing.aux_loss for routing in routings])
+        balance_loss = _sum([routing.balance_loss for routing in routings])
 
-        loss = tf.reduce_sum(smoothed * weights) * per_token + self.p.aux_loss_weight * aux_loss
+        loss = tf.reduce_sum(smoothed * weights) * per_token + self.p.aux_loss_weight * balance_loss
         return loss, NestedMap(
             loss=loss,
             nll=tf.reduce_sum(nll * weights) * per_token,
@@ -146,7 +156,7 @@ class TranslationTask(BaseLayer):
                 target=1.0 - tf.reduce_mean(_valid_mask(features.target_segment_ids)),
             ),
             activation_norms=NestedMap({name: report.rms for name, report in reports.items()}),
-            routing=routing,
+            routing=_routing_by_field(reports),
         )
 
     def InitDecode(
@@ -182,12 +192,20 @@ class TranslationTask(BaseLayer):
         to. An all-zero row is an absent hypothesis, which takes no expert.
         """
         context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
-        x = self._embed_target(theta, ids, tf.fill(ids.shape, step), context)
+        positions = tf.fill(ids.shape, step)
+        x = self._embed_target(theta, ids, positions, context)
 
         # All hypotheses of a sentence attend to its whole source.
         beam_size = ids.shape[1]
         source_mask = tf.tile(state.source_real[:, None], [1, beam_size, 1])
-        attended = Attended(mask, tf.reduce_max(mask, -1), source_mask)
+        place = tf.range(mask.shape[-1])[None]
+        attended = Attended(
+            mask,
+            tf.reduce_max(mask, -1),
+            source_mask,
+            positions=positions,
+            key_positions=place // beam_size,
+        )
         x, cache, attention = self.decoder.ExtendStep(
             theta.decoder, x, state.cache, attended, step, context
         )
@@ -208,7 +226,11 @@ class TranslationTask(BaseLayer):
         x = self.source_dropout.FProp(theta.source_dropout, x, "BLM", context)
 
         segments = features.source_segment_ids
-        attended = Attended(segment_mask(segments, segments), _valid_mask(segments))
+        attended = Attended(
+            segment_mask(segments, segments),
+            _valid_mask(segments),
+            positions=features.source_positions,
+        )
         x, reports = self.encoder.FProp(theta.encoder, x, attended, context)
         return x, _named("encoder", reports)
 
@@ -238,6 +260,11 @@ def _valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:
 
 def _named(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
     return {f"{stack}_{index}": report for index, report in enumerate(reports)}
+
+
+def _sum(losses: list[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of scalars, of which there may be none."""
+    return tf.add_n(losses) if losses else tf.constant(0.0)
 
 
 def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:

@@ -31,7 +31,7 @@ class TranslationModel:
         weights = self.task.weight_specs
         self.state_spec = NestedMap(
             step=TensorSpec((), "int32", ""),
-            theta=weights.Transform(lambda w: TensorSpec(w.shape, "float32", w.dims)),
+            theta=weights.Transform(lambda w: TensorSpec(w.shape, "float32", w.dims, w.stack)),
             slots=self.optimizer.slot_specs(weights),
         )
 
@@ -79,6 +79,7 @@ class TranslationModel:
         with tf.name_scope("optimizer"):
             old_theta = state.theta.Transform(self._annotate_update, weight_specs)
             gradients = gradients.Transform(self._annotate_update, weight_specs)
+            gradients = self.optimizer.clipped(gradients, metrics.gradient_norm)
             theta, slots = self.optimizer.update(
                 old_theta, state.slots, gradients, state.step, weight_specs=weight_specs
             )
@@ -97,11 +98,12 @@ class TranslationModel:
     def _annotate_gradient(self, gradient: Any, spec: WeightSpec) -> tf.Tensor:
         # The gradient of an embedding is tf.IndexedSlices.
         dense = tf.convert_to_tensor(gradient)
-        return self._annotator.annotate(dense, self._annotator.gradient_dims(spec.dims))
+        annotator = self._annotator.in_stack(spec.stack)
+        return annotator.annotate(dense, annotator.gradient_dims(spec.dims))
 
     def _annotate_update(self, tensor: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
         """Splits a weight or its gradient where the update is computed, as its slots are split."""
-        return self._annotator.annotate(tensor, spec.dims.lower())
+        return self._annotator.in_stack(spec.stack).annotate(tensor, spec.dims.lower())
 
     def _evaluate(
         self, state: NestedMap, features: NestedMap, labels: NestedMap

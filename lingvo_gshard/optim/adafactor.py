@@ -12,71 +12,57 @@ ignores the 0.99, and so does the default here; beta2=0.99 caps the schedule fro
 
 from __future__ import annotations
 
-import functools
 import math
+from typing import Any
 
 from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.optim.schedules import SqrtDecay
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.optim.optimizer import Optimizer, WeightStep, count, slot
 
 _EPSILON_1 = 1e-30  # Keeps the second moment above 0.
 _EPSILON_2 = 1e-3  # The smallest scale of a weight, so that a zero one can move.
 
 
-class Adafactor:
-    """Factored second moments, no momentum, clipped updates, step sizes relative to the weights."""
+class Adafactor(Optimizer):
+    """Factored second moments, no momentum, clipped updates, step sizes relative to the weights.
+
+    The slots of a matrix are `row` and `column`; vectors and scalars have `full`.
+    """
 
     @classmethod
     def Params(cls) -> InstantiableParams:
-        p = InstantiableParams(cls)
-        p.Define("schedule", SqrtDecay.Params(), "The learning rate.")
+        p = super().Params()
         p.Define("beta2", 1.0, "The decay at step t is min(beta2, 1 - t^-decay_exponent).")
         p.Define("decay_exponent", 0.8, "See beta2.")
         p.Define("clipping_threshold", 1.0, "The maximum root mean square of an update (A.2d).")
         return p
 
     def __init__(self, params: InstantiableParams) -> None:
-        self.p = p = params.Copy().Freeze()
-        if not p.clipping_threshold > 0:
-            raise _out_of_range("clipping_threshold", "above 0", p.clipping_threshold)
-        if not p.decay_exponent > 0:
-            raise _out_of_range("decay_exponent", "above 0", p.decay_exponent)
-        if not 0 < p.beta2 <= 1:
-            raise _out_of_range("beta2", "in (0, 1]", p.beta2)
-        self._schedule = p.schedule.Instantiate()
+        super().__init__(params)
+        p = self.p
+        self._check_range("clipping_threshold", p.clipping_threshold > 0, "above 0")
+        self._check_range("decay_exponent", p.decay_exponent > 0, "above 0")
+        self._check_range("beta2", 0 < p.beta2 <= 1, "in (0, 1]")
 
-    def slot_specs(self, weight_specs: NestedMap) -> NestedMap:
-        """Returns the slots of each weight: `row` and `column`, or `full` for vectors, scalars."""
-        return weight_specs.Transform(_slot_specs)
+    def _slot_specs(self, spec: WeightSpec) -> NestedMap:
+        slots = NestedMap()
+        rank = len(spec.shape)
+        for name, averaged_axes in _averaged(spec).items():
+            kept = [axis for axis in range(rank) if axis - rank not in averaged_axes]
+            slots[name] = slot(spec, kept)
+        return slots
 
-    def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the learning rate after `step` updates, an int32 scalar."""
-        return self._schedule.rate(tf.cast(step, tf.float32) + 1.0)
+    def _facts(self, path: str, spec: WeightSpec) -> dict[str, Any]:
+        return {"axes": spec.axes, "averaged": _averaged(spec)}
 
-    def update(
-        self,
-        theta: NestedMap,
-        slots: NestedMap,
-        gradients: NestedMap,
-        step: tf.Tensor,
-        *,
-        weight_specs: NestedMap,
-    ) -> tuple[NestedMap, NestedMap]:
-        """Returns the new theta and slots after one update of all weights, which are float32.
-
-        `step`, an int32 scalar, is the number of earlier updates. The results are not annotated,
-        because they are results of a program, for which the caller gives the shardings.
-        """
-        t = tf.cast(step, tf.float32) + 1.0
+    def _weight_step(self, step: tf.Tensor) -> WeightStep:
+        t = count(step)
         decay = tf.minimum(self.p.beta2, 1.0 - t**-self.p.decay_exponent)
         rate = self.learning_rate(step)
 
-        # Algorithm 4 of Adafactor's paper for matrices, 5 for vectors and scalars. It is a function
-        # of its own, since it is traced once for all weights of equal shape.
-        @functools.partial(tf.function, autograph=False)
+        # Algorithm 4 of Adafactor's paper for matrices, 5 for vectors and scalars.
         def step_of(
             weight: tf.Tensor,
             gradient: tf.Tensor,
@@ -95,22 +81,7 @@ class Adafactor:
             scale = tf.maximum(_EPSILON_2, _rms(weight, axes))
             return weight - rate * scale * update, slots
 
-        # Each weight takes its own slots from the list of all, where they follow each other.
-        old_slots = iter(slots.Flatten())
-        new_slots: list[tf.Tensor] = []
-        new_weights: list[tf.Tensor] = []
-        leaves = zip(theta.Flatten(), gradients.Flatten(), weight_specs.Flatten(), strict=True)
-        for weight, gradient, spec in leaves:
-            averaged = _averaged(spec)
-            weight_slots = {name: next(old_slots) for name in averaged}
-            weight, weight_slots = step_of(weight, gradient, weight_slots, spec.axes, averaged)
-            new_weights.append(weight)
-            new_slots += [weight_slots[name] for name in averaged]
-        return theta.Pack(new_weights), slots.Pack(new_slots)
-
-
-def _out_of_range(name: str, expected: str, value: float) -> ValueError:
-    return ValueError(f"Adafactor: {name} must be {expected}, got {value}.")
+        return step_of
 
 
 def _averaged(spec: WeightSpec) -> dict[str, tuple[int, ...]]:
@@ -123,17 +94,6 @@ def _averaged(spec: WeightSpec) -> dict[str, tuple[int, ...]]:
     row_axes = range(-spec.columns - spec.rows, -spec.columns)
     column_axes = range(-spec.columns, 0)
     return {"column": tuple(row_axes), "row": tuple(column_axes)}
-
-
-def _slot_specs(spec: WeightSpec) -> NestedMap:
-    slots = NestedMap()
-    rank = len(spec.shape)
-    for name, averaged_axes in _averaged(spec).items():
-        kept = [axis for axis in range(rank) if axis - rank not in averaged_axes]
-        shape = tuple(spec.shape[axis] for axis in kept)
-        dims = "".join(spec.dims[axis] for axis in kept)
-        slots[name] = TensorSpec(shape, "float32", dims.lower())
-    return slots
 
 
 def _decayed(

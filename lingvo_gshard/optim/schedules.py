@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import abc
+import math
+
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.late import tf
 
@@ -36,6 +39,11 @@ class SqrtDecay:
                 f"{p.total_steps}."
             )
 
+    @property
+    def zero_from(self) -> int | None:
+        """The step from which the rate is zero; None if it never is."""
+        return self.p.total_steps if self.p.cool_down_steps else None
+
     def rate(self, t: tf.Tensor) -> tf.Tensor:
         """Returns the learning rate at step t = 1, 2, ...; both are float32 scalars."""
         p = self.p
@@ -51,3 +59,66 @@ class SqrtDecay:
             rate *= tf.minimum(1.0, steps_left / p.cool_down_steps)
 
         return rate
+
+
+class _Decay(abc.ABC):
+    """A linear rise to the peak, then a fall that ends at total_steps, after which all is flat."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = InstantiableParams(cls)
+        p.Define("peak", 1e-3, "The rate at the end of the rise.")
+        p.Define("ramp_up_steps", 0, "Steps of a linear rise from zero at the start.")
+        p.Define("total_steps", 0, "The step at which the fall ends.")
+        p.Define("final_share", 0.0, "The rate at the end, as a share of the peak.")
+        return p
+
+    def __init__(self, params: InstantiableParams) -> None:
+        self.p = p = params.Copy().Freeze()
+        name = type(self).__name__
+        if p.peak < 0:
+            raise ValueError(f"{name}: peak must not be negative, got {p.peak}.")
+        if not 0 <= p.final_share <= 1:
+            raise ValueError(f"{name}: final_share must be from 0 to 1, got {p.final_share}.")
+        if not 0 <= p.ramp_up_steps < p.total_steps:
+            raise ValueError(
+                f"{name}: ramp_up_steps must be from 0 to total_steps {p.total_steps} - 1, got "
+                f"{p.ramp_up_steps}."
+            )
+
+    @abc.abstractmethod
+    def _fall(self, done: tf.Tensor) -> tf.Tensor:
+        """Returns what is left of the fall, from 1 to 0, after the share `done` of its steps."""
+
+    @property
+    def zero_from(self) -> int | None:
+        """The step from which the rate is zero; None if it never is."""
+        return None if self.p.final_share else self.p.total_steps
+
+    def rate(self, t: tf.Tensor) -> tf.Tensor:
+        """Returns the learning rate at step t = 1, 2, ...; both are float32 scalars."""
+        p = self.p
+
+        # The fall, from 1 to final_share.
+        fall_steps = p.total_steps - p.ramp_up_steps
+        done = tf.clip_by_value((t - p.ramp_up_steps) / fall_steps, 0.0, 1.0)
+        share = p.final_share + (1.0 - p.final_share) * self._fall(done)
+
+        # t begins at 1, so that even the first step has a rate above zero.
+        if p.ramp_up_steps:
+            share *= tf.minimum(1.0, t / p.ramp_up_steps)
+        return p.peak * share
+
+
+class CosineDecay(_Decay):
+    """A linear rise, then half a cosine (Loshchilov and Hutter 2017, equation 5; no restarts)."""
+
+    def _fall(self, done: tf.Tensor) -> tf.Tensor:
+        return 0.5 * (1.0 + tf.cos(math.pi * done))
+
+
+class LinearDecay(_Decay):
+    """A linear rise, then a linear fall."""
+
+    def _fall(self, done: tf.Tensor) -> tf.Tensor:
+        return 1.0 - done

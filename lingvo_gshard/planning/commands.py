@@ -5,23 +5,28 @@ Compilations take minutes, so progress is told between them.
 
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lingvo_gshard.planning import kept_plans, plan_pictures, plan_text
 from lingvo_gshard.planning.compiled import own_process, trainer_executables
 from lingvo_gshard.planning.estimate.candidates import candidates
 from lingvo_gshard.planning.request import Ask, Request
 from lingvo_gshard.planning.tables import (
+    capacity,
     compilation_growth,
+    family,
+    late_sums,
     machines,
+    paper,
+    paper_text,
     remedies,
     report,
+    sbp,
     search,
-    table3_and_figures_7_to_9,
     table4,
 )
+from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.planning.tables.machines import Machine
-from lingvo_gshard.planning.tables.table3_and_figures_7_to_9 import PlannedRun
 from lingvo_gshard.planning.tables.trials import Trial
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.executable import compile_program
@@ -92,17 +97,45 @@ def compare_machines(
     tell(report.machines_table(planned))
 
 
-def plan_family(ask: Ask, folder: pathlib.Path, tell: Tell) -> None:
+def plan_family(ask: Ask, folder: pathlib.Path, both_readings: bool, tell: Tell) -> None:
     """Tells whether each of the paper's models fits, then Table 3; draws Figures 7 and 8."""
 
     def tell_run(planned: PlannedRun) -> None:
         tell(report.planned_run_line(planned))
 
-    family = table3_and_figures_7_to_9.plan_family(ask, folder, tell_run)
-    tell(report.family_tables(family))
+    planned_runs = family.plan_family(ask, folder, both_readings, tell_run)
+    tell(report.family_tables(planned_runs, paper.recomputed(folder)))
+    _draw_family(planned_runs, folder)
 
-    # Figures 7 and 8 have a bar for each model.
-    plans = {planned.run.name: planned.plan for planned in family}
+
+def show_kept_family(kept: pathlib.Path, folder: pathlib.Path | None, tell: Tell) -> None:
+    """Tells Table 3 of plans that plan_family has kept, without a compiler.
+
+    Figures 7 and 8 are drawn into `folder` if there is one. Raises ValueError as
+    family.load_family.
+    """
+    planned_runs = family.load_family(kept)
+    tell(report.family_tables(planned_runs, paper.recomputed(kept)))
+    if folder is not None:
+        _draw_family(planned_runs, folder)
+
+
+def show_paper(kept: pathlib.Path | None, folder: pathlib.Path | None, tell: Tell) -> None:
+    """Tells the paper's figures and tables beside ours, with the plans that are kept, if any.
+
+    Figure 1 is drawn into `folder` if there is one. Raises ValueError as family.load_family.
+    """
+    rows = paper.rows(kept)
+    tell(paper_text.paper(rows, paper.recomputed(kept)))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        paper.draw_figure_1(rows, folder / "figure_1.png")
+
+
+def _draw_family(planned_runs: Sequence[PlannedRun], folder: pathlib.Path) -> None:
+    """Draws Figures 7 and 8, with a bar for each model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plans = {planned.run.name: planned.plan for planned in planned_runs}
     plan_pictures.draw(plans, folder / "figure_7.png", folder / "figure_8.png")
 
 
@@ -113,6 +146,11 @@ def compile_growing(over: str, tell: Tell) -> None:
     else:
         plans = compilation_growth.over_layers()
     tell(report.compilations_table(plans))
+
+
+def simulate_capacities(tell: Tell) -> None:
+    """Tells how many tokens full experts lose, by group size and capacity."""
+    tell(report.capacities_table(capacity.rows()))
 
 
 def compile_operators(tell: Tell) -> None:
@@ -129,3 +167,27 @@ def compile_operators(tell: Tell) -> None:
     tell(report.operators_table("On TPU v3", rows))
     tell("AG or CP (Figure 4c), operands of n x n on 8 cores of TPU v3: the loop needs less memory")
     tell(report.figure_4c_table(table4.figure_4c()))
+
+
+def compile_states(topology_name: str | None, tell: Tell) -> None:
+    """Tells OneFlow's tables on JAX's own devices, then on a topology's if one is named.
+
+    Raises ValueError as topology.devices, before anything is compiled.
+    """
+    compilers: dict[str, sbp.Compile] = {"JAX's own devices": compile_program}
+    if topology_name is not None:
+        topology.devices(topology_name)
+        compilers[topology_name] = functools.partial(topology.compile_program, name=topology_name)
+
+    for where, compile in compilers.items():
+        tell(f"On 8 of {where}: signatures, along one axis of 8")
+        tell(report.signatures_table(sbp.measure([*sbp.products(1), *sbp.sums()], compile)))
+        tell("Signatures of the product, along axes of 2 and 4")
+        tell(report.signatures_table(sbp.measure(sbp.products(2), compile)))
+
+        tell("Conversions of a matrix, along one axis of 8 and along axes of 2 and 4")
+        conversions = [*sbp.CONVERSIONS, *sbp.CONVERSIONS_ALONG_TWO_AXES]
+        tell(report.conversions_table(sbp.measure(conversions, compile)))
+
+        tell("Sums taken at once, and later")
+        tell(report.late_sums_table(late_sums.measure(compile)))

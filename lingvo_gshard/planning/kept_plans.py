@@ -22,9 +22,9 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
 
     Each program is planned in a process of its own, so that its memory is measured alone and a
     compiler that dies takes no other plan with it; the folder is written after each. Raises
-    ValueError as own_process.call, or if the mesh does not divide the request's sizes.
+    ValueError as own_process.call, or as the request's `check_sizes`.
     """
-    request.check_divisible()
+    request.check_sizes()
     # A plan of another experiment, or by other code or compilers, counts as none.
     fingerprint = _fingerprint(request)
     kept = _load(folder, fingerprint)

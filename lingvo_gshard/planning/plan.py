@@ -17,10 +17,12 @@ EVALUATE = "evaluate"
 DECODE = "decode"
 PROGRAMS = (TRAIN, INITIALIZE, EVALUATE, DECODE)
 
-# The share of the roofline that the paper measured for MoE(2048E, 36L) (section 5.2).
-PAPERS_SHARE = 0.48
-_SECS_PER_YEAR = 365.25 * 24 * 3600
-_TRAINING_TOKENS = 1e12  # Table 3 gives the core-years of so many tokens.
+# Section 5.2: the shares of the roofline that the paper measured on TPU v3, by the experts of a
+# layer: of a forward pass of an MoE layer and the Transformer layer beside it, not of a whole step.
+_MEASURED_SHARES = {128: 0.70, 2048: 0.48}
+_MEASURED_GENERATION = "v3"
+SECS_PER_YEAR = 365.25 * 24 * 3600
+TRAINING_TOKENS = 1e12  # Table 3 gives the core-years of so many tokens.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +74,24 @@ class StepCost:
     roofline_secs: Times  # Our roofline of the whole call.
     roofline_secs_by_category: dict[str, Times]
     network_secs_by_kind: dict[str, float]
+    # What of all this repeats the forward pass for the gradient (rematerialization, section 5.1).
+    recomputed_flops_per_core: float
+    recomputed_secs: Times
     xla_optimal_secs: float  # XLA's optimal_seconds, with loop bodies times their trip counts.
     xla_optimal_secs_once: float  # XLA's optimal_seconds as they are, each loop body once.
     instructions: int  # In all computations.
     uncounted_loops: tuple[str, ...]  # The layers of loops of unknown length, counted once.
+
+    @property
+    def recomputed_flops_share(self) -> float:
+        """The share of the flops of products that repeat the forward pass; 0 without products."""
+        all_flops = sum(self.flops_per_core.values())
+        return self.recomputed_flops_per_core / all_flops if all_flops else 0.0
+
+    @property
+    def recomputed_time_share(self) -> float:
+        """The share of the roofline's time that repeats the forward pass."""
+        return self.recomputed_secs.step / self.roofline_secs.step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +167,7 @@ class Plan:
     model_flops_per_core: float  # What the mathematics of a training step asks for.
     host_peak_gib: float  # The most memory that a planning process held on this machine.
     programs: dict[str, ProgramPlan]  # By name, such as TRAIN.
+    num_experts: int  # Of a layer; 0 if the model is dense, or its stacks differ.
     bubble: float = 0.0  # The share of a pipeline's ticks in which a stage has no microbatch.
 
     @property
@@ -162,6 +179,16 @@ class Plan:
     def tokens_per_core(self) -> float:
         """The target tokens of a training batch for each core."""
         return self.step.batch.target_tokens / self.cores
+
+    @property
+    def measured_share(self) -> float | None:
+        """The share of its roofline at which the paper measured a pair of such layers.
+
+        It measured layers of 128 and of 2048 experts on TPU v3; None for any other plan.
+        """
+        if self.topology.partition(":")[0] != _MEASURED_GENERATION:
+            return None
+        return _MEASURED_SHARES.get(self.num_experts)
 
     @property
     def all_fit(self) -> bool:
@@ -183,7 +210,7 @@ class Plan:
         rate = self.tokens_per_sec(share)
         if rate == 0:
             return float("inf")
-        return self.cores * _TRAINING_TOKENS / rate / _SECS_PER_YEAR
+        return self.cores * TRAINING_TOKENS / rate / SECS_PER_YEAR
 
 
 def save(plan: Plan, folder: pathlib.Path) -> None:
@@ -202,7 +229,8 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
     values["all_fit"] = plan.all_fit
     values["tokens_per_core"] = plan.tokens_per_core
 
-    # What follows from the fields, at the roofline and as near to it as the paper came.
+    # What follows from the fields, at the roofline and, if the paper measured a share of it for
+    # such layers, as near to it.
     rates = {
         "steps_per_sec": plan.steps_per_sec,
         "tokens_per_sec": plan.tokens_per_sec,
@@ -212,7 +240,9 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
         if plan.step.cost is None:
             values[name] = None  # JSON has no infinity.
         else:
-            values[name] = {"at_roofline": rate(1.0), "at_papers_share": rate(PAPERS_SHARE)}
+            share = plan.measured_share
+            at_share = None if share is None else rate(share)
+            values[name] = {"at_roofline": rate(1.0), "at_measured_share": at_share}
 
     folder.mkdir(parents=True, exist_ok=True)
     atomic_file.write(folder / PLAN_JSON, json.dumps(values, indent=2) + "\n")

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lingvo_gshard.planning import plan_text
-from lingvo_gshard.planning.compiled.categories import Category
+from lingvo_gshard.planning.compiled.categories import Category, label
 from lingvo_gshard.planning.plan import Memory, Plan, StepCost
 
 _DOTS_PER_INCH = 130
@@ -58,9 +58,9 @@ def _memory_parts(memory: Memory) -> dict[str, float]:
 def _time_parts(cost: StepCost) -> dict[str, float]:
     """Returns the milliseconds of Figure 8's parts: a core's own by category, then the network."""
     # All bars need the same parts, so that a category without an instruction is 0.
-    parts = dict.fromkeys((name.replace("_", ", ") for name in Category), 0.0)
+    parts = dict.fromkeys((label(name) for name in Category), 0.0)
     for name, secs in cost.roofline_secs_by_category.items():
-        parts[name.replace("_", ", ")] = 1e3 * (secs.step - secs.network)
+        parts[label(name)] = 1e3 * (secs.step - secs.network)
     parts["collectives"] = 1e3 * cost.roofline_secs.network
     return parts
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from lingvo_gshard.files import table
 from lingvo_gshard.planning.plan import (
     DECODE,
-    PAPERS_SHARE,
     TRAIN,
     Buffer,
     Plan,
@@ -192,6 +191,8 @@ def _cost_figures(plan: Plan, cost: StepCost) -> dict[str, float]:
     named["core-years"] = plan.core_years()
     named["XLA optimal ms"] = 1e3 * cost.xla_optimal_secs
     named["Gflop a core"] = sum(cost.flops_per_core.values()) / 1e9
+    named["recomputed % of flops"] = 100 * cost.recomputed_flops_share
+    named["recomputed % of ms"] = 100 * cost.recomputed_time_share
     named["instructions"] = cost.instructions
 
     # Collectives, alphabetically, so that tables of several models have them in one order.
@@ -243,16 +244,29 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
         f"products {sum(cost.flops_per_core.values()) / 1e12:.2f} Tflop a {name}, of "
         f"which the mathematics asks for {plan.model_flops_per_core / 1e12:.2f}"
     )
-    # How fast it trains if everything is at its peak, and if it comes as near as the paper's did.
-    for share in (1.0, PAPERS_SHARE):
+    yield (
+        f"recomputed for the gradient: {cost.recomputed_flops_share:.0%} of the products, "
+        f"{cost.recomputed_time_share:.0%} of the roofline's time"
+    )
+    # How fast it trains if everything is at its peak, and if it comes as near as such layers did.
+    yield f"at the roofline: {_rates(plan, cost, 1.0)}"
+    if plan.measured_share is not None:
         yield (
-            f"at {share:.0%} of the roofline: {cost.roofline_secs.step / share:.3g} s a step, "
-            f"{plan.steps_per_sec(share):.2f} steps/s, {plan.tokens_per_sec(share) / 1e6:.2f} M "
-            f"tokens/s, {plan.core_years(share):.1f} {name}-years for 10^12 tokens"
+            f"at {plan.measured_share:.0%} of it, as the paper measured a pair of layers with "
+            f"{plan.num_experts} experts on TPU v3: {_rates(plan, cost, plan.measured_share)}"
         )
     yield (
         f"XLA's optimal_seconds {cost.xla_optimal_secs:.3g} s (its loops once: "
         f"{cost.xla_optimal_secs_once:.3g}), {cost.instructions} instructions"
+    )
+
+
+def _rates(plan: Plan, cost: StepCost, share: float) -> str:
+    """Returns how fast a step is at a share of the roofline, and what a training costs then."""
+    return (
+        f"{cost.roofline_secs.step / share:.3g} s a step, {plan.steps_per_sec(share):.2f} steps/s, "
+        f"{plan.tokens_per_sec(share) / 1e6:.2f} M tokens/s, {plan.core_years(share):.1f} "
+        f"{device(plan)}-years for 10^12 tokens"
     )
 
 

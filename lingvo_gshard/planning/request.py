@@ -51,6 +51,10 @@ class Request:
             partitioning=placement.partitioning(params, num_partitions),
         )
 
+    def check_sizes(self) -> None:
+        """Raises ValueError as placement.check_sizes, for the programs' batches."""
+        placement.check_sizes(self.params, self.partitioning, self.batches)
+
     def check_divisible(self) -> None:
         """Raises ValueError unless the mesh divides experts, groups and the programs' batches."""
         placement.check_divisible(self.params, self.partitioning, self.batches)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 from lingvo_gshard import registry
-from lingvo_gshard.core.hyperparams import Params, parse_setting
+from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
 from lingvo_gshard.files import atomic_file, digests, json_records
 from lingvo_gshard.files.digests import File
 from lingvo_gshard.input import manifest, tokenizer
@@ -138,6 +138,29 @@ def experiment_params(launch: Launch) -> Params:
             )
         params.task.Set(**{name: size})
     return params
+
+
+def evaluated_input(launch: Launch, params: Params, split: str) -> Params:
+    """Returns the settings of the input that has a split, dev or test, given a launch's Params.
+
+    For dev these are `params.eval_input`, and for test the experiment's Test(), to which the user's
+    settings of eval_input apply as well. Raises ValueError for another split, or an experiment
+    without Test().
+    """
+    if split == "dev":
+        return params.eval_input
+    if split != "test":
+        raise ValueError(f"--split={split}: --mode=eval evaluates dev or test.")
+
+    experiment = registry.get_class(launch.model)
+    if not hasattr(experiment, "Test"):
+        raise ValueError(f"--split=test: {launch.model} has no Test().")
+    inputs = Params()
+    inputs.Define("eval_input", experiment().Test(), "The batches of test.")
+    for setting in launch.overrides:
+        if setting.startswith("eval_input."):
+            apply_setting(inputs, setting)
+    return inputs.eval_input.Set(data_dir=launch.data_dir)
 
 
 def trained_on(launch: Launch, params: Params) -> tuple[str, ...]:

@@ -4,33 +4,32 @@ import contextlib
 import functools
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
-from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import digests, storage, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.runs import expert_load
-from lingvo_gshard.runs.launch import check_vocabularies, record
+from lingvo_gshard.runs.launch import check_vocabularies, evaluated_input, record
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import train_and_evaluate
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
-from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
+from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal, TrainHook
 from lingvo_gshard.train.loop import Input
 
 
-def train(run: Run) -> None:
+def train(run: Run, hooks: Sequence[TrainHook] = ()) -> None:
     """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before."""
     with _training(run) as (input_fn, stop):
-        run.estimator.train(input_fn, max_steps=run.params.train.max_steps, hooks=[stop])
+        run.estimator.train(input_fn, max_steps=run.params.train.max_steps, hooks=[stop, *hooks])
 
 
-def train_and_eval(run: Run) -> None:
+def train_and_eval(run: Run, hooks: Sequence[TrainHook] = ()) -> None:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
     dev = _dev(run)
     # Opened here and now, so that a split that is missing is noticed at once.
@@ -39,25 +38,33 @@ def train_and_eval(run: Run) -> None:
 
     with _training(run) as (input_fn, stop):
         metrics = train_and_evaluate.train_and_evaluate(
-            run.estimator, input_fn, dev, max_steps=run.params.train.max_steps, hooks=[stop]
+            run.estimator,
+            input_fn,
+            dev,
+            max_steps=run.params.train.max_steps,
+            hooks=[stop, *hooks],
         )
         if metrics is not None:
             _print_metrics(metrics)
 
 
-def evaluate(run: Run) -> None:
-    """Evaluates the weights that decode on dev, then on each language; prints the metrics."""
+def evaluate(run: Run, split: str = "dev") -> None:
+    """Evaluates the weights that decode on dev or test, then on each language; prints the metrics.
+
+    Raises ValueError as launch.evaluated_input.
+    """
+    p = evaluated_input(run.launch, run.params, split)
     check_vocabularies(run.launch.data_dir, run.logdir)
     restored = run.estimator.restore(**run.averaged)
     evaluated = functools.partial(run.estimator.evaluate_state, restored.state, restored.step)
 
-    # All of dev, under another name than the part of it that is evaluated while training.
-    _print_metrics(evaluated(EvalSpec(_input_fn(run, "eval_input"), name="whole_dev")))
+    # All of dev has another name than the part of it that is evaluated while training.
+    _print_metrics(evaluated(EvalSpec(_input_fn(run, p), name=f"whole_{split}")))
 
-    for language in manifest.load(run.params.eval_input.data_dir).languages:
-        if language.num_examples("dev"):
-            input_fn = _input_fn(run, "eval_input", languages=(language.code,))
-            metrics = evaluated(EvalSpec(input_fn, name=f"dev_{language.code}"))
+    for language in manifest.load(p.data_dir).languages:
+        if language.num_examples(split):
+            input_fn = _input_fn(run, p, languages=(language.code,))
+            metrics = evaluated(EvalSpec(input_fn, name=f"{split}_{language.code}"))
             print_once(f"nll of {language.code}: {metrics['nll']:.6g}")
 
 
@@ -106,17 +113,21 @@ def _dev(run: Run) -> EvalSpec:
     """Returns the evaluation that goes with training."""
     p = run.params.train
     return EvalSpec(
-        _input_fn(run, "eval_input"), steps=p.eval_batches, name="dev", best_by=p.keep_best_by
+        _input_fn(run, run.params.eval_input),
+        steps=p.eval_batches,
+        name="dev",
+        best_by=p.keep_best_by,
     )
 
 
-def _input_fn(run: Run, name: str, **settings: object) -> InputFn:
-    """Returns this process's part of an experiment's input, with some of its settings changed."""
-    share = run.estimator.input_share
+def _input_fn(run: Run, p: Params, **settings: object) -> InputFn:
+    """Returns this process's part of the input of settings `p`, with some of them changed."""
+    share = run.estimator.input_share(p.batch_size)
 
     def input_fn(params: Params) -> Input:
-        input_params = params.Get(name).Copy().Set(**settings)
-        return input_params.Instantiate(process_index=share.index, num_processes=share.count)
+        del params  # Those of the whole experiment.
+        own = p.Copy().Set(**settings)
+        return own.Instantiate(process_index=share.index, num_processes=share.count)
 
     return input_fn
 
@@ -131,7 +142,7 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
     # Signals are caught from here on, so that even a slow opening ends in order.
     _check_schedule(run.params)
     with StopOnSignal() as stop:
-        source: Any = _input_fn(run, "input")(run.params)
+        source: Any = _input_fn(run, run.params.input)(run.params)
         with contextlib.closing(source):
             _announce(run)
             yield lambda _: source, stop
@@ -148,12 +159,12 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
 
 def _check_schedule(params: Params) -> None:
     """Raises ValueError if a learning rate of zero would leave the last steps without effect."""
-    schedule = params.optimizer.schedule
+    zero_from = params.optimizer.schedule.Instantiate().zero_from
     max_steps = params.train.max_steps
-    if schedule.cool_down_steps and schedule.total_steps < max_steps:
+    if zero_from is not None and zero_from < max_steps:
         raise ValueError(
             f"train.max_steps is {max_steps}, but the learning rate falls to zero at step "
-            f"{schedule.total_steps}: set optimizer.schedule.total_steps={max_steps}, too."
+            f"{zero_from}: set optimizer.schedule.total_steps={max_steps}, too."
         )
 
 
@@ -166,7 +177,7 @@ def _announce(run: Run) -> None:
     with run.estimator.claimed():
         record(run.launch, run.logdir)
 
-    done = max(whole_steps(run.logdir), default=0)
+    done = run.done
     max_steps = run.params.train.max_steps
     if done < max_steps:
         steps = f"step {done} to {max_steps}"

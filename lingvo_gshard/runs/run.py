@@ -13,6 +13,7 @@ from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.runs import saved_model
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.runs.launch import (
     Launch,
@@ -45,6 +46,11 @@ class Run:
     def logdir(self) -> str:
         """Returns the run's folder."""
         return self.estimator.model_dir
+
+    @property
+    def done(self) -> int:
+        """Returns the step of the newest whole checkpoint; 0 without one."""
+        return max(checkpoints.whole_steps(self.logdir), default=0)
 
     @property
     def product_dtype(self) -> str:
@@ -81,7 +87,7 @@ class Run:
             spec,
             restored.state.theta,
             program_for=ExperimentPrograms(p, partitioning).decoder,
-            share=self.estimator.input_share,
+            share=self.estimator.input_share(p.decode.batch_size),
             origin={
                 "weights": restored.digest,
                 "params": p.ToText(),
@@ -96,6 +102,16 @@ class Run:
             decoder, _, _ = self.decoder()
             bundle.save(local_folder, decoder, vocabularies(self.logdir))
 
+    def export_saved_model(self, folder: str | pathlib.Path) -> None:
+        """Writes a TensorFlow SavedModel of the decoder. Raises as `decoder` and saved_model.save.
+
+        It runs on one device, however many this run has.
+        """
+        saved_model.check_installed()  # Before the weights are read.
+        with storage.working(folder) as local_folder:
+            decoder, _, _ = self.decoder()
+            saved_model.save(local_folder, decoder, self.params, vocabularies(self.logdir))
+
 
 def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
     """Writes a bundle with the weights, settings and vocabularies of an older one.
@@ -105,19 +121,34 @@ def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
     """
     with storage.working(older) as source, storage.working(newer) as target:
         decoder, _, _ = bundle.load(source)
-        if _LAUNCH not in decoder.origin:
-            raise ValueError(
-                f"{older} does not record its experiment; export it again with --logdir."
-            )
 
         # The partitioning and the beam are those of the older bundle, whatever this machine is.
-        launch = json_records.read(Launch, json.loads(decoder.origin[_LAUNCH]))
-        params = experiment_params(launch)
+        params = _recorded_params(older, decoder)
         partitioning = placement.partitioning(params, decoder.spec.num_partitions)
         program_for = ExperimentPrograms(params, partitioning).decoder
 
         again = dataclasses.replace(decoder, program_for=program_for)
         bundle.save(target, again, vocabulary_files(source))
+
+
+def export_saved_model_of(bundle_folder: str | pathlib.Path, folder: str | pathlib.Path) -> None:
+    """Writes a TensorFlow SavedModel of a bundle's decoder.
+
+    Raises ValueError as `export_again` and saved_model.save.
+    """
+    saved_model.check_installed()
+    with storage.working(bundle_folder) as source, storage.working(folder) as target:
+        decoder, _, _ = bundle.load(source)
+        params = _recorded_params(bundle_folder, decoder)
+        saved_model.save(target, decoder, params, vocabulary_files(source))
+
+
+def _recorded_params(folder: str | pathlib.Path, decoder: Decoder) -> Params:
+    """Returns the settings of the experiment that a bundle records; ValueError if it does not."""
+    if _LAUNCH not in decoder.origin:
+        raise ValueError(f"{folder} does not record its experiment; export it again with --logdir.")
+    launch = json_records.read(Launch, json.loads(decoder.origin[_LAUNCH]))
+    return experiment_params(launch)
 
 
 def open_run(
@@ -133,14 +164,8 @@ def make_estimator(
 ) -> Estimator:
     """Returns the estimator of a run; ValueError for a size that does not fit the devices."""
     partitioning = placement.partitioning(params, num_partitions)
-    placement.check_divisible(params, partitioning)
-
-    # The state has weights and slots besides scalars; all of them must divide evenly.
+    placement.check_sizes(params, partitioning)
     model = TranslationModel(params, partitioning)
-    weights = model.state_spec.theta
-    slots = model.state_spec.slots
-    for path, spec in [*weights.FlattenItems(), *slots.FlattenItems()]:
-        partitioning.check(path, spec)
 
     # A run that has checkpoints continues from those.
     has_checkpoints = bool(checkpoints.whole_steps(logdir))

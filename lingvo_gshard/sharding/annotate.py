@@ -3,20 +3,39 @@
 Each function returns the tensor with an annotation; logical shapes never change. The gradient gets
 the same annotation. Annotations are never dropped: one CPU runs the same program as 2048 cores.
 
+A tensor may have fewer slices than the program has devices, if their number divides that of the
+devices; the slices are then replicated over the rest.
+
 All tensors must belong to a traced function, since an eager value has no partitions. The functions
-raise ValueError for an eager value and for an annotation that does not fit the tensor.
+raise ValueError for an eager value, and for an annotation that does not fit the tensor or the
+devices.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.tf_private import xla_sharding
 from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
+
+# The number of devices of the program that is being traced; None if no mesh is known.
+_NUM_DEVICES = contextvars.ContextVar[int | None]("num_devices", default=None)
+
+
+@contextlib.contextmanager
+def program_devices(num_devices: int) -> Iterator[None]:
+    """Annotations inside this context belong to a program for so many devices."""
+    token = _NUM_DEVICES.set(num_devices)
+    try:
+        yield
+    finally:
+        _NUM_DEVICES.reset(token)
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
@@ -28,7 +47,9 @@ def replicate(tensor: tf.Tensor) -> tf.Tensor:
 def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
     """Annotates `tensor` as split along one dimension, slice i on device i.
 
-    `num_partitions` must be 1 or the number of the program's devices.
+    `num_partitions`, n, must divide the number of the program's devices. If there are more devices,
+    slice i also lies on devices i + n, i + 2n, ...: of 4 slices on 8 devices, slice 1 lies on
+    devices 1 and 5.
     """
     check_in_graph("split", tensor)
     rank = tensor.shape.rank
@@ -45,15 +66,16 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
     # A grid of devices that has more than one of them along the split dimension alone.
     grid = [1] * rank
     grid[split_dimension] = num_partitions
-    return shard(tensor, np.arange(num_partitions).reshape(grid))
+    return _tiled("split", tensor, np.arange(num_partitions).reshape(grid))
 
 
 def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Tensor:
     """Annotates `tensor` as split over the grid `device_assignment` (appendix A.3).
 
-    The grid has the tensor's rank and holds the device of each slice: 0 alone, or a permutation of
-    the numbers of all devices of the program. A [3, 16, 64] tensor with an assignment of shape
-    [1, 2, 4] has partitions of shape [3, 8, 16].
+    The grid has the tensor's rank and holds the device of each slice: a permutation of 0 to n - 1
+    for n slices. A [3, 16, 64] tensor with an assignment of shape [1, 2, 4] has partitions of shape
+    [3, 8, 16]. n must divide the number of the program's devices. If there are more devices, the
+    slice on device d also lies on devices d + n, d + 2n, ...
     """
     devices = np.asarray(device_assignment)
     expected = f"the device assignment has shape {devices.shape}, rank {devices.ndim}"
@@ -63,11 +85,35 @@ def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Ten
             f"shard: the device assignment of {tensor.name} must hold 0 to {devices.size - 1} "
             f"once each, got {devices.ravel().tolist()}."
         )
+    return _tiled("shard", tensor, devices)
 
+
+def _tiled(what: str, tensor: tf.Tensor, devices: np.ndarray) -> tf.Tensor:
+    """Annotates `tensor` as split over a grid of devices, and replicated over the program's rest.
+
+    Raises a ValueError, prefixed by `what`, if the slices do not divide the program's devices.
+    """
     # A single slice is the whole, for which XLA has another annotation.
-    if devices.size == 1:
+    num_slices = devices.size
+    if num_slices == 1:
         return replicate(tensor)
-    return xla_sharding.tile(tensor, devices, use_sharding_op=True)
+
+    num_devices = _NUM_DEVICES.get()
+    if num_devices is None:  # Traced for no mesh: the slices are taken to be on all devices.
+        num_devices = num_slices
+    if num_devices % num_slices:
+        raise ValueError(
+            f"{what}: {tensor.name} of shape {tensor.shape} has {num_slices} slices, but the "
+            f"program has {num_devices} devices; expected a divisor of {num_devices}."
+        )
+
+    if num_slices == num_devices:
+        return xla_sharding.tile(tensor, devices, use_sharding_op=True)
+
+    # A last dimension of the grid lists the devices that hold equal slices.
+    copies = num_slices * np.arange(num_devices // num_slices)
+    sharding = xla_sharding.Sharding.partial_tile(devices[..., None] + copies)
+    return sharding.apply_to_tensor(tensor, use_sharding_op=True)
 
 
 def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
@@ -108,10 +154,19 @@ def static_shape(what: str, shape: tf.TensorShape) -> tuple[int, ...]:
 def check_axes(what: str, tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> None:
     """Raises a ValueError, prefixed by `what`, if `axes` don't fit the tensor or the mesh.
 
-    That is the case for an eager value, for another rank, and for unknown or repeated axes.
+    That is the case for an eager value, for another rank, for unknown or repeated axes, and for a
+    mesh of another number of devices than the program's.
     """
     check_rank(what, tensor, len(axes), f"{len(axes)} axes {tuple(axes)} were given")
-    mesh.check(f"{what}: {tensor.name} of shape {tensor.shape}", names_of(axes))
+    description = f"{what}: {tensor.name} of shape {tensor.shape}"
+    mesh.check(description, names_of(axes))
+
+    num_devices = _NUM_DEVICES.get()
+    if num_devices is not None and mesh.num_partitions != num_devices:
+        raise ValueError(
+            f"{description}: the mesh {mesh.shape} has {mesh.num_partitions} devices, but the "
+            f"program has {num_devices}; expected a mesh of {num_devices}."
+        )
 
 
 def mesh_sharding(mesh: Mesh, axes: Axes) -> xla_sharding.Sharding:

@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core import tf_private
+from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.sharding import annotate, manual
-from lingvo_gshard.sharding.layout import Partitioning, check_named_once
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec, check_named_once
 from lingvo_gshard.sharding.mesh import Axis
 
 # The attribute of an annotation's operation that keeps its letters, for readers of the graph.
@@ -32,6 +33,7 @@ class Annotator:
     # Whether a weight's gradient is summed only where the weight is updated.
     scatter_gradients: bool = True
     mapped: str = ""
+    stack: str = ""  # Whose rows the partitioning has; empty for those of the whole model.
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates `tensor` of rank len(dims) with the sharding that the table gives its dims.
@@ -42,6 +44,18 @@ class Annotator:
         dims = self.mapped + dims
         check_named_once(f"annotate: {tensor.name} of shape {tensor.shape}", dims)
         return self._annotated(tensor, dims, self.partitioning.axes(dims))
+
+    def annotate_as(self, tensor: tf.Tensor, spec: TensorSpec | WeightSpec) -> tf.Tensor:
+        """Annotates `tensor` by the dims of its spec and the table of the spec's stack."""
+        return self.in_stack(spec.stack).annotate(tensor, spec.dims)
+
+    def in_stack(self, stack: str) -> Annotator:
+        """Returns the annotator of a stack's layers; this one if the table has no rows for it."""
+        if stack not in self.partitioning.stacks:
+            return self
+        return dataclasses.replace(
+            self, partitioning=self.partitioning.in_stack(stack), stack=stack
+        )
 
     def annotate_outside(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates a tensor outside the map, which every application of the function may read.
@@ -76,17 +90,37 @@ class Annotator:
         """Applies `fn` to each partition's own parts of the arguments, with no communication.
 
         `arguments` are whole tensors with their dims; `dims` are those of the whole result. See
-        manual.py for what `fn` may do.
+        manual.py for what `fn` may do. If the mesh does not divide a dim, the last parts end with
+        zeros, and what `fn` makes of those is cut off its result.
         """
         mesh = self.partitioning.mesh.grid
-        parts = [
-            manual.auto_to_manual_spmd_partition(
-                tensor, mesh, self.partitioning.axes(argument_dims)
-            )
-            for tensor, argument_dims in arguments
-        ]
+        logical_sizes: dict[str, int] = {}  # By letter, of the dims that are padded.
+        parts = []
+        for tensor, argument_dims in arguments:
+            even = self._padded(tensor, argument_dims)
+            sizes = zip(argument_dims, tensor.shape, even.shape, strict=True)
+            logical_sizes |= {letter: size for letter, size, end in sizes if size != end}
+            axes = self.partitioning.axes(argument_dims)
+            parts.append(manual.auto_to_manual_spmd_partition(even, mesh, axes))
+
         result = fn(*parts)
-        return manual.manual_to_auto_spmd_partition(result, mesh, self.partitioning.axes(dims))
+        whole = manual.manual_to_auto_spmd_partition(result, mesh, self.partitioning.axes(dims))
+        if not logical_sizes:
+            return whole
+
+        ends = [
+            logical_sizes.get(letter, size) for letter, size in zip(dims, whole.shape, strict=True)
+        ]
+        return tf.slice(whole, [0] * len(ends), ends)
+
+    def _padded(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
+        """Returns `tensor` with zeros at the ends of the dims that the mesh does not divide."""
+        shape = annotate.static_shape(f"locally: {tensor.name}", tensor.shape)
+        factors = self.partitioning.factor(dims)
+        missing = [-size % factor for size, factor in zip(shape, factors, strict=True)]
+        if not any(missing):
+            return tensor
+        return tf.pad(tensor, [(0, count) for count in missing])
 
     def factor(self, dims: str) -> tuple[int, ...]:
         """Returns how many ways each dim is split."""

@@ -10,12 +10,32 @@ The paper's letters:
 And ours: K are the steps of one call, R the blocks whose weights are stacked, U is the batch at the
 softmax, and `_` is a dim that is never split. A lowercase letter is the same dim in the optimizer:
 of its slots, and of gradients and weights in their update.
+
+A row may be for some tensors only. `weights.M` is M in weights, and `encoder.M` is M in the stack
+of layers called `encoder`; `encoder.weights.M` is both.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
+from typing import Self
 
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
+
+# Every activation has one of these dims, and no weight has.
+_ROW_DIMS = frozenset("BGU")
+# The scope of rows for weights.
+_WEIGHTS = "weights"
+# The key of a row: perhaps a stack, perhaps `weights`, and a letter.
+_KEY = re.compile(rf"(?:(?!{_WEIGHTS}\.)(\w+)\.)?(?:({_WEIGHTS})\.)?([A-Za-z])")
+
+
+def is_weight(dims: str) -> bool:
+    """Returns whether a tensor of these dims is a weight, a gradient or a slot of one.
+
+    It is if it has no rows: neither B nor G nor U.
+    """
+    return not _ROW_DIMS & set(dims.upper())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +45,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
     dims: str
+    stack: str = ""  # The stack of layers whose rows split it; empty for the whole model's.
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
@@ -49,7 +70,9 @@ def check_named_once(what: str, dims: str) -> None:
 class Partitioning:
     """A mesh and the table from letters to its axes.
 
-    Raises ValueError if a key is not a letter or occurs twice, or if the mesh lacks an axis.
+    The key of a row is a letter, perhaps after the stack and the word `weights`: `M`, `weights.M`,
+    `encoder.M` or `encoder.weights.M`. Raises ValueError if a key has another form, occurs twice,
+    or is of no weight, or if the mesh lacks an axis.
     """
 
     mesh: Mesh
@@ -57,16 +80,33 @@ class Partitioning:
 
     def __post_init__(self) -> None:
         # Rows are a tuple and no dict, so that a Partitioning can be hashed.
-        letters = [letter for letter, _ in self.table]
-        if len(set(letters)) != len(letters):
+        keys = [key for key, _ in self.table]
+        if len(set(keys)) != len(keys):
             raise ValueError(f"Partitioning: a letter is used twice in the table {self.table}.")
 
-        for letter, axis in self.table:
-            if len(letter) != 1 or not letter.isalpha():
-                raise ValueError(
-                    f"Partitioning: expected single letters, got {letter!r} in {self.table}."
-                )
+        for key, axis in self.table:
+            self._check_key(key)
             self.mesh.size(axis)  # Raises if the mesh lacks it.
+
+    def _check_key(self, key: str) -> None:
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise ValueError(
+                f"Partitioning: expected single letters, got {key!r} in {self.table}. A row for "
+                "weights alone has the key weights.M, one for a stack the key encoder.M."
+            )
+
+        _, weights, letter = match.groups()
+        if weights and letter.islower():
+            raise ValueError(
+                f"Partitioning: {key!r}: a lowercase letter is of the optimizer, which has no rows "
+                f"of weights; write {key.replace('weights.', '')!r}."
+            )
+        if weights and letter in _ROW_DIMS:
+            raise ValueError(
+                f"Partitioning: {key!r}: no weight has the dim {letter}; the rows of a batch are "
+                "activations."
+            )
 
     @staticmethod
     def from_dict(mesh: Mesh, table: Mapping[str, Axis]) -> "Partitioning":
@@ -77,15 +117,17 @@ class Partitioning:
     def parse(mesh: Mesh, text: str) -> "Partitioning":
         """Returns the partitioning of a table such as `BG:data+experts,E:experts,U:-`.
 
-        Each row has letters and their axes, or `-` for none. Raises ValueError for other texts, and
-        as Partitioning does.
+        Each row has letters and their axes, or `-` for none. The letters may have a scope, as in
+        `weights.MV:experts` or `encoder.BG:data`. Raises ValueError for other texts, and as
+        Partitioning does.
         """
         if not text:
             return Partitioning(mesh, ())
 
         rows: list[tuple[str, Axis]] = []
         for row in text.split(","):
-            letters, _, axis = row.strip().partition(":")
+            left, _, axis = row.strip().partition(":")
+            scope, dot, letters = left.rpartition(".")
             if not letters or not axis:
                 raise ValueError(
                     f"sharding={text}: expected letters with their axes, or - for none, such as "
@@ -95,23 +137,49 @@ class Partitioning:
             # A letter with `-` is not split, as is one without a row.
             names = () if axis == "-" else tuple(axis.split("+"))
             value: Axis = names[0] if len(names) == 1 else names
-            rows += [(letter, value) for letter in letters]
+            rows += [(scope + dot + letter, value) for letter in letters]
 
         # Sorted, so that tables which differ in the order of their rows are equal.
         return Partitioning(mesh, tuple(sorted(rows, key=lambda row: row[0])))
+
+    @property
+    def stacks(self) -> frozenset[str]:
+        """The stacks that have rows of their own."""
+        scopes = [key.split(".")[0] for key, _ in self.table if "." in key]
+        return frozenset(scopes) - {_WEIGHTS}
+
+    def in_stack(self, stack: str) -> Self:
+        """Returns the table of a stack: its own rows replace those of the same name.
+
+        `encoder.M` replaces M, but neither `weights.M` nor m. A stack without rows has the table of
+        the whole model.
+        """
+        stacks = self.stacks
+        if stack not in stacks:
+            return self
+
+        # First the whole model's rows, then those of the stack, without its name.
+        prefix = f"{stack}."
+        rows = {key: axis for key, axis in self.table if key.split(".")[0] not in stacks}
+        for key, axis in self.table:
+            if key.startswith(prefix):
+                rows[key.removeprefix(prefix)] = axis
+        return dataclasses.replace(self, table=tuple(sorted(rows.items())))
 
     def axes(self, dims: str) -> tuple[Axis | None, ...]:
         """Returns the mesh axis of each dim: each letter in turn takes its free axes.
 
         With {"G": ("x", "y"), "E": "y"}, GECM is split along G alone, by both axes; EGCM is split
-        along E by y and along G by x.
+        along E by y and along G by x. With {"B": "x", "M": "y", "weights.M": "x"}, BM is split by x
+        and y, but the weight MH along M by x.
         """
         table = dict(self.table)
+        of_weight = is_weight(dims)
         taken: set[str] = set()
         axes: list[Axis | None] = []
         for letter in dims:
             # An axis can split only one dim of a tensor: the first that names it.
-            names = names_of([_axis(table, letter)])
+            names = names_of([_axis(table, letter, of_weight)])
             free = tuple(name for name in names if name not in taken)
             taken.update(free)
 
@@ -123,36 +191,33 @@ class Partitioning:
                 axes.append(free)
         return tuple(axes)
 
+    def axes_of(self, spec: TensorSpec) -> tuple[Axis | None, ...]:
+        """Returns the mesh axis of each dim of a tensor, by the table of its stack."""
+        return self.in_stack(spec.stack).axes(spec.dims)
+
     def factor(self, dims: str) -> tuple[int, ...]:
         """Returns how many ways each dim is split."""
         return tuple(map(self.mesh.size, self.axes(dims)))
 
     def shard_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """Returns the shape of one partition's part; an uneven dim is rounded up."""
-        factors = self.factor(spec.dims)
+        factors = map(self.mesh.size, self.axes_of(spec))
         return tuple(-(-size // factor) for size, factor in zip(spec.shape, factors, strict=True))
 
-    def check(self, name: str, spec: TensorSpec) -> None:
-        """Raises a ValueError if a dim of an argument or result is not divisible by its axis."""
-        for letter, size, axis in zip(spec.dims, spec.shape, self.axes(spec.dims), strict=True):
-            num_partitions = self.mesh.size(axis)
-            if size % num_partitions:
-                raise ValueError(
-                    f"{name} {list(spec.shape)} with dims {spec.dims}: {letter}={size} is not "
-                    f"divisible by the {num_partitions} partitions of mesh axis {axis!r}; "
-                    f"choose another {letter} or number of partitions."
-                )
 
+def _axis(table: Mapping[str, Axis], letter: str, of_weight: bool) -> Axis | None:
+    """Returns the axis of a letter, that of a weight's dim or not, from its first row of several.
 
-def _axis(table: Mapping[str, Axis], letter: str) -> Axis | None:
-    """Returns the axis of a letter.
-
-    Without a row of its own, a lowercase letter has that of its capital, and U that of B.
+    A lowercase letter has a row of its own, or that of weights, or that of its capital. A dim of a
+    weight has that of weights or its own; and U has its own or that of B.
     """
-    if letter in table:
-        return table[letter]
-    if letter.upper() in table:
-        return table[letter.upper()]
+    capital = letter.upper()
+    keys = [letter] if letter.islower() else []
+    if of_weight:
+        keys.append(f"{_WEIGHTS}.{capital}")
+    keys.append(capital)
     if letter == "U":
-        return table.get("B")
-    return None
+        keys.append("B")
+
+    rows = [table[key] for key in keys if key in table]
+    return rows[0] if rows else None

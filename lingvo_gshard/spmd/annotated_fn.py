@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.annotate import static_shape
+from lingvo_gshard.sharding.annotate import program_devices, static_shape
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import refused, specs
@@ -33,6 +33,9 @@ class AnnotatedFn:
     donate: tuple[str, ...] = ()
     # Leading dims: `B` splits rows; without any, all devices have the whole.
     unnamed_dims: str = ""
+    # By the result's path, the stack whose rows split it, as in TensorSpec. Donated arguments have
+    # their own; other results without an entry have none.
+    result_stacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.arg_names) != len(self.args):
@@ -54,30 +57,29 @@ def trace(
     """Traces `annotated` into a graph in which every argument and result is annotated.
 
     Returns a function from arguments' leaves to results', and the TensorSpecs of the results.
-    Raises ValueError if the mesh does not divide an argument or result, a result's shape is not
-    static, a donated argument does not come back as it was, `fn` reads a tf.Variable, or XLA would
-    partition an operator wrongly (refused.py).
+    All shapes are logical: `lowering` pads what the mesh does not divide. Raises ValueError if a
+    result's shape is not static, a donated argument does not come back as it was, `fn` reads a
+    tf.Variable, or XLA would partition an operator wrongly (refused.py).
     """
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
-    for path, spec in leaves:
-        partitioning.check(f"{annotated.name}: argument {path}", spec)
-
-    annotate = Annotator(partitioning).annotate
+    annotate = Annotator(partitioning).annotate_as
     traced_specs: list[NestedMap] = []  # Known once `flat` was traced.
 
     # A tf.function takes and returns flat lists of tensors.
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
         pairs = zip(tensors, leaves, strict=True)
-        remaining = iter([annotate(x, spec.dims) for x, (_, spec) in pairs])
+        remaining = iter([annotate(x, spec) for x, (_, spec) in pairs])
         args = []
         for arg in annotated.args:
             args.append(arg.Pack(itertools.islice(remaining, len(arg.Flatten()))))
 
-        result = annotated.fn(*args).Transform(tf.convert_to_tensor)
+        # `fn` may annotate tensors without naming the mesh, by split() and shard().
+        with program_devices(partitioning.mesh.num_partitions):
+            result = annotated.fn(*args).Transform(tf.convert_to_tensor)
 
         result_specs = _result_specs(annotated, result)
         traced_specs.append(result_specs)
-        return result.Transform(lambda x, spec: annotate(x, spec.dims), result_specs).Flatten()
+        return result.Transform(annotate, result_specs).Flatten()
 
     signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for _, spec in leaves]
     function = tf.function(flat, input_signature=signature, autograph=False, jit_compile=True)
@@ -93,11 +95,7 @@ def trace(
     # On one partition, all operators are right.
     if partitioning.mesh.num_partitions > 1:
         refused.check(annotated.name, concrete.graph)
-
-    results = traced_specs[-1]
-    for path, spec in results.FlattenItems():
-        partitioning.check(f"{annotated.name}: result {path}", spec)
-    return function, results
+    return function, traced_specs[-1]
 
 
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
@@ -111,11 +109,14 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
     # A donated argument comes back with its own dims, unless the function names others.
     dims = {path: spec.dims for path, spec in donated.items()}
     dims.update(annotated.result_dims)
+    stacks = {path: spec.stack for path, spec in donated.items()}
+    stacks.update(annotated.result_stacks)
 
     returned = {}
     for path, tensor in result.FlattenItems():
         what = f"{annotated.name}: result {path}"
-        returned[path] = _spec(what, tensor, dims.get(path), annotated.unnamed_dims)
+        spec = _spec(what, tensor, dims.get(path), annotated.unnamed_dims)
+        returned[path] = dataclasses.replace(spec, stack=stacks.get(path, ""))
 
     # XLA writes a result over the argument of its path, so neither may be without the other.
     returned_donations = {path for path in returned if path.startswith(donated_prefixes)}
@@ -126,7 +127,7 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
                 f"as {returned.get(path)}."
             )
 
-    unused = dims.keys() - returned.keys()
+    unused = (dims.keys() | stacks.keys()) - returned.keys()
     if unused:
         raise ValueError(f"{annotated.name}: no result {', '.join(sorted(unused))} is returned.")
     return result.Pack(returned.values())

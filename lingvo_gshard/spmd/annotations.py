@@ -36,7 +36,8 @@ class TensorDescription:
     shape: tuple[int, ...]
     dims: str  # One letter for each dim; empty if an inner annotation was made without letters.
     # The mesh axis of each dim, `-` for a whole one, such as `d,-,-`; or `replicated` or `manual`.
-    # If no axes of the mesh fit: how many ways each dim is split, and the devices in order.
+    # If no axes of the mesh fit: how many ways each dim is split, and the devices of the parts in
+    # order; `+` joins those that hold the same part.
     sharding: str
     shard_shape: tuple[int, ...]  # Of one partition's part; an uneven dim is rounded up.
 
@@ -120,7 +121,7 @@ def _outside(
                 dtype=spec.dtype,
                 shape=spec.shape,
                 dims=spec.dims,
-                sharding=axes_text(partitioning.axes(spec.dims)),
+                sharding=axes_text(partitioning.axes_of(spec)),
                 shard_shape=partitioning.shard_shape(spec),
             )
 
@@ -187,8 +188,10 @@ def _read_sharding(serialized: bytes, rank: int, mesh: Mesh) -> tuple[str, tuple
         )
     except (NotImplementedError, AssertionError):  # No axes of the mesh fit.
         text = ",".join("-" if n == 1 else str(n) for n in ways)
-        devices = ",".join(map(str, sharding.tile_assignment_devices()))
-        return f"{text} ways on {devices}", ways
+        # The devices of a part follow each other.
+        devices = np.reshape(sharding.tile_assignment_devices(), [math.prod(ways), -1])
+        parts = ",".join("+".join(map(str, copies)) for copies in devices)
+        return f"{text} ways on {parts}", ways
 
     # JAX leaves out the last dims if they are whole.
     whole = [None] * (rank - len(axes))

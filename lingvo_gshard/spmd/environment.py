@@ -17,7 +17,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from lingvo_gshard.spmd import versions
 
@@ -79,7 +79,7 @@ def prepare(num_devices: int | None = None, platform: str | None = None) -> None
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # Its older name; JAX refuses both.
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(GPU_MEMORY_SHARE))
     _set_compilation_cache()
-    _set_xla_flags()
+    _add_xla_flags(_XLA_FLAGS)
 
     # The platform and its devices, of which processes that only compile need none.
     if num_devices is None:
@@ -102,6 +102,14 @@ def prepare_tracing() -> None:
     os.environ["XLA_FLAGS"] = ""
     _set_jax("jax_platforms", "cpu")
     _disable_constant_folding()
+
+
+def prepare_profiling() -> None:
+    """Lets the traces of GPUs name what they run, unless XLA_FLAGS has it otherwise.
+
+    XLA records many kernels in one graph and starts them together, whose traces have no names.
+    """
+    _add_xla_flags({"--xla_gpu_enable_command_buffer": ""})
 
 
 def num_cores() -> int:
@@ -223,12 +231,12 @@ def _set_jax(option: str, value: object) -> None:
         sys.modules["jax"].config.update(option, value)
 
 
-def _set_xla_flags() -> None:
-    """Adds _XLA_FLAGS to XLA_FLAGS, but for those that the user has set."""
+def _add_xla_flags(added: Mapping[str, str]) -> None:
+    """Adds flags to XLA_FLAGS, but for those that the user has set."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     # XLA takes the last one of a flag's values, so one that the user gave is not given again.
     users = {flag.partition("=")[0] for flag in flags}
-    ours = {name: value for name, value in _XLA_FLAGS.items() if name not in users}
+    ours = {name: value for name, value in added.items() if name not in users}
     os.environ["XLA_FLAGS"] = " ".join(flags + versions.known_xla_flags(ours))
 
 

@@ -14,7 +14,8 @@ from jax import export as jax_export
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report, hlo_module
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import jax_private, specs
+from lingvo_gshard.spmd import jax_private, padded, specs
+from lingvo_gshard.spmd.padded import PaddedArray
 from lingvo_gshard.spmd.program import Program
 
 # The CPU devices of one process share a thread pool, and at each collective every device of a
@@ -29,6 +30,11 @@ class _Leaf:
     spec: TensorSpec
     sharding: jax.sharding.NamedSharding
 
+    @functools.cached_property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The shape on the devices; another one than the spec's if they do not divide that."""
+        return padded.padded_shape(self.sharding, self.spec.shape)
+
     def check(self, what: str, array: Any) -> None:
         """Raises ValueError, prefixed by `what`, unless `array` is as expected.
 
@@ -39,11 +45,13 @@ class _Leaf:
         if shape == whole_shape and array.dtype == self.spec.dtype:
             return
 
-        # Along each dim, this process's devices hold some of the parts.
-        own_shape = tuple(
-            jax_private.num_addressable_indices(self.sharding, dim, whole_shape)
-            for dim in range(len(whole_shape))
-        )
+        # Along each dim, this process's devices hold some of the parts, unless these are uneven.
+        own_shape = whole_shape
+        if self.padded_shape == whole_shape:
+            own_shape = tuple(
+                jax_private.num_addressable_indices(self.sharding, dim, whole_shape)
+                for dim in range(len(whole_shape))
+            )
         if shape == own_shape and array.dtype == self.spec.dtype:
             return
 
@@ -54,11 +62,14 @@ class _Leaf:
         raise ValueError(f"{what}: {given} given, {expected} expected.")
 
     def place(self, array: Any, is_donated: bool) -> jax.Array:
-        """Returns a checked array on its devices; one that lies there already is kept."""
+        """Returns a checked array on its devices, padded; one that lies there already is kept."""
         # The program overwrites a donated array's memory: it must not be the caller's own.
         may_alias = False if is_donated else None
 
-        if isinstance(array, jax.Array) and array.shape == self.spec.shape:
+        if self.padded_shape != self.spec.shape:
+            array = self._padded(array)
+
+        if isinstance(array, jax.Array) and array.shape == self.padded_shape:
             # Equality is quick to find, and holds for a state that the last call returned.
             if array.sharding == self.sharding:
                 return array
@@ -72,9 +83,16 @@ class _Leaf:
         elif not self.sharding.is_fully_addressable:
             # device_put would first compare the arrays of all processes.
             own = np.array(array) if is_donated else np.asarray(array)
-            return jax.make_array_from_process_local_data(self.sharding, own, self.spec.shape)
+            return jax.make_array_from_process_local_data(self.sharding, own, self.padded_shape)
 
         return jax.device_put(array, self.sharding, may_alias=may_alias)
+
+    def _padded(self, array: Any) -> jax.Array | np.ndarray:
+        """Returns an array of the spec's shape with its padding, which it may have already."""
+        if isinstance(array, PaddedArray) and array.padded.shape == self.padded_shape:
+            return array.padded
+        padding = padded.end_padding(self.spec.shape, self.padded_shape)
+        return np.pad(np.asarray(array), padding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,15 +132,24 @@ class Executable:
                 leaves[path] = _Leaf(spec, specs.sharding(program.partitioning, spec, mesh))
             self._arguments[name] = _Argument(name in program.donate, leaves)
 
+        # The logical shapes of the results that come padded, by their place among all.
+        self._padded_results: dict[int, tuple[int, ...]] = {}
+        for i, spec in enumerate(program.results.Flatten()):
+            layout = specs.sharding(program.partitioning, spec, mesh)
+            if padded.padded_shape(layout, spec.shape) != spec.shape:
+                self._padded_results[i] = spec.shape
+
         self._shares_threads = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
     def __call__(self, *args: NestedMap) -> NestedMap:
         """Runs the program on all devices and returns its results, a NestedMap of JAX arrays.
 
-        Takes one NestedMap of numpy or JAX arrays per argument; numpy arrays are placed as by
-        `place`, and donated JAX arrays are deleted. The call returns before the results are
-        computed, except on several CPU devices, where it waits. Raises ValueError for a wrong
-        number of arguments, missing or unexpected paths, and a wrong shape or dtype.
+        A result that the devices do not divide is a PaddedArray, of which np.asarray returns the
+        logical values. Takes one NestedMap of numpy, JAX or padded arrays per argument; numpy
+        arrays are placed as by `place`, and donated arrays on the devices are deleted. The call
+        returns before the results are computed, except on several CPU devices, where it waits.
+        Raises ValueError for a wrong number of arguments, missing or unexpected paths, and a wrong
+        shape or dtype.
         """
         if len(args) != len(self._arguments):
             raise ValueError(
@@ -141,21 +168,27 @@ class Executable:
                 results = jax.block_until_ready(self.compiled(*leaves))
         else:
             results = self.compiled(*leaves)
+
+        for i, shape in self._padded_results.items():
+            results[i] = PaddedArray(results[i], shape)
         return self.program.results.Pack(results)
 
     def place(self, name: str, tree: NestedMap) -> NestedMap:
         """Checks the tree of argument `name` and puts it on the devices ahead of a call.
 
-        The result holds JAX arrays of the whole shapes. With several processes, a numpy array is
-        either the whole, the same in all of them, or this process's share: the part that its
-        devices hold, such as its rows of a batch. Its shape decides. All processes must call it.
-        Raises ValueError as a call, or for an unknown name.
+        The result holds JAX arrays of the whole shapes, or PaddedArrays where the devices do not
+        divide them. With several processes, a numpy array is either the whole, the same in all of
+        them, or this process's share: the part that its devices hold, such as its rows of a batch.
+        Its shape decides; it is the whole if the devices do not divide it. All processes must call
+        it. Raises ValueError as a call, or for an unknown name.
         """
         if name not in self._arguments:
             raise ValueError(
                 f"{self.program.name}: no argument {name!r}, only {', '.join(self._arguments)}."
             )
-        return tree.Pack(self._placed(name, tree))
+        leaves = self._arguments[name].leaves.values()
+        placed = zip(self._placed(name, tree), leaves, strict=True)
+        return tree.Pack(padded.of_shape(array, leaf.spec.shape) for array, leaf in placed)
 
     def report(self) -> compiled_report.CompiledReport:
         """Returns the compiled program's collectives, memory and operations."""

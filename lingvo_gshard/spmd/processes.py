@@ -30,7 +30,8 @@ from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import storage
-from lingvo_gshard.spmd import coordination, environment, jax_private
+from lingvo_gshard.spmd import coordination, environment, jax_private, padded
+from lingvo_gshard.spmd.padded import PaddedArray
 
 # The exit status of a process that ends because another one has (sysexits.h: unavailable).
 EXIT_STATUS = 69
@@ -356,7 +357,10 @@ def to_host(tree: NestedMap) -> NestedMap:
     return tree.Transform(_whole)
 
 
-def _whole(array: jax.Array) -> np.ndarray:
+def _whole(array: jax.Array | PaddedArray) -> np.ndarray:
+    if isinstance(array, PaddedArray):
+        return padded.without_padding(_whole(array.padded), array.shape)
+
     # This process may hold all of it already.
     if array.is_fully_replicated or array.is_fully_addressable:
         return np.asarray(array)

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.spmd import processes
+from lingvo_gshard.spmd import padded, processes
 
 Named = list[tuple[str, TensorSpec]]
 _Mesh = jax.sharding.Mesh | AbstractMesh
@@ -80,7 +80,7 @@ def check_same(what: str, arrays: Mapping[str, Any], expected_specs: NestedMap) 
 
 def sharding(partitioning: Partitioning, spec: TensorSpec, mesh: _Mesh) -> NamedSharding:
     """Returns the sharding of `spec` over `mesh`, which has the partitioning's axes."""
-    return NamedSharding(mesh, PartitionSpec(*partitioning.axes(spec.dims)))
+    return NamedSharding(mesh, PartitionSpec(*partitioning.axes_of(spec)))
 
 
 def shardings(partitioning: Partitioning, tree: NestedMap, mesh: _Mesh) -> NestedMap:
@@ -126,8 +126,23 @@ class Share:
 WHOLE = Share(0, 1)
 
 
-def own_share(partitioning: Partitioning) -> Share:
-    """Returns the share of a batch's rows that this process reads; see `share_of`."""
+def num_rows(batch: NestedMap) -> int:
+    """Returns the size of dim B in the specs of a batch; 1 if none has that dim."""
+    for spec in batch.Flatten():
+        if ROWS in spec.dims:
+            return spec.shape[spec.dims.index(ROWS)]
+    return 1
+
+
+def own_share(partitioning: Partitioning, batch_size: int) -> Share:
+    """Returns the share of a batch's rows that this process reads; see `share_of`.
+
+    It is WHOLE if the rows do not divide: the processes' devices hold unequal parts of them.
+    """
+    (row_partitions,) = partitioning.factor(ROWS)
+    if batch_size % row_partitions:
+        return WHOLE
+
     # With as many rows as partitions, each device holds at least one whole row.
     num_rows = partitioning.mesh.num_partitions
     mesh = device_mesh(partitioning)
@@ -168,27 +183,32 @@ def _own_rows(array: jax.Array) -> np.ndarray:
 def abstract_arrays(
     partitioning: Partitioning, leaves: Named, mesh: _Mesh
 ) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shape, dtype and sharding over `mesh` of each leaf."""
+    """Returns the shape, with its padding, dtype and sharding over `mesh` of each leaf."""
     arrays = []
     for _, spec in leaves:
-        array = jax.ShapeDtypeStruct(
-            spec.shape, np.dtype(spec.dtype), sharding=sharding(partitioning, spec, mesh)
-        )
-        arrays.append(array)
+        layout = sharding(partitioning, spec, mesh)
+        shape = padded.padded_shape(layout, spec.shape)
+        arrays.append(jax.ShapeDtypeStruct(shape, np.dtype(spec.dtype), sharding=layout))
     return arrays
 
 
 def to_json(tree: Any) -> Any:
-    """Converts a tree of TensorSpec to JSON values; a leaf becomes `dtype|2,3|BL`."""
+    """Converts a tree of TensorSpec to JSON values.
+
+    A leaf becomes `dtype|2,3|BL`, or `dtype|2,3|MH|encoder` if a stack's rows split it.
+    """
     if isinstance(tree, dict):
         return NestedMap(tree).Transform(to_json)
-    return f"{tree.dtype}|{','.join(map(str, tree.shape))}|{tree.dims}"
+    parts = [tree.dtype, ",".join(map(str, tree.shape)), tree.dims]
+    if tree.stack:
+        parts.append(tree.stack)
+    return "|".join(parts)
 
 
 def from_json(tree: Any) -> Any:
     """Converts JSON values of to_json back to a tree of TensorSpec."""
     if isinstance(tree, dict):
         return NestedMap(tree).Transform(from_json)
-    dtype, sizes, dims = tree.split("|")
+    dtype, sizes, dims, *stack = tree.split("|")
     shape = tuple(int(size) for size in sizes.split(",") if size)
-    return TensorSpec(shape, dtype, dims)
+    return TensorSpec(shape, dtype, dims, *stack)

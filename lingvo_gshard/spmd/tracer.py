@@ -28,7 +28,7 @@ import traceback
 import types
 from collections.abc import Callable
 from multiprocessing import connection, resource_tracker
-from typing import Any
+from typing import Any, TypeVar
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
@@ -42,6 +42,7 @@ _POLL_SECS = 0.5
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
 _NAME = "lingvo_gshard-tracer"  # Of the child, and of the file of its messages.
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+_Result = TypeVar("_Result")
 
 
 class TracingError(RuntimeError):
@@ -58,13 +59,7 @@ def traced(function: Callable[..., Program], *args: Any) -> Program:
     Raises ValueError as the function does, or if TensorFlow cannot be imported; ChildProcessError
     if the child dies; and TracingError for any other failure of the child.
     """
-    # The child imports the main module. It must not do a script's work a second time.
-    if multiprocessing.current_process().name == _NAME:
-        raise RuntimeError(
-            "The process that traces imports the program's main module, whose work must therefore "
-            'stand under `if __name__ == "__main__":`.'
-        )
-
+    _check_is_no_child()
     kept = _kept_file(function, args)
     if kept is not None:
         # What a power cut has left in the file is noticed by its digest.
@@ -85,6 +80,25 @@ def traced(function: Callable[..., Program], *args: Any) -> Program:
         except OSError as error:
             logging.warning("The program %s is not kept: %s", made.name, error)
     return made
+
+
+def run(function: Callable[..., None], *args: Any) -> None:
+    """Calls `function(*args)` in the child process, for what it writes with TensorFlow.
+
+    Nothing is kept. `function` stands at the top of a module, and `args` can be pickled. Raises as
+    `traced`.
+    """
+    _check_is_no_child()
+    _child.run(function, args)
+
+
+def _check_is_no_child() -> None:
+    """Raises RuntimeError in the child, which imports the main module, and must not run it."""
+    if multiprocessing.current_process().name == _NAME:
+        raise RuntimeError(
+            "The process that traces imports the program's main module, whose work must therefore "
+            'stand under `if __name__ == "__main__":`.'
+        )
 
 
 def _kept_file(function: Callable[..., Program], args: tuple[Any, ...]) -> pathlib.Path | None:
@@ -167,7 +181,7 @@ class _Child:
         self._messages: io.TextIOWrapper | None = None  # What the child writes to standard error.
         self._idle: threading.Timer | None = None
 
-    def run(self, function: Callable[..., Program], args: tuple[Any, ...]) -> Program:
+    def run(self, function: Callable[..., _Result], args: tuple[Any, ...]) -> _Result:
         """Returns `function(*args)` of the child; raises as `traced`."""
         with self._lock:
             if self._idle is not None:
@@ -279,7 +293,7 @@ atexit.register(_child.stop)
 
 
 def _serve(requests: connection.Connection, messages: str) -> None:
-    """Answers requests in the child, each by a Program or an error, until the parent ends."""
+    """Answers requests in the child, each by a result or an error, until the parent ends."""
     child_process.end_with_parent()
 
     # A crash in C++ leaves its reason on the descriptor of standard error.
@@ -300,7 +314,7 @@ def _serve(requests: connection.Connection, messages: str) -> None:
             requests.send((None, error, TracingError(traceback.format_exc())))
 
 
-def _run(function: Callable[..., Program], args: tuple[Any, ...]) -> Program:
+def _run(function: Callable[..., _Result], args: tuple[Any, ...]) -> _Result:
     """Runs in the child. Raises only what the parent can read without TensorFlow."""
     try:
         with environment.without_keras():

@@ -13,7 +13,7 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from lingvo_gshard.checkpoints.warm_start import WarmStart
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests, storage, table
-from lingvo_gshard.model.spec import Mode
+from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
@@ -32,6 +32,7 @@ from lingvo_gshard.train import config, loop, summaries
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
 from lingvo_gshard.train.programs import Programs, ProgramSource
+from lingvo_gshard.train.run_config import RunConfig
 from lingvo_gshard.train.steps import InitFn, ModelFn, ModelPrograms
 
 InputFn = Callable[[Any], Input]
@@ -98,10 +99,9 @@ class Estimator:
         saved = None if executables is None else SavedExecutables(executables)
         self._programs = Programs(source, saved)
 
-    @property
-    def input_share(self) -> specs.Share:
-        """Returns the part of each batch's rows that this process's input must yield."""
-        return specs.own_share(self.partitioning)
+    def input_share(self, batch_size: int) -> specs.Share:
+        """Returns the part of a batch's rows, which are B in all, that this process must read."""
+        return specs.own_share(self.partitioning, batch_size)
 
     def train(
         self,
@@ -138,7 +138,7 @@ class Estimator:
                 return self
 
             hooks = [*self._own_hooks(stop, began_secs), *hooks]
-            with self._input(input_fn) as source:
+            with self._input(input_fn, Mode.TRAIN) as source:
                 state = self._first_state(restored, source)
 
                 # A call does several steps, and the last one may do fewer: a program of its own.
@@ -279,8 +279,8 @@ class Estimator:
         self, mode: Mode, state: NestedMap, input_fn: InputFn, steps: int | None = None
     ) -> Iterator[NestedMap]:
         """Yields what a mode's program returns for each batch, or for the first `steps` ones."""
-        share = self.input_share
-        with self._input(input_fn) as source:
+        with self._input(input_fn, mode) as source:
+            share = self.input_share(specs.num_rows(source.specs))
             for batch in itertools.islice(source, steps):
                 # The batches need not be of one length.
                 batch_spec = loop.batch_spec_of(batch, source.specs, share)
@@ -288,15 +288,20 @@ class Estimator:
                 yield executable(state, executable.place("batch", batch))
 
     @contextlib.contextmanager
-    def _input(self, input_fn: InputFn) -> Iterator[Input]:
+    def _input(self, input_fn: InputFn, mode: Mode) -> Iterator[Input]:
         """Yields the input, and closes it in the end if it has a method `close`."""
-        source = input_fn(self.params)
+        source = input_fn(self._params_of(mode))
         try:
             yield source
         finally:
             close = getattr(source, "close", None)
             if close is not None:
                 close()
+
+    def _params_of(self, mode: Mode) -> Any:
+        """Returns what an input_fn is given in a mode."""
+        del mode
+        return self.params
 
     def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
         # Every process must stop at a loss that is not finite; one of them writes and prints.
@@ -353,23 +358,84 @@ class TPUEstimator(Estimator):
     def __init__(
         self,
         model_fn: ModelFn,
-        model_dir: str,
+        model_dir: str | None = None,
         *,
-        params: Params,
-        partitioning: Partitioning,
         state_spec: NestedMap,
         init_fn: InitFn,
+        params: Params | Mapping[str, Any] | None = None,
+        partitioning: Partitioning | None = None,
+        config: RunConfig | None = None,
+        train_batch_size: int | None = None,
+        eval_batch_size: int | None = None,
+        predict_batch_size: int | None = None,
         **settings: Any,
     ) -> None:
-        """Compiles nothing yet; `settings` are those of Estimator. Raises as Estimator."""
+        """Compiles nothing yet; `settings` are those of Estimator.
+
+        It is given either Params, a partitioning and model_dir, or, as in TensorFlow, a RunConfig
+        and `params` by name. A RunConfig splits the rows of a batch alone, unless there is a
+        partitioning, too. model_fn and input_fn then get a dict: `params`, and as `batch_size` that
+        of the mode, if it is given, in rows of all devices and processes.
+
+        Raises ValueError as Estimator, for what does not go together, and for what is missing.
+        """
+        self._model_fn = model_fn
+        self._host_fn: summaries.HostFn | None = None  # Known once TRAIN is traced.
+        self._values: dict[str, Any] | None = None  # What functions are given, with a RunConfig.
+        self._batch_sizes = {
+            Mode.TRAIN: train_batch_size,
+            Mode.EVAL: eval_batch_size,
+            Mode.PREDICT: predict_batch_size,
+        }
+
+        if config is not None:
+            if isinstance(params, Params):
+                raise ValueError("TPUEstimator: with a RunConfig, params are a dict, got Params.")
+            self._values = dict(params or {})
+            params = config.params(self._values)
+            partitioning = partitioning or config.partitioning()
+            model_dir = model_dir or config.model_dir
+            settings = {"log_step_count_steps": config.log_step_count_steps, **settings}
+        elif any(self._batch_sizes.values()):
+            raise ValueError("TPUEstimator: batch sizes need a RunConfig.")
+
+        if not isinstance(params, Params) or partitioning is None or model_dir is None:
+            raise ValueError(
+                "TPUEstimator: give model_dir and either a RunConfig, or Params and a partitioning."
+            )
         super().__init__(
-            ModelPrograms(model_fn, init_fn, params, partitioning, state_spec),
+            ModelPrograms(self._call_model_fn, init_fn, params, partitioning, state_spec),
             model_dir,
             params=params,
             partitioning=partitioning,
             state_spec=state_spec,
             **settings,
         )
+
+    def _params_of(self, mode: Mode) -> Any:
+        if self._values is None:
+            return self.params
+        batch_size = self._batch_sizes[mode]
+        if batch_size is None:
+            return dict(self._values)
+        return {**self._values, "batch_size": batch_size}
+
+    def _call_model_fn(
+        self, state: NestedMap, features: NestedMap, labels: NestedMap, mode: Mode, params: Any
+    ) -> TPUEstimatorSpec:
+        """Calls the model_fn with a mode's params, and keeps the function of its host_call."""
+        del params
+        spec = self._model_fn(state, features, labels, mode, self._params_of(mode))
+        if mode is Mode.TRAIN and spec.host_call is not None:
+            self._host_fn, _ = spec.host_call
+        return spec
+
+    def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
+        hooks = super()._own_hooks(stop, began_secs)
+        if processes.is_first():
+            folder = f"{self.model_dir}/train"
+            hooks.append(summaries.HostCallHook(folder, lambda: self._host_fn))
+        return hooks
 
 
 def _check_steps(caller: str, **counts: int | None) -> None:

@@ -1,5 +1,7 @@
 """Hooks of the training loop: their interface, a progress bar, checks of the loss, and signals."""
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 import logging
@@ -7,12 +9,16 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import tqdm
 
 from lingvo_gshard.core.nested_map import NestedMap
+
+# Settings use this module, and wrong ones are reported before JAX is imported.
+if TYPE_CHECKING:
+    from lingvo_gshard.spmd.executable import Executable
 
 # The exit status of a process that StopOnSignal stopped; in sysexits.h it means "try again later".
 EXIT_STATUS = 75
@@ -33,6 +39,8 @@ class TrainCall:
     # the first one after a checkpoint, count from their own start.
     secs: float
     input_wait_secs: float = 0.0  # The part of `secs` in which the devices waited for input.
+    # With `tensors`, numpy arrays [K, ...], a list or by name, if the model_fn has a host_call.
+    host_call: NestedMap = dataclasses.field(default_factory=NestedMap)
 
     @property
     def steps_per_sec(self) -> float:
@@ -71,6 +79,9 @@ class TrainHook:
 
     def begin(self, step: int) -> None:
         """Runs before the first call; `step` steps are done."""
+
+    def before_call(self, steps: range, executable: Executable) -> None:
+        """Runs before every call, which will do `steps`; its input is ready."""
 
     def after_call(self, call: TrainCall) -> None:
         """Runs after every call."""

@@ -18,7 +18,7 @@ from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import processes
+from lingvo_gshard.spmd import processes, traces
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.specs import ROWS, Share
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
@@ -150,20 +150,28 @@ class TrainLoop:
                 break
             wait_end = time.monotonic()
 
-            # The call is given the state's arrays to reuse: from here on, only its result exists.
-            result = group.executable(state, group.batches)
-            state = result.state
+            first_step = step + 1
             step += group.num_steps
-            unsaved = group
+            for hook in self._hooks:
+                hook.before_call(range(first_step, step + 1), group.executable)
 
-            # Copying the metrics to the host waits for the devices, which ends the call.
-            metrics = result.metrics.Transform(np.asarray)
+            # The call is given the state's arrays to reuse: from here on, only its result exists.
+            with traces.mark(step):
+                result = group.executable(state, group.batches)
+                state = result.state
+                unsaved = group
+
+                # Copying the metrics to the host waits for the devices, which ends the call.
+                metrics = result.metrics.Transform(np.asarray)
+                host_call = result.get("host_call", NestedMap()).Transform(np.asarray)
             call_end = time.monotonic()
             if previous_end is None:
-                call = TrainCall(step, group.num_steps, metrics, call_end - wait_end)
+                secs = call_end - wait_end
+                wait_secs = 0.0
             else:
                 secs = call_end - previous_end
-                call = TrainCall(step, group.num_steps, metrics, secs, wait_end - wait_start)
+                wait_secs = wait_end - wait_start
+            call = TrainCall(step, group.num_steps, metrics, secs, wait_secs, host_call)
             previous_end = call_end
             for hook in self._hooks:
                 hook.after_call(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_gshard.core.late import tf
@@ -39,14 +39,14 @@ class ModelPrograms:
         if init_fn is None:
             raise ValueError("initializer: there is no init_fn, which would make a state.")
 
+        made_specs = {f"state.{path}": spec for path, spec in self.state_spec.FlattenItems()}
         initialize = AnnotatedFn(
             name="initialize",
             fn=lambda seed: NestedMap(state=init_fn(seed.seed)),
             arg_names=("seed",),
             args=(NestedMap(seed=TensorSpec((2,), "int32", "_")),),
-            result_dims={
-                f"state.{path}": spec.dims for path, spec in self.state_spec.FlattenItems()
-            },
+            result_dims={path: spec.dims for path, spec in made_specs.items()},
+            result_stacks={path: spec.stack for path, spec in made_specs.items()},
         )
         exported = lowering.export(initialize, self.partitioning)
 
@@ -80,7 +80,8 @@ class ModelPrograms:
         # A single step needs no loop, which the partitioner could not look through.
         def once(state: NestedMap, batches: NestedMap) -> NestedMap:
             result = step(state, batches.Transform(lambda x: x[0]))
-            return NestedMap(result, metrics=result.metrics.Transform(lambda x: x[None]))
+            stacked_results = _without_state(result).Transform(lambda x: x[None])
+            return NestedMap(stacked_results, state=result.state)
 
         fn = once if num_steps == 1 else functools.partial(self._loop, step, batch_spec)
         return AnnotatedFn(
@@ -94,10 +95,9 @@ class ModelPrograms:
     def _loop(
         self, step: Step, batch_spec: NestedMap, state: NestedMap, batches: NestedMap
     ) -> NestedMap:
-        """Runs the steps in a tf.while_loop and writes the metrics of step k to index k."""
+        """Runs the steps in a tf.while_loop and writes the results of step k to index k."""
         leaf_specs = [*self.state_spec.Flatten(), *batch_spec.Flatten()]
-        leaf_dims = [spec.dims for spec in leaf_specs]
-        annotate = Annotator(self.partitioning).annotate
+        annotate = Annotator(self.partitioning).annotate_as
         num_state = len(state.Flatten())
         num_steps = batches.Flatten()[0].shape[0]
         results: list[NestedMap] = []
@@ -105,27 +105,28 @@ class ModelPrograms:
         # A loop carries a flat list of tensors. Each is annotated at both ends of the body: the
         # partitioner does not look through it.
         def flat_step(*leaves: tf.Tensor) -> list[tf.Tensor]:
-            leaves = tuple(annotate(x, dims) for x, dims in zip(leaves, leaf_dims, strict=True))
+            leaves = tuple(annotate(x, spec) for x, spec in zip(leaves, leaf_specs, strict=True))
             result = step(state.Pack(leaves[:num_state]), batches.Pack(leaves[num_state:]))
             result = result.Transform(tf.convert_to_tensor)
             results.append(result)
-            new_state = zip(result.state.Flatten(), leaf_dims[:num_state], strict=True)
-            return [annotate(x, dims) for x, dims in new_state] + result.metrics.Flatten()
+            new_state = zip(result.state.Flatten(), leaf_specs[:num_state], strict=True)
+            other_results = _without_state(result).Flatten()
+            return [annotate(x, spec) for x, spec in new_state] + other_results
 
-        # The loop needs the metrics' shapes beforehand; the step is traced only once.
+        # The loop needs the results' shapes beforehand; the step is traced only once.
         signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in leaf_specs]
         once = tf.function(flat_step, autograph=False, input_signature=signature)
-        metrics_of_a_step = once.get_concrete_function().outputs[num_state:]
-        stacks = [tf.zeros([num_steps, *x.shape], x.dtype) for x in metrics_of_a_step]
+        results_of_a_step = once.get_concrete_function().outputs[num_state:]
+        stacks = [tf.zeros([num_steps, *x.shape], x.dtype) for x in results_of_a_step]
 
         def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
-            # Step k: its batch, then its metrics at index k of theirs.
+            # Step k: its batch, then its results at index k of theirs.
             batch = [tf.gather(stack, k) for stack in batches.Flatten()]
             new = once(*carried[:num_state], *batch)
 
             pairs = zip(carried[num_state:], new[num_state:], strict=True)
-            metrics = [tf.tensor_scatter_nd_update(stack, [[k]], x[None]) for stack, x in pairs]
-            return [k + 1, *new[:num_state], *metrics]
+            written = [tf.tensor_scatter_nd_update(stack, [[k]], x[None]) for stack, x in pairs]
+            return [k + 1, *new[:num_state], *written]
 
         _, *carried = tf.while_loop(
             lambda k, *_: k < num_steps,
@@ -133,10 +134,13 @@ class ModelPrograms:
             [tf.constant(0), *state.Flatten(), *stacks],
             maximum_iterations=num_steps,
         )
-        return NestedMap(
-            state=state.Pack(carried[:num_state]),
-            metrics=results[-1].metrics.Pack(carried[num_state:]),
-        )
+        stacked_results = _without_state(results[-1]).Pack(carried[num_state:])
+        return NestedMap(stacked_results, state=state.Pack(carried[:num_state]))
+
+
+def _without_state(result: NestedMap) -> NestedMap:
+    """Returns the results of a step that are kept for each step of a call."""
+    return NestedMap({name: tree for name, tree in result.items() if name != "state"})
 
 
 def call_model_fn(
@@ -144,20 +148,26 @@ def call_model_fn(
 ) -> NestedMap:
     """Returns what the program of a mode returns, from the TPUEstimatorSpec of a model_fn.
 
-    In TRAIN these are `state` and `metrics`, with the loss among them; in EVAL the metrics' `sums`
-    and `weights`; in PREDICT `predictions`. Raises ValueError if the spec is of another mode.
+    In TRAIN these are `state`, `metrics`, with the loss among them, and `host_call`, whose
+    `tensors` are those of a host_call, if there is one; in EVAL the metrics' `sums` and `weights`;
+    in PREDICT `predictions`. Raises ValueError if the spec is of another mode.
     """
     spec = model_fn(state, batch.features, batch.get("labels", NestedMap()), mode, params)
     if spec.mode != mode:
         raise ValueError(f"model_fn: called with mode {mode.name}, returned {spec.mode.name}.")
 
     if mode is Mode.TRAIN:
-        return NestedMap(state=spec.train_op, metrics=NestedMap(spec.metrics, loss=spec.loss))
+        result = NestedMap(state=spec.train_op, metrics=NestedMap(spec.metrics, loss=spec.loss))
+        if spec.host_call is not None:
+            _, tensors = spec.host_call
+            by_name = NestedMap(tensors) if isinstance(tensors, Mapping) else list(tensors)
+            result.host_call = NestedMap(tensors=by_name)
+        return result
     if mode is Mode.PREDICT:
         return NestedMap(predictions=spec.predictions)
 
     # Sums over batches stay exact, where means of means would not.
-    assert spec.eval_metrics is not None
-    sums = {name: total for name, (total, _) in spec.eval_metrics.items()}
-    weights = {name: weight for name, (_, weight) in spec.eval_metrics.items()}
+    metrics = spec.metric_sums
+    sums = {name: total for name, (total, _) in metrics.items()}
+    weights = {name: weight for name, (_, weight) in metrics.items()}
     return NestedMap(sums=NestedMap(sums), weights=NestedMap(weights))

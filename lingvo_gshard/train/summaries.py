@@ -7,6 +7,7 @@ import pathlib
 import resource
 import socket
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,10 +18,15 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import atomic_file, storage
+from lingvo_gshard.model.spec import called
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
 
 TRAIN_METRICS = "train_metrics.jsonl"  # A line for each call; see MetricsLog.
 EVAL_METRICS = "eval_metrics.jsonl"  # A line for each evaluation; see write_evaluation.
+
+
+# The function of a host_call: numbers by name, or None.
+HostFn = Callable[..., Mapping[str, float] | None]
 
 
 def scalars(metrics: NestedMap) -> dict[str, float]:
@@ -70,6 +76,37 @@ class SummaryHook(TrainHook):
             if self._writer is None:
                 self._writer = _new_file(self._folder)
             _add(self._writer, {**scalars(call.mean()), **speeds, **_memory_gib()}, call.step)
+
+
+class HostCallHook(TrainHook):
+    """Calls the function of a host_call for each step; TensorBoard gets what it returns.
+
+    `fn` is called when a call has ended: by then the program is traced, and the function is known.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, fn: Callable[[], HostFn | None]) -> None:
+        self._folder = folder
+        self._fn = fn
+        self._writer: RecordWriter | None = None
+
+    def after_call(self, call: TrainCall) -> None:
+        host_fn = self._fn()
+        if host_fn is None:
+            return
+
+        first_step = call.step - call.num_steps + 1
+        for k in range(call.num_steps):
+            values = call.host_call.Transform(lambda stack, k=k: stack[k])
+            numbers = called(host_fn, values.tensors)
+            if numbers:
+                with atomic_file.naming(pathlib.Path(self._folder)):
+                    if self._writer is None:
+                        self._writer = _new_file(self._folder)
+                    _add(self._writer, scalars(NestedMap(numbers)), first_step + k)
+
+    def end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _new_file(folder: str | pathlib.Path) -> RecordWriter:

@@ -141,16 +141,7 @@ def save(
     The folder appears whole, in place of an earlier bundle. Raises ValueError if it holds anything
     that is no part of one.
     """
-    # Whatever else is in the folder would be deleted with the bundle before.
-    folder = pathlib.Path(folder)
-    if folder.exists():
-        others = {path.name for path in folder.iterdir()} - _ENTRIES
-        if others:
-            raise ValueError(
-                f"{folder} holds {min(others)}, which is no part of a bundle; export to a new or "
-                "empty folder."
-            )
-
+    atomic_file.check_holds_only(folder, _ENTRIES, "a bundle")
     with atomic_file.replacing_folder(folder) as partial:
         names = []  # Of the files that bundle.json has digests of.
 
@@ -224,7 +215,7 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
         contents.spec,
         theta=theta_spec.Pack(weights[path] for path, _ in theta_spec.FlattenItems()),
         program_for=programs.__getitem__,
-        share=specs.own_share(shortest.partitioning),
+        share=specs.own_share(shortest.partitioning, contents.spec.batch_size),
         # If the decoder was saved without an origin, its files identify it.
         origin=contents.origin or {file.path: file.sha256 for file in contents.files},
     )

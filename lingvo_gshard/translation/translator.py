@@ -18,11 +18,18 @@ from lingvo_gshard.translation.bundle import Decoder
 # This many batches of lines are sorted by length together; with more there is less padding.
 _WINDOW_BATCHES = 16
 
+# Marks after which long text may be cut, as the contents of a pattern's brackets.
+SENTENCE_ENDS = ".!?;…。！？；।॥؟۔።"
+CLOSING_MARKS = "\"'»”’)\\]"
+PAUSES = ",:،、，："
+DASHES = "-–—"
+
 # Where to cut long text: after a sentence (and its quotes), at a comma or dash, between words. Some
 # scripts have no spaces, so marks need none, but 3.500, 12:30 and example.com stay whole.
+# translation/text_graph.py has the same rules for TensorFlow.
 _BREAKS = (
-    re.compile(r"[.!?;…。！？；।॥؟۔።]++[\"'»”’)\]]*+(?![0-9A-Za-z])\s*"),
-    re.compile(r"[,:،、，：](?![0-9A-Za-z])\s*|\s[-–—]\s"),
+    re.compile(rf"[{SENTENCE_ENDS}]++[{CLOSING_MARKS}]*+(?![0-9A-Za-z])\s*"),
+    re.compile(rf"[{PAUSES}](?![0-9A-Za-z])\s*|\s[{DASHES}]\s"),
     re.compile(r"\s+"),
 )
 # A cut leaves at least this share of the text on both sides: the `1.` of `1. Mai` is no sentence.

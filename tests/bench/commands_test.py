@@ -10,6 +10,7 @@ import pytest
     ("command", "line"),
     [
         ("bench.step --model=toy.Nope", "step: No model 'toy.Nope'. Registered are "),
+        ("bench.collectives --mib=8,0", "collectives: --mib=8,0: expected whole numbers from 1"),
         ("bench.first_answer", "first_answer: --logdir is missing; see --help."),
     ],
 )

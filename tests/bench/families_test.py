@@ -26,6 +26,25 @@ def test_experts_cost_as_much_as_the_dense_layers_that_they_replace(family):
     assert deep > 1.2 * eight
 
 
+def test_a_grid_has_each_number_of_experts_in_each_depth_and_deep_dense_models():
+    models = list(families.NARROW.grid([8, 32], [12], [24]))
+    assert [model.name for model in models] == [
+        "T(6L, M64)",
+        "MoE(8E, 6L, M64)",
+        "MoE(32E, 6L, M64)",
+        "MoE(8E, 12L, M64)",
+        "MoE(32E, 12L, M64)",
+        "T(24L, M64)",
+    ]
+    dense, *_, deep = (_params(model) for model in models)
+    assert (deep.task.encoder.num_layers, deep.task.decoder.num_layers) == (12, 12)
+    assert curves.flops_per_token(deep) > 2.5 * curves.flops_per_token(dense)
+    # In nothing else do they differ.
+    for stack in (deep.task.encoder, deep.task.decoder):
+        stack.num_layers = 3
+    assert deep.task == dense.task
+
+
 def test_dropout_within_experts_is_set_and_named():
     family = dataclasses.replace(families.SMALL, expert_dropout=0.3)
     dense, mixture = family.models([8])

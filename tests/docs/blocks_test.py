@@ -13,8 +13,13 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     ("document", "printed"),
     [
         pytest.param("tutorial.md", r"squared error [\d.]+ -> [\d.]+", marks=pytest.mark.slow),
-        pytest.param("extending.md", r"num_experts : 16", marks=pytest.mark.slow),
-        ("estimator.md", r"step 500, accuracy 0\.9"),
+        pytest.param(
+            "extending.md", r"num_experts : 16[\s\S]*\n128 128 16 dev", marks=pytest.mark.slow
+        ),
+        (
+            "estimator.md",
+            r"step 500, accuracy 0\.9[\s\S]*\nported: step 200, accuracy 0\.9\d+, 0\.",
+        ),
     ],
 )
 def test_every_block_runs(document, printed, tmp_path):

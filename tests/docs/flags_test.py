@@ -14,7 +14,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _PAGES = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
 _SCRIPTS = sorted((_ROOT / "launch").iterdir())
 _SOURCES = sorted([*(_ROOT / "lingvo_gshard").glob("*.py"), _ROOT / "data_prep/build.py"])
-_WITHOUT_COMMANDS = {"CONTRIBUTING.md", "api.md", "estimator.md", "tutorial.md"}
+_WITHOUT_COMMANDS = {"CONTRIBUTING.md", "api.md", "estimator.md"}
 
 _MODULE = re.compile(r"-m ((?:lingvo_gshard|data_prep|bench|tools)(?:\.[a-z_\d]+)+)")
 _GSHARD = re.compile(r"(?<![\w./])gshard ([a-z]+)\b")
@@ -95,7 +95,7 @@ def _defined(module: str) -> frozenset[str]:
 @functools.cache
 def _all_flags() -> frozenset[str]:
     flags = set(_ABSL | _OTHERS)
-    for folder in ("lingvo_gshard", "data_prep", "bench", "tools"):
+    for folder in ("lingvo_gshard", "data_prep", "data_prep/recipes", "bench", "tools"):
         for source in (_ROOT / folder).glob("*.py"):
             flags.update(_DEFINED.findall(source.read_text()))
     # Those of booleans have a negation.

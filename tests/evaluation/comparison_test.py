@@ -39,6 +39,16 @@ def test_table():
     )
 
 
+def test_the_larger_and_the_smaller_half_have_averages_of_their_own():
+    models = {"MoE": [_quality(qa=40.0, qb=30.0, qc=25.0, qd=20.0, qe=5.0)]}
+    baselines = {"qa": 38.0, "qb": 31.0, "qd": 10.0}
+    *_, average, larger, smaller, _ = Comparison(models, baselines).table().splitlines()
+    assert average.split() == ["average", "26.33", "24.00", "+3.67"]
+    assert larger.split()[2:] == ["34.50", "31.67", "+0.50"]  # Three languages, two baselines.
+    assert smaller.split()[2:] == ["10.00", "12.50", "+10.00"]
+    assert (larger[:12], smaller[:12]) == ("larger half ", "smaller half")
+
+
 def test_a_model_has_the_mean_of_its_runs():
     runs = [_quality(qa=40.0, qb=30.0), _quality(qa=37.0, qb=33.5)]
     compared = Comparison({"MoE": runs}, {"qb": 30.5})

@@ -283,9 +283,32 @@ def test_rows_that_no_example_fits_are_refused(data_dir):
         _input(data_dir, source_len=2, target_len=2)
 
 
+@pytest.mark.parametrize(
+    ("settings", "num_warnings"),
+    [
+        ({"max_repeats": 1.5}, 1),
+        ({"max_repeats": None}, 0),
+        ({"max_repeats": 1.5, "repeat": False}, 0),
+        ({"max_repeats": 1.5, "temperature": 1.0}, 0),
+    ],
+)
+def test_a_limit_that_binds_is_told_where_training_reads(data_dir, caplog, settings, num_warnings):
+    _input(data_dir, **settings).close()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == num_warnings * [
+        "max_repeats 1.5 limits 2 of 3 languages, which temperature 5 would repeat more often; "
+        "the smallest: cy, br. None removes the limit."
+    ]
+
+
+def test_only_the_first_process_tells_that_a_limit_binds(data_dir, caplog):
+    _input(data_dir, process_index=1, num_processes=2, max_repeats=1.5).close()
+    assert not caplog.records
+
+
 def test_packing_leaves_little_padding_on_either_side(data_dir):
     mixed = mixture.languages_of(manifest.load(data_dir), "train", None)
-    weights = mixture.sampling_weights([512, 90, 16], 5.0, 20.0)
+    weights = mixture.sampling([512, 90, 16], 5.0, 20.0).probabilities
     tokens = [
         (one.records["train"].num_source_tokens, one.records["train"].num_target_tokens)
         for one in mixed

@@ -26,9 +26,12 @@ def _ids(examples):
     return [tuple(example.source_ids.tolist()) for example in examples]
 
 
+def _probabilities(counts, temperature, max_repeats=None):
+    return mixture.sampling(counts, temperature, max_repeats).probabilities
+
+
 def test_weights_by_hand():
-    def weights(counts, temperature):
-        return mixture.sampling_weights(counts, temperature, max_repeats=None)
+    weights = _probabilities
 
     # 32 ** (1/5) = 2, 1, 243 ** (1/5) = 3.
     np.testing.assert_allclose(weights([32, 1, 243], 5.0), [2 / 6, 1 / 6, 3 / 6])
@@ -40,13 +43,43 @@ def test_weights_by_hand():
 def test_repeats_are_limited_and_the_rest_is_shared():
     # Without a limit, each language gets a third of 100 draws, and its one example 33 of them.
     # A limit of 4 draws per example leaves 92 to the first language.
-    limited = mixture.sampling_weights([98, 1, 1], 1e9, max_repeats=4.0)
+    limited = _probabilities([98, 1, 1], 1e9, max_repeats=4.0)
     np.testing.assert_allclose(limited, [0.92, 0.04, 0.04])
     # The first language's share pushes the second over its own limit of 2 * 10 / 100.
-    limited = mixture.sampling_weights([1, 10, 89], 3.0, max_repeats=2.0)
+    limited = _probabilities([1, 10, 89], 3.0, max_repeats=2.0)
     np.testing.assert_allclose(limited, [0.02, 0.2, 0.78])
     # Nothing repeats: the proportions of the data.
-    np.testing.assert_allclose(mixture.sampling_weights([30, 10], 5.0, 1.0), [0.75, 0.25])
+    np.testing.assert_allclose(_probabilities([30, 10], 5.0, 1.0), [0.75, 0.25])
+
+
+# A hundred languages as unequal as the paper's: 13 billion pairs in all.
+_HUNDRED = [round(1.4e9 * 10 ** (-5 * i / 99)) for i in range(100)]
+
+
+def test_a_limit_keeps_the_temperature_from_holding_for_half_of_a_hundred_languages():
+    assert (_HUNDRED[0], _HUNDRED[-1]) == (1_400_000_000, 14_000)
+    assert sum(_HUNDRED) == pytest.approx(13e9, rel=0.02)
+
+    # The smallest language is drawn 25 times in 10,000 at T = 5, by the definition ...
+    roots = [count ** (1 / 5) for count in _HUNDRED]
+    unlimited = mixture.sampling(_HUNDRED, 5.0, None)
+    np.testing.assert_allclose(unlimited.probabilities, np.array(roots) / sum(roots))
+    assert 10_000 * unlimited.probabilities[-1] == pytest.approx(25, abs=0.5)
+    assert not unlimited.is_limited.any()
+
+    # ... and 20 passes over it in one pass over all languages are 0.2 times in 10,000.
+    limited = mixture.sampling(_HUNDRED, 5.0, 20.0)
+    assert limited.probabilities[-1] == pytest.approx(20 * 14_000 / sum(_HUNDRED))
+    assert 10_000 * limited.probabilities[-1] == pytest.approx(0.2, abs=0.03)
+    np.testing.assert_array_equal(limited.is_limited, [False] * 46 + [True] * 54)
+
+
+def test_limited_languages_are_named_from_the_smallest_on(data_dir):
+    languages = mixture.languages_of(manifest.load(data_dir), "train", None)
+    assert [language.code for language in languages] == list(_COUNTS)
+    for max_repeats, want in ((None, []), (20.0, []), (5.0, ["cy"]), (1.5, ["cy", "br"])):
+        params = TranslationInput.Params().Set(max_repeats=max_repeats)
+        assert mixture.limited_languages(languages, params) == want
 
 
 def test_impossible_weights_are_refused():
@@ -55,7 +88,7 @@ def test_impossible_weights_are_refused():
         ([3], 5.0, 0.5, r"max_repeats 0.5: expected at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            mixture.sampling_weights(counts, temperature, max_repeats)
+            _probabilities(counts, temperature, max_repeats)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])

@@ -25,10 +25,20 @@ REPLICATED_EXPERTS = Partitioning.from_dict(
 class Unannotated:
     """An annotator for tests of a layer's arithmetic alone, which run eagerly."""
 
+    stack = ""
+
+    def in_stack(self, stack: str) -> Unannotated:
+        """This one: no stack is split."""
+        return self
+
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Checks the number of dims and returns the tensor."""
         assert len(tensor.shape) == len(dims), (tensor.shape, dims)
         return tensor
+
+    def annotate_as(self, tensor: tf.Tensor, spec: TensorSpec) -> tf.Tensor:
+        """As annotate, for the spec's dims."""
+        return self.annotate(tensor, spec.dims)
 
     def gradient_dims(self, dims: str) -> str:
         """The same dims: a gradient is whole."""

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.layers.feed_forward import FeedForwardLayer, LayerNorm
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer
+from lingvo_gshard.layers.norms import LayerNorm
 from tests.layers import building
 
 

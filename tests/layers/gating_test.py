@@ -264,6 +264,11 @@ def test_second_expert_is_used_with_probability_of_twice_its_gate(gap):
         ({"factor": 1.0}, 12, 8, 2),
         ({"factor": 9.0}, 12, 8, 12),
         ({"by": CapacityBy.TOKENS}, 12, 8, 12),
+        ({"multiple_of": 4}, 2048, 2048, 4),  # Twice the paper's 2.
+        ({"multiple_of": 4}, 2048, 512, 8),
+        ({"multiple_of": 4}, 36, 8, 12),  # 9, rounded up.
+        ({"multiple_of": 4}, 3, 8, 3),  # There are no more tokens.
+        ({"multiple_of": 4, "by": CapacityBy.TOKENS}, 9, 8, 9),
     ],
 )
 def test_capacity(rule, size, num_experts, want):
@@ -275,10 +280,16 @@ def test_capacity_factor_of_zero_is_refused():
         Capacity.Params().Set(factor=0.0).Instantiate()
 
 
+def test_capacity_as_a_multiple_of_zero_is_refused():
+    with pytest.raises(ValueError, match=r"multiple_of must be 1 or more, got 0"):
+        Capacity.Params().Set(multiple_of=0).Instantiate()
+
+
 def test_auxiliary_loss_of_perfect_balance_is_one_over_squared_experts():
     logits = np.tile(np.eye(4) * 2.0, (3, 2, 1))
-    aux = _gate(logits, np.ones((3, 8)), 4).routing.aux_loss
-    np.testing.assert_allclose(aux, 1 / 16, rtol=1e-6)
+    routing = _gate(logits, np.ones((3, 8)), 4).routing
+    np.testing.assert_allclose(routing.aux_loss, 1 / 16, rtol=1e-6)
+    np.testing.assert_allclose(routing.balance_loss, 1.0, rtol=1e-6)
 
 
 def test_auxiliary_loss_gradient_lowers_gate_of_busiest_expert():

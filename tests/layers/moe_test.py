@@ -214,6 +214,17 @@ def test_only_training_drops_tokens_beyond_capacity():
     assert _eager(_params(), theta, arrays.x_BLM, arrays.valid_BL)[1].overflow == 0
 
 
+def test_a_capacity_rounded_up_drops_fewer_tokens():
+    theta, arrays = _theta(), _arrays()
+    theta.wg[:] = 0  # Every token chooses expert 0, then expert 1.
+    valid_GS = arrays.valid_BL.reshape(-1, S)
+    for multiple_of, capacity in ((1, 3), (4, 4), (5, 5)):
+        params = _params(**{"train_capacity.multiple_of": multiple_of})
+        _, routing = _eager(params, theta, arrays.x_BLM, arrays.valid_BL, Mode.TRAIN)
+        dropped = np.maximum(valid_GS.sum(1) - capacity, 0).sum()
+        np.testing.assert_allclose(routing.overflow, dropped / valid_GS.sum(), rtol=1e-6)
+
+
 def test_second_choices_that_do_not_ask_leave_their_places_to_others():
     theta, arrays = _theta(), _arrays()
     found = {}
@@ -241,20 +252,17 @@ def test_group_size_that_does_not_divide_tokens_is_refused():
         _eager(_params(group_size=7), NestedMap(), _arrays().x_BLM, _arrays().valid_BL)
 
 
-def test_gather_refuses_groups_that_partitions_do_not_divide():
-    message = r"moe: dispatch GATHER needs .* each of 2 partitions, got 3 groups"
-    with pytest.raises(ValueError, match=message):
-        _compile_forward(2, group_size=32, dispatch=Dispatch.GATHER)
-
-
 @pytest.mark.parametrize(
     ("hidden_dim", "num_experts", "tokens", "want"),
     [
         (8192, 128, 2**20, 512),  # The largest divisor that is at most 8192 / 10.
-        (8192, 2048, 2**22, 1024),  # 512 tokens would leave half of the capacity unused.
+        (8192, 512, 2**20, 1024),  # C is 4.
+        (8192, 2048, 2**24, 4096),  # C is 4.
+        (8192, 2048, 2**22, 2048),  # 2048 groups, one for each expert; C is 2.
+        (8192, 2048, 2**20, 1024),  # C is 1: with fewer tokens it would be a fraction.
         (8192, 128, 3 * 2**18, 768),
         (8192, 128, 100, 100),
-        (7, 8, 96, 4),
+        (7, 8, 96, 12),
         (7, 2, 97, 1),
     ],
 )
@@ -264,11 +272,26 @@ def test_default_group_size(hidden_dim, num_experts, tokens, want):
     assert moe.group_size(p.Set(group_size=5), tokens) == 5
 
 
+@pytest.mark.parametrize(
+    ("hidden_dim", "num_experts", "tokens", "want"),
+    [(8192, 128, 2**20, 512), (8192, 512, 2**20, 512), (8192, 2048, 2**22, 1024), (7, 8, 96, 4)],
+)
+def test_cheap_group_size(hidden_dim, num_experts, tokens, want):
+    """The largest divisor that is at most H / 10 or E / 2."""
+    p = _params(hidden_dim=hidden_dim, num_experts=num_experts)
+    assert moe.cheap_group_size(p, tokens) == want
+
+
 def test_layer_uses_default_group_size():
     theta, arrays = _theta(), _arrays()
-    got, _ = _eager(_params(group_size=None), theta, arrays.x_BLM, arrays.valid_BL)
-    want, _ = _eager(_params(group_size=4), theta, arrays.x_BLM, arrays.valid_BL)
-    np.testing.assert_array_equal(got, want)
+
+    def trained(group_size):
+        params = _params(group_size=group_size)
+        return _eager(params, theta, arrays.x_BLM, arrays.valid_BL, Mode.TRAIN)[0]
+
+    np.testing.assert_array_equal(trained(None), trained(12))
+    # Which tokens overflow depends on the groups.
+    assert (trained(None) != trained(4)).any()
 
 
 def _losses(dispatch):
@@ -310,7 +333,7 @@ def test_gradients_agree_with_finite_differences(dispatch, name, which):
     np.testing.assert_allclose(tf.reduce_sum(gradient * direction), slope, rtol=0.02)
 
 
-def test_an_evaluation_with_uneven_groups_dispatches_by_masks(monkeypatch):
+def test_an_evaluation_gathers_uneven_groups_by_index(monkeypatch):
     monkeypatch.setattr(moe_inference, "gathering_moves_less", lambda *_: False)
     arrays, found = _arrays(), []
     for partitions, dispatch in ((1, Dispatch.EINSUM), (2, Dispatch.GATHER)):

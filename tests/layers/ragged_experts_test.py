@@ -3,11 +3,14 @@
 That they equal Algorithm 2 as a whole is tested in moe_inference_test.py.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers import ragged_experts, slices
+from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.gating import Choice, Gating
 from lingvo_gshard.layers.products import FLOAT32
 from tests.layers import building
@@ -39,8 +42,10 @@ def test_idle_experts_cost_nothing(monkeypatch):
     expert_WYJ = tf.constant([[[1, 3, 1, none, 1, 3, 1, 1, none, none]]])
     x_WYIM, w_EMH = tf.ones([1, 1, 5, M]), tf.ones([4, M, H])
     w_EHM = tf.transpose(w_EMH, [0, 2, 1])
+    relu_units = functools.partial(hidden_units, Activation.RELU, False)
+    experts = ragged_experts.Experts({"wi": w_EMH, "wo": w_EHM}, relu_units)
     y_WYJM = ragged_experts._expert_outputs(
-        x_WYIM, expert_WYJ, w_EMH, w_EHM, building.Unannotated(), FLOAT32
+        x_WYIM, expert_WYJ, experts, building.Unannotated(), FLOAT32
     )
     assert reads.count((3, 1)) == 2 * 2  # Two experts' weights,
     assert reads.count((1, 4)) == 2 + 1  # and their tiles.

@@ -4,6 +4,7 @@ B rows, M model; R blocks.
 """
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.repeat import Carried, Loop, Remat, apply_block
+from lingvo_gshard.planning.compiled.categories import is_recomputed
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
@@ -136,6 +138,15 @@ def test_kept_products_are_not_recomputed():
     """One product forward, two for the gradients, and a fourth where the first is recomputed."""
     counts = {way: _compiled(way)[1].count(" dot(") for way in _WAYS if "loop" in way}
     assert counts == {"loop": 3, "recomputed loop": 4, "recomputed loop except products": 3}
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_what_is_computed_again_is_named_so(way):
+    names = re.findall(r' tanh\(.*op_name="([^"]*)"', _compiled(way)[1])
+    once = 1 if "loop" in way else R
+    again = once if "recomputed" in way else 0
+    assert len(names) == once + again
+    assert sum(is_recomputed(name) for name in names) == again
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ Random routing is on: its numbers do not depend on the partitioning.
 """
 
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -22,6 +23,14 @@ from tests.model import small_task
 _STEPS = 3
 _ROUNDED = "task.product_dtype=bfloat16"
 _ZERO = "sharding=BGE:d,mhnv:d"
+# "An Efficient 2D Method": activations and weights both lie in blocks of the mesh.
+_TWO_DIMS = "sharding=BGE:x,M:y,weights.M:x,HNV:y"
+_TWO_DIMS_AND_EXPERTS = "sharding=BG:x+e,E:e,M:y,weights.M:x,HNV:y"
+# Stacks with tables of their own.
+_DATA_THEN_MODEL = "sharding=BG:d,HNV:m,encoder.BG:d+m,encoder.HN:-"
+_TWO_DIMS_THEN_ZERO = (
+    "sharding=BG:x,encoder.M:y,encoder.weights.M:x,encoder.HN:y,decoder.BG:x+y,decoder.m:x"
+)
 _WAYS = {
     "the paper's": (),
     "data parallel": ("sharding=BG:d",),
@@ -37,11 +46,18 @@ _WAYS = {
     "ZeRO-3": ("sharding=BGEMHNV:d",),
     "one weird trick": ("sharding=BGEV:d,U:-",),
     "other devices": ("mesh=a:2,b:*", "sharding=BG:a,HN:b", "device_assignment=[7,6,5,4,0,1,2,3]"),
+    "2-D products": ("mesh=x:4,y:2", _TWO_DIMS),
+    "2-D products x experts": ("mesh=x:2,e:2,y:*", _TWO_DIMS_AND_EXPERTS),
+    "stacks: data parallel, then Megatron": ("mesh=d:4,m:2", _DATA_THEN_MODEL),
+    "stacks: one weird trick": ("sharding=BGE:d,encoder.BG:-,encoder.EHN:d",),
+    "stacks: 2-D products, then ZeRO": ("mesh=x:4,y:2", _TWO_DIMS_THEN_ZERO),
 }
-
 
 _LOOP = [f"task.{stack}.layers_as=LOOP" for stack in ("encoder", "decoder")]
 _LOOP += [f"task.{stack}.num_layers=4" for stack in ("encoder", "decoder")]
+
+
+_DENSE = "dense"  # Not a setting: the model without experts.
 
 
 class _Experiment(small_task.Experiment):
@@ -57,10 +73,19 @@ class _Experiment(small_task.Experiment):
     TARGET_VOCAB_SIZE = 32
 
 
+class _DenseExperiment(_Experiment):
+    NUM_EXPERTS = None
+
+
 def _params(*settings):
-    params = _Experiment.params()
-    params.task.decoder.Set(num_layers=1, **{"moe.group_size": 7})
+    if _DENSE in settings:
+        params = _DenseExperiment.params()
+    else:
+        params = _Experiment.params()
+        params.task.decoder.Set(num_layers=1, **{"moe.group_size": 7})
     for setting in settings:
+        if setting == _DENSE:
+            continue
         hyperparams.apply_setting(params, setting)
     return params
 
@@ -116,6 +141,20 @@ def test_training_equals_that_of_one_device(training, way):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", [(), _LOOP, (_DENSE,)], ids=["experts", "loops", "dense"])
+@pytest.mark.parametrize("mesh", ["x:1,y:1", "x:1,y:2", "x:2,y:2", "x:2,y:4"])
+@pytest.mark.parametrize("table", [_TWO_DIMS, _TWO_DIMS_THEN_ZERO], ids=["2-D", "by stack"])
+def test_tables_with_rows_of_some_tensors_train_alike_on_any_number_of_devices(
+    training, table, mesh, model
+):
+    # A small rate, as Adafactor moves a weight by its scale however small its gradient is.
+    settings = ("optimizer.schedule.multiplier=0.1", *model)
+    num_partitions = math.prod(int(axis[-1]) for axis in mesh.split(","))
+    way = training(num_partitions, f"mesh={mesh}", table, *settings)
+    way.equals(training(1, *settings))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("num_partitions", [2, 4, 8])
 def test_bfloat16_products_train_alike_on_any_number_of_devices(training, num_partitions):
     """A sum in another order may round a factor the other way, but routing is float32."""
@@ -168,8 +207,16 @@ def _answers(num_partitions, *settings):
 
 
 @pytest.mark.slow
-def test_a_table_of_everything_evaluates_and_decodes_as_one_device():
-    way = ("mesh=p:2,e:2,m:*", "sharding=BG:e,E:e,HNV:m,R:p")
+@pytest.mark.parametrize(
+    "way",
+    [
+        ("mesh=p:2,e:2,m:*", "sharding=BG:e,E:e,HNV:m,R:p"),
+        ("mesh=x:2,e:2,y:*", _TWO_DIMS_AND_EXPERTS),
+        ("mesh=x:4,y:2", _TWO_DIMS_THEN_ZERO),
+    ],
+    ids=["everything", "2-D products x experts", "by stack"],
+)
+def test_other_tables_evaluate_and_decode_as_one_device(way):
     metrics, ids = _answers(8, *way)
     wanted, wanted_ids = _answers(1)
     building.assert_close(metrics, wanted, rtol=1e-4)

@@ -28,6 +28,16 @@ def test_of_fewer_experts_than_partitions_there_are_copies():
     assert parts.mesh.axis_names == ("copies", "r") and parts.factor("EGCM") == (4, 2, 1, 1)
 
 
+def test_a_stack_may_have_rows_of_its_own():
+    p = _params("mesh=d:4,m:2", "sharding=BGE:d,HN:m,encoder.BG:d+m,encoder.HN:-")
+    parts = placement.partitioning(p, 8)
+    placement.check_divisible(p, parts)
+    with pytest.raises(ValueError, match="8 .* and m, .* divide in the encoder, decode.batch_size"):
+        placement.check_divisible(p.Copy().Set(**{"decode.batch_size": 4}), parts)
+    with pytest.raises(ValueError, match="no stack 'coder'; rows may be for encoder, decoder or w"):
+        placement.partitioning(p.Set(sharding="coder.B:d"), 8)
+
+
 def test_num_weights_needs_no_memory():
     p = _params("task.encoder.moe.num_experts=100000")
     assert placement.num_weights(p) > 100000 * 2 * p.task.dim * p.task.encoder.moe.hidden_dim
@@ -52,6 +62,27 @@ def test_either_stack_may_have_the_experts_alone():
         p.task.encoder.moe = encoder
         with pytest.raises(ValueError, match="4 .* do not divide task.decoder.moe.num_experts = 6"):
             placement.check_divisible(p, placement.partitioning(p, 4))
+
+
+@pytest.mark.parametrize(
+    ("num_partitions", "setting", "message"),
+    [
+        (
+            8,
+            "input.batch_size=30",
+            "The 8 partitions along mesh axis d, .* divide input.batch_size = 30",
+        ),
+        (4, "decode.batch_size=6", "do not divide decode.batch_size = 6"),
+        (4, "task.encoder.moe.group_size=1024", "do not divide the encoder's groups .* = 2"),
+        (4, "task.decoder.moe.group_size=768", "do not divide the decoder's groups .* = 2"),
+    ],
+)
+def test_a_search_takes_even_sizes_and_a_run_takes_any(num_partitions, setting, message):
+    p = _params("task.encoder.moe.group_size=64", "task.decoder.moe.group_size=48", setting)
+    parts = placement.partitioning(p, num_partitions)
+    placement.check_sizes(p, parts)
+    with pytest.raises(ValueError, match=message):
+        placement.check_divisible(p, parts)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def task_params(dropout: float = 0.2) -> InstantiableParams:
         target_vocab_size=TARGET_VOCAB,
         dim=M,
         label_smoothing=0.1,
-        aux_loss_weight=0.64,
+        aux_loss_weight=0.01,
     )
     p.input_dropout.rate = dropout
 

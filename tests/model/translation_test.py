@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
-from tests.model import small_task
+from tests.model import small_task, steps_of_task
 from tests.model.small_task import B, D, E, H, L, M, N
 from tests.spmd import functions
 
@@ -34,28 +33,7 @@ def trained(theta):
 
     @functools.cache
     def computed(n):
-        task = small_task.task_params().Instantiate(Annotator(functions.partitioning(n)))
-
-        def fn(theta, batch, seed):
-            leaves = theta.Flatten()
-            context = Context(Mode.TRAIN, seed.seed)
-            with tf.GradientTape() as tape:
-                tape.watch(leaves)
-                loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
-            return NestedMap(metrics=metrics, d_theta=theta.Pack(tape.gradient(loss, leaves)))
-
-        # Compiled with the gradients split like their weights.
-        specs = building.theta_specs(task)
-        executable = building.compile_fn(
-            fn,
-            n,
-            building.dims_of(d_theta=specs),
-            theta=specs,
-            batch=small_task.batch_specs(),
-            seed=NestedMap(seed=TensorSpec((2,), "int32", "_")),
-        )
-        seed = NestedMap(seed=np.array([1, 5], np.int32))
-        return executable(theta, small_task.random_batch(3), seed)
+        return steps_of_task.trained(small_task.task_params(), functions.partitioning(n), theta)
 
     return computed
 
@@ -128,6 +106,35 @@ def test_nll_equals_formula(theta):
     np.testing.assert_allclose(metrics.nll, (nll * weights).sum() / weights.sum(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("layers_as", ["UNROLLED", "LOOP"])
+@pytest.mark.parametrize(("encoder_experts", "decoder_experts"), [(32, 32), (8, 32), (3, 1)])
+def test_k_follows_the_experts_of_each_stack(encoder_experts, decoder_experts, layers_as):
+    """L = l_nll + sum over layers of 0.01 * E^2 * l_aux, whatever the settings make of E."""
+    params = small_task.Experiment.params()
+    settings = [
+        "task.label_smoothing=0.0",
+        f"task.encoder.moe.num_experts={encoder_experts}",
+        f"task.decoder.moe.num_experts={decoder_experts}",
+    ]
+    for stack in ("encoder", "decoder"):
+        settings += [f"task.{stack}.layers_as={layers_as}", f"task.{stack}.moe.group_size=2"]
+    for setting in settings:
+        hyperparams.apply_setting(params, setting)
+    task = params.task.Instantiate(building.Unannotated())
+
+    batch = small_task.random_batch(4).Transform(tf.constant)
+    theta = building.random_theta(task)
+    loss, metrics = task.Loss(theta, batch.features, batch.labels, Context(Mode.EVAL))
+
+    l_aux = metrics.routing.aux_loss
+    assert set(l_aux) == {"encoder_1", "decoder_1"}
+    encoder_part = 0.01 * encoder_experts**2 * float(l_aux.encoder_1)
+    decoder_part = 0.01 * decoder_experts**2 * float(l_aux.decoder_1)
+    assert float(loss - metrics.nll) == pytest.approx(encoder_part + decoder_part, rel=1e-4)
+    # The metric has no weights.
+    assert float(metrics.aux_loss) == pytest.approx(sum(map(float, l_aux.values())))
+
+
 def test_batch_of_padding_has_zero_loss(theta):
     batch = small_task.random_batch(4).Transform(lambda x: tf.zeros_like(tf.constant(x)))
     loss, metrics = _task().Loss(theta, batch.features, batch.labels, Context(Mode.EVAL))
@@ -164,19 +171,6 @@ def test_decoding_step_by_step_equals_teacher_forcing(theta):
         want.append(_logits(theta, NestedMap(features=features)))
 
     weights = theta.Transform(tf.constant)
-
-    @tf.function(jit_compile=True, autograph=False)
-    def step(leaves, ids, mask, index):
-        logits, new = task.DecodeStep(weights, state.Pack(leaves), ids, mask, index)
-        return logits, new.Flatten()
-
-    state = task.InitDecode(weights, source.Transform(tf.constant), k * L)
-    leaves = state.Flatten()
-    mask = np.zeros((B, k, k * L), np.float32)
-    for t in range(L):
-        for i in range(k):
-            mask[:, i, t * k + i] = 1
-        ids = tf.constant(targets[:, :, t])
-        logits, leaves = step(leaves, ids, tf.constant(mask), tf.constant(t))
+    for t, logits in enumerate(steps_of_task.decoded(task, weights, source, targets)):
         for i in range(k):
             np.testing.assert_allclose(logits[:, i], want[i][:, t], rtol=1e-4, atol=1e-4)

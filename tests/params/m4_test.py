@@ -1,17 +1,18 @@
 """The registered family beside what the paper printed of it."""
 
+import functools
+
 import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.model import placement
-from lingvo_gshard.planning.tables.table3_as_printed import FAMILY, PaperRun
+from lingvo_gshard.planning.tables import capacity
+from lingvo_gshard.planning.tables.as_printed import DENSE, FAMILY, MODELS_OF_24_LAYERS
 from params import bilingual
 from tests.params import write_goldens
 
-_DENSE = "m4.T96L"
-_RUNS = {run.model: run for run in FAMILY}
-_RUNS[_DENSE] = PaperRun(2048, 96, 2.3e9, 2**22, None, 235.5)
-_DAYS = (5.4, 3.5, 1.4, 17.3, 11.0, 4.0)  # Table 3's last column.
+_RUNS = {run.model: run for run in (*FAMILY, DENSE)}
+_WITH_EXPERTS = [*(run.model for run in FAMILY), *MODELS_OF_24_LAYERS]
 
 
 @pytest.mark.parametrize("model", _RUNS)
@@ -19,11 +20,49 @@ def test_layers_experts_cores_and_batch_are_the_papers(model):
     p = registry.get_params(model)
     run = _RUNS[model]
     assert p.task.encoder.num_layers + p.task.decoder.num_layers == run.layers
-    experts = None if model == _DENSE else run.cores
+    experts = None if run.is_dense else run.cores
     assert (p.task.encoder.moe.num_experts if p.task.encoder.moe else None) == experts
     assert run.cores == write_goldens.num_partitions(model)
     assert p.input.batch_size * p.input.source_len == run.batch_tokens
     assert p.train.max_steps * run.batch_tokens >= 1e12
+
+
+def test_all_registered_models_with_experts_are_in_the_family():
+    registered = [name for name in registry.registered_names() if name.startswith("m4.")]
+    with_experts = [name for name in registered if registry.get_params(name).task.encoder.moe]
+    assert sorted(_WITH_EXPERTS) == sorted(with_experts)
+
+
+@functools.cache
+def _lost(num_experts, group_size, places):
+    """What balanced random gates lose: with random second choices, and if all ask."""
+    groups = capacity.random_groups(group_size, num_experts, 8)
+    all_asking = list(map(capacity.all_asking, groups))
+    return [capacity.lost(asking, num_experts, places) for asking in (groups, all_asking)]
+
+
+@pytest.mark.parametrize("model", _WITH_EXPERTS)
+def test_each_core_has_a_group_and_full_experts_lose_few_tokens(model):
+    """Section 3.1: G is O(D), D <= S, and C is 2S/E, but at least Lingvo's 4."""
+    p = registry.get_params(model)
+    cores = write_goldens.num_partitions(model)
+    sizes = capacity.sizes_of(p)
+    assert list(sizes) == ["encoder", "decoder"]
+
+    for stack, (num_experts, group_size, places) in sizes.items():
+        tokens = p.input.batch_size * p.input.Get(placement.STACKS[stack])
+        assert tokens // group_size >= cores
+        assert cores <= group_size
+        assert places == max(4, 2 * group_size // num_experts)
+        for lost in _lost(num_experts, group_size, places):
+            assert lost.tokens < 0.005
+            assert lost.first < 0.01
+
+
+def test_two_places_of_2048_experts_would_lose_a_twentieth_of_the_tokens():
+    for lost in _lost(2048, 2048, 2):
+        assert 0.05 < lost.tokens < 0.08
+        assert lost.first > 0.1
 
 
 @pytest.mark.parametrize("model", _RUNS)
@@ -55,9 +94,22 @@ def test_a_bilingual_baseline_has_the_papers_weights():
     assert weights == pytest.approx(0.4e9, rel=0.08)
 
 
-@pytest.mark.parametrize(("run", "printed_days"), zip(FAMILY, _DAYS, strict=False))
-def test_the_printed_columns_agree_with_each_other(run, printed_days):
-    """Core-years are cores times days; days are those of 10^12 tokens at the printed rate."""
-    assert run.cores * printed_days / 365 == pytest.approx(run.core_years, rel=0.05)
+@pytest.mark.parametrize("run", FAMILY[:-1], ids=lambda run: run.model)
+def test_the_printed_rates_take_the_printed_days(run):
+    """Days are those of 10^12 tokens at the printed rate and batch."""
     days = 1e12 / run.batch_tokens / run.steps_per_sec / 86400
-    assert days == pytest.approx(printed_days, rel=0.1)
+    assert days == pytest.approx(run.days, rel=0.1)
+
+
+@pytest.mark.parametrize("model", MODELS_OF_24_LAYERS)
+def test_models_of_24_layers_are_those_of_36_with_fewer(model):
+    """Section 5.1 has them between those of 12 and of 36 layers; nothing else of them is told."""
+    deeper = registry.get_params(model.replace("24L", "36L"))
+    for name in ("encoder", "decoder"):
+        assert deeper.task.Get(name).num_layers == 18
+        deeper.task.Get(name).num_layers = 12
+    assert registry.get_params(model).ToText() == deeper.ToText()
+
+    shallow, deep = (registry.get_params(model.replace("24L", depth)) for depth in ("12L", "36L"))
+    ends = placement.num_weights(shallow) + placement.num_weights(deep)
+    assert placement.num_weights(registry.get_params(model)) == ends / 2

@@ -20,6 +20,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import placement
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.spmd.annotations import axes_text
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -88,13 +89,13 @@ def _full_text(name: str) -> str:
     partitioning = placement.partitioning(p, num_partitions(name))
     sizes: dict[str, set[int]] = {}
     weights: dict[str, dict[str, list[str]]] = {}  # Path -> spec -> indices of layers.
-    for path, weight in p.task.Instantiate(partitioning).weight_specs.FlattenItems():
+    for path, weight in p.task.Instantiate(Annotator(partitioning)).weight_specs.FlattenItems():
         for letter, size in zip(weight.dims, weight.shape, strict=True):
             sizes.setdefault(letter, set()).add(size)
 
         # The sizes that no letter tells, and the mesh axes.
         fixed = [str(n) for n, dim in zip(weight.shape, weight.dims, strict=True) if dim == "_"]
-        axes = axes_text(partitioning.axes(weight.dims))
+        axes = axes_text(partitioning.in_stack(weight.stack).axes(weight.dims))
 
         # One line for the weights of this name in all layers.
         index = ",".join(re.findall(r"\[(\d+)\]", path))

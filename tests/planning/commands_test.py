@@ -14,9 +14,16 @@ from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import commands, kept_plans, plan
 from lingvo_gshard.planning.compiled import own_process, trainer_executables
 from lingvo_gshard.planning.request import Request
-from lingvo_gshard.planning.tables import compilation_growth, report, table4
-from lingvo_gshard.planning.tables.table3_and_figures_7_to_9 import PlannedRun
-from lingvo_gshard.planning.tables.table3_as_printed import FAMILY
+from lingvo_gshard.planning.tables import (
+    compilation_growth,
+    late_sums,
+    paper,
+    report,
+    sbp,
+    table4,
+)
+from lingvo_gshard.planning.tables.as_printed import FAMILY
+from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.train.programs import Programs
@@ -192,13 +199,33 @@ def test_the_family_is_planned_and_drawn(monkeypatch, tmp_path):
         made[run.model] = plans.plan(plans.cost(), cores=run.cores, model=run.model)
     monkeypatch.setattr(kept_plans, "load_or_make", lambda request, folder: made[request])
     told = []
-    commands.plan_family(lambda model, topology: model, tmp_path, told.append)
+    commands.plan_family(lambda model, topology: model, tmp_path, False, told.append)
 
     *progress, text = told
     assert progress[0] == "MoE(128E, 12L): fits" and len(progress) == len(FAMILY)
-    assert text == report.family_tables([PlannedRun(run, made[run.model]) for run in FAMILY])
+    planned = [PlannedRun(run, made[run.model]) for run in FAMILY]
+    assert text == report.family_tables(planned, paper.recomputed(None))
     for name in ("figure_7.png", "figure_8.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_kept_of_the_family_is_told_and_drawn_without_a_compiler(tmp_path):
+    run = FAMILY[0]
+    kept = plans.plan(plans.cost(), cores=run.cores, model=run.model)
+    plan.save(kept, tmp_path / "kept" / "MoE128E12L")
+    told = []
+    commands.show_kept_family(tmp_path / "kept", tmp_path / "drawn", told.append)
+    assert told == [
+        report.family_tables([PlannedRun(run, kept)], paper.recomputed(tmp_path / "kept"))
+    ]
+
+    commands.show_paper(tmp_path / "kept", tmp_path / "drawn", told.append)
+    # The planned core-years stand beside the printed ones, in Figure 1.
+    line = next(line for line in told[1].splitlines() if line.startswith("MoE(128E, 12L)"))
+    assert line.split()[-3:] == ["1.9", f"{kept.core_years():.1f}", "-"]
+    assert "Without plans of ours" not in told[1]
+    drawn = [path.name for path in sorted((tmp_path / "drawn").iterdir())]
+    assert drawn == ["figure_1.png", "figure_7.png", "figure_8.png"]
 
 
 def test_without_the_tpu_compiler_a_line_says_what_is_missing(monkeypatch):
@@ -210,6 +237,35 @@ def test_without_the_tpu_compiler_a_line_says_what_is_missing(monkeypatch):
         "On JAX's own devices",
         "Without TPUs and Figure 4c; `make setup-tpu` installs their compiler.",
     ]
+
+
+@pytest.mark.parametrize("name", [None, "h100:1x8"])
+def test_oneflows_tables_are_told_for_a_topology_too_if_it_is_named(monkeypatch, name):
+    compilers = []
+
+    def measure(cases, compile):
+        compilers.append(compile)
+        return []
+
+    monkeypatch.setattr(sbp, "measure", measure)
+    monkeypatch.setattr(late_sums, "measure", lambda compile: [])
+    monkeypatch.setattr(topology, "devices", lambda name: [])
+    told = []
+    commands.compile_states(name, told.append)
+
+    titles = [text for text in told if text.startswith("On 8 of")]
+    assert titles[0] == "On 8 of JAX's own devices: signatures, along one axis of 8"
+    if name is None:
+        assert len(told) == 8 and len(titles) == 1
+    else:
+        assert len(told) == 16 and titles[1].startswith("On 8 of h100:1x8")
+        assert compilers[-1].keywords == {"name": name}
+
+
+def test_an_unknown_topology_is_refused_before_anything_is_compiled(monkeypatch):
+    monkeypatch.setattr(sbp, "measure", None)
+    with pytest.raises(ValueError, match="topology 'v9:2x2' is unknown"):
+        commands.compile_states("v9:2x2", None)
 
 
 @pytest.mark.parametrize(("over", "column"), [("compile", "8 cores"), ("layers", "12 layers")])

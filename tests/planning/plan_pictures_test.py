@@ -55,7 +55,7 @@ def test_a_bar_of_time_has_every_category_and_the_network(drawn, tmp_path):
     bars = _bars(drawn["time.png"])
     first, *_, last = bars
     assert (first, last) == ("experts", "collectives")
-    assert len(bars) == 9 and bars["dispatch, combine"] == [0.0]
+    assert len(bars) == 12 and bars["dispatch, combine"] == [0.0]
 
     # What a core does by itself, without the network.
     assert bars["experts"] == [pytest.approx(240.0)]

@@ -52,7 +52,27 @@ def test_the_fields_of_the_file(tmp_path):
     }
     assert set(values["roofline_secs"]) == {"compute", "memory", "network", "step"}
     assert set(values["collectives"][0]) == {"kind", "count", "bytes", "source"}
-    assert values["steps_per_sec"] == {"at_roofline": 2.0, "at_papers_share": 0.96}
+    assert values["steps_per_sec"] == {"at_roofline": 2.0, "at_measured_share": 0.96}
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, 0.48),
+        ({"num_experts": 128}, 0.70),
+        ({"num_experts": 512}, None),
+        ({"num_experts": 0}, None),
+        ({"topology": "h100:16x8"}, None),
+        ({"topology": "v4:4x4x4"}, None),
+    ],
+)
+def test_the_papers_measured_share_is_that_of_the_layers_that_it_measured(tmp_path, changes, share):
+    kept = plans.plan(plans.cost(step_secs=0.5), **changes)
+    assert kept.measured_share == share
+
+    plan.save(kept, tmp_path)
+    rates = json.loads((tmp_path / "plan.json").read_text())["steps_per_sec"]
+    assert rates["at_measured_share"] == (None if share is None else pytest.approx(2.0 * share))
 
 
 def test_a_plan_that_does_not_fit_has_no_times(tmp_path):

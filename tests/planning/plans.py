@@ -29,6 +29,8 @@ def cost(step_secs: float = 0.5, network_secs: float = 0.1, instructions: int = 
         roofline_secs=experts + optimizer,
         roofline_secs_by_category={"experts": experts, "optimizer": optimizer},
         network_secs_by_kind={"all-to-all": network_secs},
+        recomputed_flops_per_core=6e11,
+        recomputed_secs=Times(0.05 * local, 0.0, 0.25 * network_secs, 0.25 * step_secs),
         xla_optimal_secs=0.6,
         xla_optimal_secs_once=0.2,
         instructions=instructions,
@@ -67,5 +69,6 @@ def plan(made: StepCost | None, cores: int = 128, programs=None, **changes) -> P
         model_flops_per_core=2e12,
         host_peak_gib=3.5,
         programs={TRAIN: program(made, **of_the_step), **(programs or {})},
+        num_experts=2048,
     )
     return Plan(**(fields | changes))

@@ -28,6 +28,22 @@ def test_settings_apply_in_order_and_the_data_binds_the_vocabularies():
     assert p.input.data_dir == p.eval_input.data_dir == "/data"
 
 
+def test_settings_of_eval_input_hold_for_both_splits_that_are_evaluated():
+    launch = Launch("toy.MoE8E4L", ("eval_input.batch_size=8", "input.batch_size=4"), "/d", _FACTS)
+    params = launches.experiment_params(launch)
+    dev, test = (launches.evaluated_input(launch, params, split) for split in ("dev", "test"))
+    assert (dev.split, test.split) == ("dev", "test")
+    assert test.Copy().Set(split="dev") == dev and test.batch_size == 8
+    with pytest.raises(ValueError, match="--split=flores: --mode=eval evaluates dev or test"):
+        launches.evaluated_input(launch, params, "flores")
+
+
+def test_an_experiment_without_test_is_not_evaluated_on_it(monkeypatch):
+    monkeypatch.setattr(registry, "get_class", lambda name: object)
+    with pytest.raises(ValueError, match=r"--split=test: toy.Dense4L has no Test\(\)"):
+        launches.evaluated_input(_LAUNCH, None, "test")
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -9,10 +9,10 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
-from tests.spmd import functions
+from tests.spmd import compilers, functions
 
 _ORDER = (3, 1, 0, 2, 7, 5, 6, 4)
 _EIGHT = Partitioning(Mesh(("x", "y"), (2, 4), _ORDER), ())
@@ -30,6 +30,9 @@ _ANNOTATIONS = {
     "mesh, one axis": lambda t: annotate.mesh_split(t, _EIGHT.mesh, (None, "y", None)),
     "mesh, no axis": lambda t: annotate.mesh_split(t, _EIGHT.mesh, (None, None, None)),
     "uneven": lambda t: annotate.split(t[:, :15], 1, 8),
+    "4 of 8": lambda t: annotate.split(t, 1, 4),
+    "2 of 8": lambda t: annotate.split(t, -1, 2),
+    "shard, 4 of 8": lambda t: annotate.shard(t, np.array([3, 1, 0, 2]).reshape(2, 1, 2)),
 }
 _LOCAL = {  # One partition's part.
     "replicate": (8, 16, 24),
@@ -42,6 +45,9 @@ _LOCAL = {  # One partition's part.
     "mesh, one axis": (8, 4, 24),
     "mesh, no axis": (8, 16, 24),
     "uneven": (8, 2, 24),
+    "4 of 8": (8, 4, 24),
+    "2 of 8": (8, 16, 12),
+    "shard, 4 of 8": (4, 16, 12),
 }
 
 
@@ -80,6 +86,53 @@ def test_partitioned_equals_numpy(name):
     )
     # The compiled program holds tensors of a part's shape.
     assert str(list(_LOCAL[name])).replace(" ", "") in executable.compiled.as_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            lambda t: annotate.split(t, 0, 16),
+            r"split: mul:0 of shape \(8, 6\) has 16 slices, .* 8 devices; expected a divisor of 8",
+        ),
+        (lambda t: annotate.split(t, 0, 3), "split: mul:0 .* has 3 slices"),
+        (lambda t: annotate.shard(t, [[0, 2, 1]]), "shard: mul:0 .* has 3 slices"),
+        (
+            lambda t: annotate.mesh_split(t, Mesh.flat(4), ("d", None)),
+            r"mesh_split: mul:0 .* has 4 devices, but the program has 8; expected a mesh of 8",
+        ),
+    ],
+)
+def test_slices_that_do_not_divide_the_devices_are_refused(how, message):
+    args = (NestedMap(x=functions.f32((8, 6), "__")),)
+    fn = AnnotatedFn("f", lambda batch: NestedMap(y=how(2.0 * batch.x)), ("batch",), args)
+    with pytest.raises(ValueError, match=message):
+        lowering.export(fn, _GRID)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("num_slices", [1, 2, 4])
+def test_slices_of_any_number_of_devices(num_slices, num_devices):
+    fn = _fn(lambda t: annotate.split(t, 1, num_slices))
+    parts = Partitioning(Mesh.flat(num_devices), ())
+    if num_slices > num_devices:
+        with pytest.raises(ValueError, match=f"has {num_slices} slices, .* {num_devices} devices"):
+            lowering.export(fn, parts)
+        return
+
+    batch = functions.randoms(fn.args[0], 1)
+    y = compile_program(lowering.export(fn, parts))(batch).y
+    np.testing.assert_allclose(y, batch.x @ batch.w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology_name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["4 of 8", "2 of 8", "shard, 4 of 8"])
+def test_few_slices_compile_for_tpus_and_gpus(topology_name, name):
+    compilers.need(topology_name)
+    program = lowering.export(_fn(_ANNOTATIONS[name]), _GRID)
+    text = topology.compile_program(program, topology_name).compiled.as_text()
+    assert str(list(_LOCAL[name])).replace(" ", "") in text
 
 
 @pytest.mark.parametrize("dims", ["BH_", "HB_", "_BH", "H__", "_B_", "___"])

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE, Annotator
-from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 
 _TWO = Partitioning.from_dict(Mesh(("x", "y"), (2, 3)), {"B": "x", "R": "x", "H": "y"})
@@ -61,3 +61,18 @@ def test_the_dims_of_a_gradient():
 
 def test_factors():
     assert Annotator(_TWO).factor("BMH") == (2, 1, 3)
+
+
+def test_a_stack_has_its_own_rows():
+    rows = {"B": "x", "H": "y", "encoder.B": ("x", "y"), "encoder.H": ()}
+    annotator = Annotator(Partitioning.from_dict(_TWO.mesh, rows))
+    inside = annotator.in_stack("encoder")
+    assert annotator.in_stack("decoder") is annotator and inside.stack == "encoder"
+    assert (annotator.factor("BH"), inside.factor("BH")) == ((2, 3), (6, 1))
+
+    spec = TensorSpec((6, 3), "float32", "BH", "encoder")
+    by_spec = annotator.annotate_as(tf.zeros([6, 3]), spec)
+    by_stack = inside.annotate(tf.zeros([6, 3]), "BH")
+    outside = annotator.annotate(tf.zeros([6, 3]), "BH")
+    assert by_spec.op.get_attr("sharding") == by_stack.op.get_attr("sharding")
+    assert by_spec.op.get_attr("sharding") != outside.op.get_attr("sharding")

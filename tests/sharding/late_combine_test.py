@@ -9,10 +9,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partial import Partial
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
-from tests.sharding import partial
 from tests.spmd import functions
 
 _PARTS = Partitioning.from_dict(Mesh.flat(8), {"H": "d"})
@@ -31,7 +31,7 @@ def _sum_first(batch):
 
 
 def _sum_last(batch):
-    y_ECM = partial.einsum(_PARTS, "ECH,EHM->ECM", batch.hidden_ECH, batch.wo_EHM, letter="H")
+    y_ECM = Partial.from_einsum(_PARTS, "ECH,EHM->ECM", batch.hidden_ECH, batch.wo_EHM, letter="H")
     return y_ECM.einsum("ECM,SEC->SM", batch.combine_SEC).reduce()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec, is_weight
 from lingvo_gshard.sharding.mesh import Mesh
 
 _FLAT = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d", "E": "d"})
@@ -36,13 +36,6 @@ def test_the_first_letter_whose_axis_is_free_takes_it(parts, dims, axes, factor)
 def test_shard_shapes_round_up():
     assert _FLAT.shard_shape(TensorSpec((15, 7), "float32", "BM")) == (4, 7)
     assert _TWO.shard_shape(TensorSpec((4, 5, 10), "float32", "EMH")) == (2, 5, 4)
-
-
-def test_check_names_the_dim_that_does_not_divide():
-    _FLAT.check("x", TensorSpec((8, 7), "float32", "BM"))
-    message = r"x \[7, 8\] with dims BM: B=7 is not divisible by the 4 partitions of mesh axis 'd'"
-    with pytest.raises(ValueError, match=message):
-        _FLAT.check("x", TensorSpec((7, 8), "float32", "BM"))
 
 
 def test_a_table_that_makes_no_sense_is_refused():
@@ -88,6 +81,76 @@ def test_a_table_in_text():
     for text in ("BGE", "B:", ":x", "B:x,,E:y"):
         with pytest.raises(ValueError, match="expected letters with their axes"):
             Partitioning.parse(mesh, text)
+
+
+_SQUARE = Mesh(("x", "y"), (2, 3))
+
+
+def test_a_row_for_weights_alone():
+    """The dims of "An Efficient 2D Method": two rows of M."""
+    table = Partitioning.parse(_SQUARE, "BGE:x,M:y,weights.M:x,HNV:y")
+    axes = {
+        "BLM": ("x", None, "y"),
+        "BLH": ("x", None, "y"),
+        "GSM": ("x", None, "y"),
+        "ULM": ("x", None, "y"),
+        "MH": ("x", "y"),
+        "HM": ("y", "x"),
+        "MND": ("x", "y", None),
+        "EMH": ("x", None, "y"),  # Experts take x first.
+        "M": ("x",),
+    }
+    for dims, expected in axes.items():
+        assert table.axes(dims) == expected, dims
+
+    # The optimizer's dims are those of weights, unless they have rows of their own.
+    assert table.axes("mh") == ("x", "y")
+    own = Partitioning.parse(_SQUARE, "B:x,M:y,weights.M:x,m:-")
+    assert (own.axes("mh"), own.axes("MH")) == ((None, None), ("x", None))
+
+
+def test_rows_for_a_stack_replace_those_of_the_model():
+    table = Partitioning.parse(
+        _SQUARE, "BG:x,HN:y,m:x,encoder.BG:x+y,encoder.HN:-,decoder.weights.M:x"
+    )
+    encoder = Partitioning.parse(_SQUARE, "BG:x+y,HN:-,m:x")
+    assert table.stacks == {"encoder", "decoder"}
+    assert table.in_stack("encoder") == encoder
+    assert table.in_stack("decoder") == Partitioning.parse(_SQUARE, "BG:x,HN:y,m:x,weights.M:x")
+    assert table.in_stack("elsewhere") is table and encoder.in_stack("encoder") is encoder
+
+    # The whole model's rows are those of what is in no stack.
+    for stack, axes in {"": (None, "y"), "encoder": (None, None), "decoder": ("x", "y")}.items():
+        spec = TensorSpec((4, 6), "float32", "MH", stack)
+        assert table.axes_of(spec) == axes
+        ways = tuple(map(_SQUARE.size, axes))
+        assert table.shard_shape(spec) == (4 // ways[0], 6 // ways[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("weights.m:x", "a lowercase letter is of the optimizer, .*; write 'm'"),
+        ("encoder.weights.m:x", "a lowercase letter is of the optimizer, .*; write 'encoder.m'"),
+        ("weights.B:x", "'weights.B': no weight has the dim B"),
+        ("weights.encoder.M:x", "got 'weights.encoder.M' .* key weights.M, one for a stack"),
+        ("a.b.M:x", "expected single letters, got 'a.b.M'"),
+        (".M:x", "expected single letters, got '.M'"),
+        ("weights.:x", "expected letters with their axes"),
+        ("weights.M:x,weights.M:y", "a letter is used twice"),
+    ],
+)
+def test_a_wrong_scope_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Partitioning.parse(_SQUARE, text)
+
+
+@pytest.mark.parametrize(
+    ("dims", "expected"),
+    [("MH", True), ("rmh", True), ("_", True), ("BLM", False), ("EGH", False), ("ULV", False)],
+)
+def test_a_weight_has_no_rows(dims, expected):
+    assert is_weight(dims) is expected
 
 
 def test_order_of_the_table_does_not_matter():

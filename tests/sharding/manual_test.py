@@ -236,3 +236,36 @@ def test_an_annotation_inside_is_refused(graph_tensor):
     part = manual.auto_to_manual_spmd_partition(graph_tensor, _MESH, ("x", None))
     with pytest.raises(ValueError, match="the annotation XlaSharding.* may not stand in a region"):
         manual.manual_to_auto_spmd_partition(annotate.replicate(part), _MESH, ("x", None))
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2, 8])
+def test_local_code_of_uneven_parts_equals_numpy(num_partitions):
+    """13 groups of 3 rows, of which each gathers 4."""
+    parts = functions.partitioning(num_partitions)
+
+    def fn(batch):
+        with tf.GradientTape() as tape:
+            tape.watch(batch.x)
+            index = tf.cast(batch.index, tf.int32)
+            rows = Annotator(parts).locally(
+                lambda x, index: tf.gather(x, index, batch_dims=1),
+                [(batch.x, "G_M"), (index, "G_")],
+                "G_M",
+            )
+            loss = tf.reduce_sum(tf.square(rows))
+        return NestedMap(rows=rows, d_x=tape.gradient(loss, batch.x))
+
+    args = (NestedMap(x=functions.f32((13, 3, 5), "G_M"), index=functions.f32((13, 4), "G_")),)
+    run = compile_program(
+        lowering.export(AnnotatedFn("local", fn, ("batch",), args, {"rows": "G_M"}), parts)
+    )
+    batch = functions.randoms(args[0], 1)
+    index = np.random.default_rng(2).integers(0, 3, (13, 4))
+    batch.index = index.astype(np.float32)
+    found = run(batch)
+
+    rows = np.take_along_axis(batch.x, index[..., None], 1)
+    d_x = np.zeros_like(batch.x)
+    np.add.at(d_x, (np.arange(13)[:, None], index), 2 * rows)
+    np.testing.assert_allclose(found.rows, rows)
+    np.testing.assert_allclose(found.d_x, d_x, rtol=1e-6)

@@ -10,10 +10,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partial import Partial
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
-from tests.sharding import partial
 from tests.spmd import functions
 
 _K = {"even": 24, "uneven": 21}
@@ -35,8 +35,8 @@ def _arguments(k):
 
 def _late(parts, batch):
     """Y = U V W, then the sum of two products, each added over the devices once."""
-    uv = partial.einsum(parts, "AK,KB->AB", batch.u_AK, batch.v_KB, letter="K")
-    xy = partial.einsum(parts, "AK,KB->AB", batch.x_AK, batch.y_KB, letter="K")
+    uv = Partial.from_einsum(parts, "AK,KB->AB", batch.u_AK, batch.v_KB, letter="K")
+    xy = Partial.from_einsum(parts, "AK,KB->AB", batch.x_AK, batch.y_KB, letter="K")
     return NestedMap(
         chain_AC=uv.einsum("AB,BC->AC", batch.w_BC).reduce(), sum_AB=(uv + xy).reduce()
     )
@@ -146,7 +146,7 @@ def test_other_dims_stay_split_over_other_axes():
     args = NestedMap(u_AK=functions.f32((6, 24), "AK"), v_KB=functions.f32((24, 10), "KB"))
 
     def fn(batch):
-        product = partial.einsum(parts, "AK,KB->AB", batch.u_AK, batch.v_KB, letter="K")
+        product = Partial.from_einsum(parts, "AK,KB->AB", batch.u_AK, batch.v_KB, letter="K")
         return NestedMap(y_AB=product.reduce())
 
     made = AnnotatedFn("rows", fn, ("batch",), (args,), {"y_AB": "AB"})
@@ -160,16 +160,46 @@ def test_other_dims_stay_split_over_other_axes():
     assert sent.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
+def test_a_sum_along_two_axes_a_whole_tensor_and_a_scaling():
+    """U V over both axes, plus W, each row scaled: one all-reduce of all 8 partitions."""
+    parts = Partitioning.from_dict(Mesh(("x", "y"), (2, 4)), {"K": ("x", "y")})
+    args = NestedMap(
+        u_AK=functions.f32((6, 21), "__"),
+        v_KB=functions.f32((21, 10), "__"),
+        w_AB=functions.f32((6, 10), "__"),
+    )
+
+    def fn(batch):
+        uv_AB = Partial.from_einsum(parts, "AK,KB->AB", batch.u_AK, batch.v_KB, letter="K")
+        w_AB = Partial.from_whole(parts, batch.w_AB, "AB", ("x", "y"))
+        return NestedMap(y_AB=(uv_AB + w_AB).einsum("AB,A->AB", tf.range(6.0)).reduce())
+
+    compiled = compile_program(lowering.export(AnnotatedFn("sum", fn, ("batch",), (args,)), parts))
+    batch = functions.randoms(args, 3)
+    want = (batch.u_AK @ batch.v_KB + batch.w_AB) * np.arange(6.0)[:, None]
+    np.testing.assert_allclose(compiled(batch).y_AB, want, rtol=1e-4, atol=1e-4)
+    (sent,) = compiled.report().collective_ops
+    assert (sent.kind, sent.result_bytes, sent.group_size) == ("all-reduce", _ONE_SUM, 8)
+
+
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda p: _ab(p, equation="AK,KB"), "partial.einsum: expected an equation like"),
+        (lambda p: _ab(p, equation="AK,KB"), "Partial.from_einsum: expected an equation like"),
         (lambda p: _ab(p, equation="AK->AK"), "expected an equation like 'BH,HM->BM'"),
         (lambda p: _ab(p, letter="A"), "'AK,KB->AB' does not contract 'A'"),
         (lambda p: _ab(_parts(1), "AB,BK->AK", "B"), r"table {'K': 'd'} does not split 'B'"),
         (
             lambda p: _ab(p).einsum("BA,AC->BC", tf.zeros([2, 2])),
             "Partial.einsum: 'BA,AC->BC' begins with 'BA', but the partial result has dims 'AB'",
+        ),
+        (
+            lambda p: Partial.from_whole(p, tf.zeros([4]), "AB", "d"),
+            "Partial.from_whole: .* has shape \\(4,\\), rank 1, but dims 'AB' name 2",
+        ),
+        (
+            lambda p: Partial.from_terms(p, tf.zeros([3, 4, 4]), "AB", "d"),
+            "has shape \\(3, 4, 4\\); expected 2 terms, one for each partition along 'd'",
         ),
         (lambda p: _ab(p).reduce(split="C"), "Partial.reduce: 'AB' has no dim 'C' to split"),
         (
@@ -194,8 +224,8 @@ def test_what_makes_no_sense_is_refused(use, message):
 def test_operands_that_do_not_fit_are_refused(shape, message):
     with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
         u_AK = tf.compat.v1.placeholder(tf.float32, shape, name="u_AK")
-        partial.einsum(_parts(8), "AK,KB->AB", u_AK, tf.zeros([24, 10]), letter="K")
+        Partial.from_einsum(_parts(8), "AK,KB->AB", u_AK, tf.zeros([24, 10]), letter="K")
 
 
 def _ab(parts, equation="AK,KB->AB", letter="K"):
-    return partial.einsum(parts, equation, tf.zeros([4, 4]), tf.zeros([4, 4]), letter=letter)
+    return Partial.from_einsum(parts, equation, tf.zeros([4, 4]), tf.zeros([4, 4]), letter=letter)

@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import annotated_fn
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
@@ -27,14 +28,26 @@ def test_results_get_the_dims_of_donated_arguments_and_of_names():
     assert results.z == TensorSpec((3, 4), "float32", "B_")
 
 
+def test_results_are_of_the_stacks_of_donated_arguments_and_of_those_named():
+    state = NestedMap(w=TensorSpec((4, 6), "float32", "MH", "encoder"))
+    annotated = AnnotatedFn(
+        "f",
+        lambda state: NestedMap(state=state, y=2.0 * state.w, z=3.0 * state.w),
+        ("state",),
+        (state,),
+        result_dims={"y": "MH", "z": "MH"},
+        donate=("state",),
+        result_stacks={"y": "encoder"},
+    )
+    rows = Partitioning.parse(Mesh.flat(2), "M:d,encoder.M:-,encoder.H:d")
+    _, results = annotated_fn.trace(annotated, rows)
+    assert results.state.w == results.y == state.w
+    assert rows.shard_shape(results.y) == (4, 3) and rows.shard_shape(results.z) == (2, 6)
+
+
 def test_a_name_for_each_argument_is_needed():
     with pytest.raises(ValueError, match=r"f: 2 argument names \('a', 'b'\) but 1 arguments"):
         AnnotatedFn("f", lambda s: s, ("a", "b"), _STATE)
-
-
-def test_an_indivisible_batch_is_refused():
-    with pytest.raises(ValueError, match=r"sgd: argument batch.x_BM \[16, 5\].*B=16.*3 partitions"):
-        annotated_fn.trace(functions.sgd_step(), functions.partitioning(3))
 
 
 def _identity_of(x_BM: tf.Tensor) -> NestedMap:

@@ -125,18 +125,22 @@ print(annotations.describe_program(program.load(sys.argv[1])).table())
     assert run.stdout == annotations.describe_program(saved).table() + "\n"
 
 
-def test_a_split_over_other_devices_is_described():
-    parts = functions.partitioning(4)
-
-    def halved(state):
-        return NestedMap(y=2.0 * annotate.split(tf.abs(state.x), 0, 2))
-
+@pytest.mark.parametrize(
+    ("how", "sharding", "shard_shape"),
+    [
+        (lambda x: annotate.split(x, 0, 2), "2,- ways on 0+2+4+6,1+3+5+7", (4, 6)),
+        (lambda x: annotate.split(x, 0, 4), "4,- ways on 0+4,1+5,2+6,3+7", (2, 6)),
+        (lambda x: annotate.shard(x, [[3, 1], [0, 2]]), "2,2 ways on 3+7,1+5,0+4,2+6", (4, 3)),
+    ],
+)
+def test_few_slices_lie_on_several_devices_each(how, sharding, shard_shape):
     args = (NestedMap(x=functions.f32((8, 6), "__")),)
-    fn = AnnotatedFn("halved", halved, ("state",), args)
-    *_, inside = annotations.describe(fn, parts).tensors
-    assert (inside.sharding, inside.shard_shape) == ("2,- ways on 0,1", (4, 6))
+    fn = AnnotatedFn("few", lambda s: NestedMap(y=2.0 * how(tf.abs(s.x))), ("state",), args)
+    *_, inside = annotations.describe(fn, functions.partitioning(8)).tensors
+    assert (inside.sharding, inside.shard_shape) == (sharding, shard_shape)
 
 
-def test_an_argument_that_cannot_be_divided_is_named():
-    with pytest.raises(ValueError, match=r"B=16 is not divisible by the 3"):
-        annotations.describe(functions.sgd_step(), functions.partitioning(3))
+def test_an_uneven_argument_is_described_by_its_largest_part():
+    described = annotations.describe(functions.sgd_step(), functions.partitioning(3))
+    x_BM = next(tensor for tensor in described.tensors if tensor.name == "batch.x_BM")
+    assert (x_BM.shape, x_BM.sharding, x_BM.shard_shape) == ((16, 5), "d,-", (6, 5))

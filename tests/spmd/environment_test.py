@@ -100,6 +100,16 @@ environment.prepare(num_devices=4)
     assert "JAX has started already with 1 devices, 4 are wanted" in run.stderr
 
 
+def test_profiling_starts_each_kernel_by_itself_unless_the_user_wants_otherwise(monkeypatch):
+    flag = "--xla_gpu_enable_command_buffer="
+    for given in ("--xla_gpu_autotune_level=0", f"{flag}FUSION"):
+        monkeypatch.setenv("XLA_FLAGS", given)
+        environment.prepare_profiling()
+        flags = os.environ["XLA_FLAGS"].split()
+        assert [each for each in flags if flag in each] == [given if flag in given else flag]
+        assert given in flags
+
+
 def test_the_tests_run_prepared():
     assert "--tf_xla_disable_constant_folding=true" in os.environ["TF_XLA_FLAGS"]
 

@@ -8,6 +8,7 @@ from jax.experimental import jax2tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report, hlo_module
+from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
@@ -85,11 +86,25 @@ def test_a_loop_and_random_numbers_inside():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+def _few_slices():
+    """2 slices on 4 devices, with a gradient."""
+
+    def fn(batch: NestedMap) -> NestedMap:
+        with tf.GradientTape() as tape:
+            tape.watch(batch.x)
+            y = annotate.split(tf.einsum("ab,bc->ac", batch.x, batch.w), 1, 2)
+            loss = tf.reduce_sum(tf.square(y))
+        return NestedMap(y=y, d_x=tape.gradient(loss, batch.x))
+
+    args = (NestedMap(x=functions.f32((8, 5), "__"), w=functions.f32((5, 6), "__")),)
+    return AnnotatedFn("few", fn, ("batch",), args)
+
+
 def test_both_partitioners_give_the_same_numbers(shardy_off):
     """With Shardy off JAX 0.10 calls no exported program: there the function is jitted as it is."""
     parts = functions.partitioning(4)
     mesh = specs.device_mesh(parts)
-    for fn in (functions.sgd_step(), functions.moe_dispatch(parts)):
+    for fn in (functions.sgd_step(), functions.moe_dispatch(parts), _few_slices()):
         trees = [functions.randoms(arg, seed) for seed, arg in enumerate(fn.args)]
         function, results = annotated_fn.trace(fn, parts)
         ins = [leaf for arg in fn.args for leaf in specs.shardings(parts, arg, mesh).Flatten()]

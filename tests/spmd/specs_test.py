@@ -92,7 +92,16 @@ def test_the_share_of_each_process(held, want):
 
 
 def test_one_process_reads_all_rows():
-    assert specs.own_share(Partitioning.from_dict(Mesh.flat(4), {"B": "d"})) == WHOLE
+    parts = Partitioning.from_dict(Mesh.flat(4), {"B": "d"})
+    assert specs.own_share(parts, 8) == specs.own_share(parts, 13) == WHOLE
+
+
+def test_the_rows_of_a_batch_are_those_of_dim_B():
+    batch = NestedMap(
+        lengths=TensorSpec((3,), "int32", "_"), rows=TensorSpec((2, 13), "int32", "LB")
+    )
+    assert specs.num_rows(batch) == 13
+    assert specs.num_rows(NestedMap(lengths=batch.lengths)) == 1
 
 
 @pytest.mark.parametrize("axes", [("y", "x"), "x"])
@@ -103,3 +112,12 @@ def test_own_rows_are_fetched_once_and_in_order(axes):
     found = Share(0, 2).of(NestedMap(x=placed)).x
     assert isinstance(found, np.ndarray)
     np.testing.assert_array_equal(found, rows)  # This process has all devices.
+
+
+def test_a_spec_in_json_names_a_stack_if_it_has_one():
+    tree = NestedMap(
+        a=TensorSpec((2, 3), "float32", "MH"), b=TensorSpec((2, 3), "float32", "MH", "encoder")
+    )
+    encoded = specs.to_json(tree)
+    assert (encoded.a, encoded.b) == ("float32|2,3|MH", "float32|2,3|MH|encoder")
+    assert specs.from_json(encoded) == tree

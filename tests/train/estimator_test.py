@@ -226,7 +226,9 @@ def test_evaluate_combines_sums_and_weights_exactly(tmp_path):
 class _Lengths(regression.Batches):
     """Features alone, the second batch longer than the first."""
 
-    specs = NestedMap(features=regression.Batches.specs.features)
+    def __init__(self, num_batches):
+        super().__init__(num_batches)
+        self.specs = NestedMap(features=self.specs.features)
 
     def __next__(self):
         batch = super().__next__()

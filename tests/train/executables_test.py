@@ -27,7 +27,7 @@ def _losses(estimator, max_steps):
 def test_training_loads_what_was_saved(tmp_path, compiled, caplog):
     folder = tmp_path / "executables"
     first = regression.make(tmp_path / "first", 4, steps_per_call=2)
-    train_2 = first._programs.get(Mode.TRAIN, regression.Batches.specs, 2)
+    train_2 = first._programs.get(Mode.TRAIN, regression.batch_specs(), 2)
     saved_executable.save(train_2, folder)
     want = _losses(first, 5)
     compiled.clear()

@@ -1,13 +1,16 @@
 """One process of several that train the regression on four partitions; run by tests.
 
-    python -m tests.train.process FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID MAX_STEPS [DIES_AT]
+    python -m tests.train.process FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID MAX_STEPS \
+        [DIES_AT [UNEVEN_ROWS]]
 
 Each process reads its own rows of a batch. With FOLDER.source beside it, a run's folder, a new run
 begins from that one's weights. Exports the last checkpoint, and prints the losses of its steps and
-an evaluation's error; at the step DIES_AT it kills itself.
+an evaluation's error; at the step DIES_AT it kills itself. With UNEVEN_ROWS, a batch has so many
+rows, and weights are split unevenly.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -19,7 +22,7 @@ from lingvo_gshard.spmd import environment
 _PARTITIONS = 4
 
 
-def _train(folder, max_steps, dies_at):
+def _train(folder, max_steps, dies_at, num_rows):
     from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
     from lingvo_gshard.train.hooks import TrainHook
     from tests.train import regression
@@ -33,6 +36,11 @@ def _train(folder, max_steps, dies_at):
             if call.step == dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    options = {}
+    if num_rows is None:
+        num_rows = regression.B
+    else:
+        options["partitioning"] = regression.uneven(_PARTITIONS)
     losses, source = _Losses(), pathlib.Path(f"{folder}.source")
     estimator = regression.make(
         folder,
@@ -40,15 +48,18 @@ def _train(folder, max_steps, dies_at):
         steps_per_call=2,
         save_checkpoints_steps=4,
         warm_start=WarmStart(str(source), (("theta.*", Rule.SAME),)) if source.exists() else None,
+        **options,
     )
-    share = estimator.input_share
-    estimator.train(lambda p: regression.Batches(share=share), max_steps=max_steps, hooks=[losses])
-    result = estimator.evaluate(lambda p: regression.Batches(num_batches=3, share=share))
+    batches = functools.partial(
+        regression.Batches, share=estimator.input_share(num_rows), num_rows=num_rows
+    )
+    estimator.train(lambda p: batches(), max_steps=max_steps, hooks=[losses])
+    result = estimator.evaluate(lambda p: batches(num_batches=3))
     estimator.export_weights(f"{folder}/weights.safetensors", part_bytes=64)
     print(json.dumps({"losses": losses.losses, "error": result["error"]}), flush=True)
 
 
-def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"):
+def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1", num_rows=None):
     """Trains as the command line says."""
     environment.prepare(num_devices=_PARTITIONS // int(num_processes))
     from lingvo_gshard.spmd import processes
@@ -62,7 +73,7 @@ def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"
     )
     alone = int(num_processes) == 1
     with contextlib.nullcontext() if alone else processes.joined(settings):
-        _train(folder, int(max_steps), int(dies_at))
+        _train(folder, int(max_steps), int(dies_at), num_rows and int(num_rows))
 
 
 if __name__ == "__main__":

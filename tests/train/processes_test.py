@@ -28,10 +28,12 @@ class _Losses(TrainHook):
         self.losses += call.metrics.loss.tolist()
 
 
-def _train_here(folder, max_steps, **options):
+def _train_here(folder, max_steps, num_rows=regression.B, **options):
     losses = _Losses()
     estimator = regression.make(folder, 4, steps_per_call=2, **options)
-    estimator.train(lambda p: regression.Batches(), max_steps=max_steps, hooks=[losses])
+    estimator.train(
+        lambda p: regression.Batches(num_rows=num_rows), max_steps=max_steps, hooks=[losses]
+    )
     return losses.losses
 
 
@@ -40,15 +42,19 @@ def _error_here(folder):
     return estimator.evaluate(lambda p: regression.Batches(num_batches=3))["error"]
 
 
-def _start(folder, max_steps, dies_at=None, dying=1):
-    """Two processes that train; process `dying` kills itself at step `dies_at`."""
+def _start(folder, max_steps, dies_at=None, dying=1, num_rows=None):
+    """Two processes that train; process `dying` kills itself at step `dies_at`.
+
+    With `num_rows`, batches have so many, and weights lie unevenly.
+    """
     coordinator = f"127.0.0.1:{ports.free()}"
     keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     command = [sys.executable, "-m", "tests.train.process", str(folder), coordinator, "2"]
     dies = [] if dies_at is None else [str(dies_at)]
+    uneven = [] if num_rows is None else ["-1", str(num_rows)]
     return [
         subprocess.Popen(
-            [*command, str(i), str(max_steps), *(dies if i == dying else [])],
+            [*command, str(i), str(max_steps), *(dies if i == dying else []), *uneven],
             env=keep,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,6 +104,18 @@ def test_one_then_two_then_one_process_train_as_one(tmp_path):
 
 
 @pytest.mark.slow
+def test_rows_and_weights_that_two_processes_do_not_divide(tmp_path):
+    """10 rows and V = 3 over 4 devices: each process reads all rows, and holds its own parts."""
+    whole = _train_here(tmp_path / "whole", 8, num_rows=10)
+    first = _train_here(tmp_path / "shared", 4, num_rows=10, partitioning=regression.uneven(2))
+    both, error = _results_of(_start(tmp_path / "shared", 6, num_rows=10))
+    last = _train_here(tmp_path / "shared", 8, num_rows=10)
+    np.testing.assert_allclose([*first, *both, *last], whole, rtol=1e-5)
+    assert error > 0
+    _check_exported(tmp_path / "shared", 6)
+
+
+@pytest.mark.slow
 def test_two_processes_begin_from_another_run_as_one_does(tmp_path):
     _train_here(tmp_path / "shared.source", 4)
     losses, *_ = _results_of(_start(tmp_path / "shared", 6))
@@ -105,6 +123,11 @@ def test_two_processes_begin_from_another_run_as_one_does(tmp_path):
     warm_start = WarmStart(str(tmp_path / "shared.source"), rules)
     here = _train_here(tmp_path / "here", 6, warm_start=warm_start)
     np.testing.assert_allclose(losses, here, rtol=1e-5)
+
+    # Also where the weights lie unevenly.
+    _train_here(tmp_path / "uneven.source", 4)
+    uneven, *_ = _results_of(_start(tmp_path / "uneven", 6, num_rows=regression.B))
+    np.testing.assert_allclose(uneven, here, rtol=1e-5)
     assert losses[0] < 0.5 * _train_here(tmp_path / "cold", 2)[0]
 
 

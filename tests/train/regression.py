@@ -78,17 +78,22 @@ def model_fn(state, features, labels, mode, params):
     return TPUEstimatorSpec(mode, loss=loss, train_op=new, metrics=metrics)
 
 
+def batch_specs(num_rows=B):
+    """The specs of a batch."""
+    return NestedMap(
+        features=NestedMap(x_BH=f32((num_rows, H), "B_")),
+        labels=NestedMap(y_BV=f32((num_rows, V), "B_"), weight_B=f32((num_rows,), "B")),
+    )
+
+
 class Batches:
     """Batch i is a function of i; `poisoned_batch` holds a NaN. Yields its share of the rows."""
 
-    specs = NestedMap(
-        features=NestedMap(x_BH=f32((B, H), "B_")),
-        labels=NestedMap(y_BV=f32((B, V), "B_"), weight_B=f32((B,), "B")),
-    )
-
-    def __init__(self, num_batches=None, poisoned_batch=None, share=WHOLE):
+    def __init__(self, num_batches=None, poisoned_batch=None, share=WHOLE, num_rows=B):
         self._index, self._num_batches, self._poisoned = 0, num_batches, poisoned_batch
-        size = B // share.count
+        if num_rows != B:  # Otherwise they are the class's, or a subclass's own.
+            self.specs = batch_specs(num_rows)
+        size = num_rows // share.count
         self._rows = slice(share.index * size, (share.index + 1) * size)
         self.closed = False
 
@@ -133,9 +138,15 @@ _ARGUMENTS = [
     "state_spec",
     "model_prefixes",
     "warm_start",
+    "partitioning",
     "executables",
     "log_step_count_steps",
 ]
+
+
+def uneven(num_partitions):
+    """The partitioning that splits V = 3."""
+    return Partitioning.from_dict(Mesh.flat(num_partitions), {"B": "d", "V": "d"})
 
 
 def make(model_dir, num_partitions=2, steps_per_call=1, **options):

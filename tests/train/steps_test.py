@@ -8,7 +8,7 @@ from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.train.programs import Programs
 from lingvo_gshard.train.steps import ModelPrograms
 from tests.train import regression
-from tests.train.regression import STATE, Batches
+from tests.train.regression import STATE, batch_specs
 
 
 def _source(model_fn, parts):
@@ -17,7 +17,7 @@ def _source(model_fn, parts):
 
 def _executable(num_steps, parts):
     programs = Programs(_source(regression.model_fn, parts))
-    return programs.get(Mode.TRAIN, Batches.specs, num_steps)
+    return programs.get(Mode.TRAIN, batch_specs(), num_steps)
 
 
 def test_the_loop_adds_no_collectives(tmp_path):
@@ -33,7 +33,7 @@ def test_the_loop_adds_no_collectives(tmp_path):
 
 def test_every_steps_metrics_come_back(tmp_path):
     parts = regression.make(tmp_path, 2).partitioning
-    batches = [Batches().batch(i) for i in range(3)]
+    batches = [regression.Batches().batch(i) for i in range(3)]
     leaves = zip(*(batch.Flatten() for batch in batches), strict=True)
     stacked = batches[0].Pack(np.stack(leaf) for leaf in leaves)
     zeros = STATE.Transform(lambda spec: np.zeros(spec.shape, spec.dtype))
@@ -58,7 +58,7 @@ def test_a_spec_of_another_mode_is_refused(tmp_path):
 
     parts = regression.make(tmp_path, 2).partitioning
     with pytest.raises(ValueError, match="called with mode EVAL, returned PREDICT"):
-        _source(confused, parts).step(Mode.EVAL, Batches.specs)
+        _source(confused, parts).step(Mode.EVAL, batch_specs())
 
 
 def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
@@ -69,4 +69,4 @@ def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
 
     parts = regression.make(tmp_path, 2).partitioning
     with pytest.raises(ValueError, match=r"state.momentum.extra is None but comes back as Tens"):
-        _source(grows, parts).step(Mode.TRAIN, Batches.specs)
+        _source(grows, parts).step(Mode.TRAIN, batch_specs())

@@ -11,7 +11,7 @@ from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.hlo.hlo_module import Module
 from lingvo_gshard.planning.compiled.categories import source
 from lingvo_gshard.planning.plan import CollectiveSum
-from lingvo_gshard.spmd.topology import TopologyExecutable
+from lingvo_gshard.spmd.executable import Executable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class CompiledStep:
     uncounted_loops: tuple[str, ...] = ()  # The layers of loops of unknown length.
 
 
-def read(compiled: TopologyExecutable) -> CompiledStep:
+def read(compiled: Executable) -> CompiledStep:
     """Returns what a plan needs of a compiled program."""
     module = compiled.module
     report = compiled.report()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from lingvo_gshard.hlo.collectives import COLLECTIVES
 from lingvo_gshard.hlo.hlo_cost import Cost
-from lingvo_gshard.planning.compiled.categories import Category, category
+from lingvo_gshard.planning.compiled.categories import Category, category, is_recomputed
 from lingvo_gshard.planning.compiled.compiled_step import CompiledStep, sum_by_source
 from lingvo_gshard.planning.estimate.hardware import Generation
 from lingvo_gshard.planning.estimate.networks import Network
@@ -25,22 +25,34 @@ def cost(step: CompiledStep, network: Network) -> StepCost:
     flops: dict[str, float] = dict.fromkeys(Category, 0.0)
     secs: dict[str, Times] = collections.defaultdict(Times)
     network_secs: dict[str, float] = collections.defaultdict(float)
+    recomputed_flops = 0.0
+    recomputed_secs = Times()
 
     # What a core does by itself. Costs count collectives too, as traffic of the memory.
     peak_flops = generation.peak_flops
     memory_rate = generation.memory_bytes_per_sec
     for instruction in step.costs:
         part = category(instruction.op_name)
-        flops[part] += instruction.times * instruction.flops
+        instruction_flops = instruction.times * instruction.flops
+        times = Times()
         if instruction.opcode.removesuffix("-start") not in COLLECTIVES:
-            secs[part] += _local_times(instruction, peak_flops, memory_rate)
+            times = _local_times(instruction, peak_flops, memory_rate)
+
+        flops[part] += instruction_flops
+        secs[part] += times
+        if is_recomputed(instruction.op_name):
+            recomputed_flops += instruction_flops
+            recomputed_secs += times
 
     # What it waits for the others.
     for collective in report.collective_ops:
         collective_secs = collective.times * network.collective_secs(collective)
         part = category(collective.op_name)
-        secs[part] += Times(network=collective_secs, step=collective_secs)
+        times = Times(network=collective_secs, step=collective_secs)
+        secs[part] += times
         network_secs[collective.kind] += collective_secs
+        if is_recomputed(collective.op_name):
+            recomputed_secs += times
 
     # XLA has no optimal_seconds for GPUs, whose rates in its cost model are 0 here.
     xla_secs = report.optimal_secs
@@ -54,6 +66,8 @@ def cost(step: CompiledStep, network: Network) -> StepCost:
         roofline_secs=sum(secs.values(), Times()),
         roofline_secs_by_category=dict(secs),
         network_secs_by_kind=dict(network_secs),
+        recomputed_flops_per_core=recomputed_flops,
+        recomputed_secs=recomputed_secs,
         xla_optimal_secs=xla_looped_secs,
         xla_optimal_secs_once=xla_secs,
         instructions=report.num_instructions,

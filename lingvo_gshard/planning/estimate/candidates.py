@@ -38,6 +38,7 @@ class _Schedule:
 
     remat: Remat
     microbatches: int  # Of a pipeline; otherwise 1.
+    scatter_gradients: bool  # With split updates, ZeRO-2; without, ZeRO-1.
 
 
 def candidates(request: Request) -> list[Candidate]:
@@ -57,7 +58,9 @@ def candidates(request: Request) -> list[Candidate]:
     for layout in layouts(_letter_sizes(request, state.theta), mesh.num_partitions):
         partitioning = request.changed(layout).partitioning
         for schedule in _schedules(request.params, partitioning):
-            estimate = model.estimate(partitioning, schedule.remat, schedule.microbatches)
+            estimate = model.estimate(
+                partitioning, schedule.remat, schedule.microbatches, schedule.scatter_gradients
+            )
             if estimate.gib > network.generation.capacity_gib:
                 continue
 
@@ -80,6 +83,11 @@ def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
     vocabularies, and perhaps the experts. The dim M of all weights, or only of their updates (m),
     may be split over the axes of the batch. The axis `stages` is that of a pipeline, and splits the
     batch outside it.
+
+    Layers may differ: where there is an axis `model`, one of the stacks or both may split the batch
+    over it instead; and the softmax may be split by vocabulary where all else is data parallel.
+    Products may be two-dimensional, with M of activations over `model`, and of weights over the
+    axes of the batch.
     """
     for axes in _meshes(sizes, cores):
         mesh = ",".join(f"{name}:{size}" for name, size in axes.items())
@@ -89,9 +97,15 @@ def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
             always.append("E:experts")
 
         # Each row is a choice of its own, and may be left out.
-        choices = itertools.product(_tensor_parallel_rows(sizes, axes), _weight_rows(sizes, axes))
-        for model_row, weight_row in choices:
-            rows = [*always, model_row, weight_row]
+        model_rows = _tensor_parallel_rows(sizes, axes)
+        stack_rows = _stack_rows(sizes, axes)
+        weight_rows = _weight_rows(sizes, axes)
+        tables: list[tuple[str, ...]] = []
+        tables += itertools.product(model_rows, stack_rows, weight_rows)
+        tables += itertools.product(model_rows, _two_dims_rows(sizes, axes))
+
+        for choice in tables:
+            rows = [*always, *choice]
             table = ",".join(row for row in rows if row)
             yield f"mesh={mesh}", f"sharding={table}"
 
@@ -154,6 +168,44 @@ def _tensor_parallel_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> 
     return rows
 
 
+def _stack_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
+    """Returns the possible rows of layers that differ from the others; none is one of them.
+
+    A data-parallel stack splits its batch over `model`, too, and has whole heads and hidden dims.
+    Without an axis `model`, only the softmax may differ, whose V then has the axes of the batch.
+    """
+    if "stages" in axes:
+        return [""]
+
+    batch_axes = [name for name in axes if name in _BATCH_AXES]
+    batch = "+".join(batch_axes)
+    batch_ways = math.prod(axes[name] for name in batch_axes)
+    if "model" not in axes:
+        has_parts = batch_ways > 1 and sizes["V"] % batch_ways == 0
+        return ["", f"V:{batch},U:-"] if has_parts else [""]
+
+    ways = batch_ways * axes["model"]
+    if sizes["B"] % ways or sizes["G"] % ways:
+        return [""]
+    all_axes = "+".join([*batch_axes, "model"])
+    data_parallel = {stack: f"{stack}.BG:{all_axes},{stack}.HN:-" for stack in placement.STACKS}
+    return ["", *data_parallel.values(), ",".join(data_parallel.values())]
+
+
+def _two_dims_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
+    """Returns the row of 2-D products, if the axes can have them.
+
+    Activations [B:data, M:model] times weights [M:data, H:model].
+    """
+    batch_axes = [name for name in axes if name in _BATCH_AXES]
+    weight_ways = math.prod(axes[name] for name in batch_axes)
+    if "stages" in axes or "model" not in axes or not batch_axes:
+        return []
+    if sizes["M"] % axes["model"] or sizes["M"] % weight_ways:
+        return []
+    return [f"M:model,weights.M:{'+'.join(batch_axes)}"]
+
+
 def _weight_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
     """Returns the possible rows of weights' M: none, that of updates alone (m), and that of both.
 
@@ -175,12 +227,19 @@ def _schedules(params: Params, partitioning: Partitioning) -> list[_Schedule]:
     """Returns the remats, or in a pipeline the numbers of microbatches that divide the rows."""
     stages, batch_ways, *_ = partitioning.factor("RBLM")
     if stages == 1:
-        return [_Schedule(remat, microbatches=1) for remat in Remat]
+        # A gradient that is summed in parts needs less memory, and may need less time.
+        has_split_updates = "m" in dict(partitioning.table)
+        own_choice = params.train.scatter_gradients
+        choices = [True, False] if has_split_updates else [own_choice]
+        return [
+            _Schedule(remat, microbatches=1, scatter_gradients=scatters)
+            for remat, scatters in itertools.product(Remat, choices)
+        ]
 
     # With fewer microbatches than stages, some stages would never work at the same time.
     rows = params.input.batch_size // batch_ways
     counts = [count for count in range(stages, rows + 1) if rows % count == 0]
-    return [_Schedule(Remat.BLOCK, count) for count in counts]
+    return [_Schedule(Remat.BLOCK, count, params.train.scatter_gradients) for count in counts]
 
 
 def _schedule_settings(
@@ -192,6 +251,8 @@ def _schedule_settings(
     pipeline = {"stages": stages, "microbatches": schedule.microbatches}
 
     settings = []
+    if params.train.scatter_gradients != schedule.scatter_gradients:
+        settings.append(f"train.scatter_gradients={schedule.scatter_gradients}")
     for stack in placement.STACKS:
         settings.append(f"task.{stack}.remat={schedule.remat.name}")
         for name, value in pipeline.items():

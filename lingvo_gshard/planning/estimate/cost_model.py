@@ -4,6 +4,9 @@ The forward pass is a list of einsums, and each has two gradients, which are ein
 the axes of the letters follow the size of a core's part and the collectives: a sum over a split dim
 is an all-reduce, or a reduce-scatter if its axis splits the result elsewhere; a factor is gathered
 over the axes that split the other factor elsewhere.
+
+Stacks may have tables of their own, and the softmax splits its rows as U. What passes from one of
+them to another one is moved, and so is its gradient, back.
 """
 
 import dataclasses
@@ -17,11 +20,14 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.model import placement
 from lingvo_gshard.planning.estimate.forward_pass import (
+    SOFTMAX,
     Einsum,
     Product,
     forward_products,
     sizes_of,
+    stack_of,
 )
 from lingvo_gshard.planning.estimate.networks import Network, Torus
 from lingvo_gshard.planning.estimate.state_memory import state_gib
@@ -40,6 +46,7 @@ _SUMMED_FROM = {"reduce-scatter": 1, "all-gather": 64}
 # Each keeps less than the one before; NONE keeps everything.
 BY_SAVING = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)
 
+_OUTSIDE = ""  # The stack of embeddings, which are in none.
 _FLOAT32_BYTES = 4
 _FLOAT32_ACTIVATIONS = ("BNLT", "BLV")  # Probabilities and logits.
 
@@ -57,27 +64,59 @@ class CostModel:
 
     def __init__(self, params: Params, state: NestedMap, network: Network) -> None:
         """`state` has the specs of theta and slots; partitions lie on `network` in its order."""
-        self._state = state
+        # The state's tensors are split by the table of their stack.
+        specs = [
+            dataclasses.replace(spec, stack=stack_of(path.partition(".")[2]))
+            for path, spec in state.FlattenItems()
+        ]
+        self._state = state.Pack(specs)
         self._network = network
         self._products = forward_products(params, state.theta)
         self._activation_bytes = 2 if params.task.activation_dtype == "bfloat16" else 4
 
-        # What a pipeline sends from stage to stage: in the encoder a block's output, and in the
-        # decoder the encoded source with it.
+        # What passes from stack to stack: activations [B, L, M].
         batch = params.input
-        lengths = (batch.source_len, batch.source_len + batch.target_len)
-        self._sent_on = [
-            {"B": batch.batch_size, "L": length, "M": params.task.dim} for length in lengths
+        rows = {"B": batch.batch_size, "M": params.task.dim}
+        source = {**rows, "L": batch.source_len}
+        target = {**rows, "L": batch.target_len}
+        self._passed_on = [
+            (_OUTSIDE, "encoder", source),
+            ("encoder", "decoder", source),
+            (_OUTSIDE, "decoder", target),
+            ("decoder", SOFTMAX, target),
         ]
 
-    def estimate(self, partitioning: Partitioning, remat: Remat, microbatches: int = 1) -> Estimate:
-        """Returns the estimate of a step with this table, in a pipeline of so many microbatches."""
-        core = _CoreCosts(partitioning, self._network, self._activation_bytes, microbatches)
+        # What a pipeline sends from stage to stage: in the encoder a block's output, and in the
+        # decoder the encoded source with it.
+        both = {**rows, "L": batch.source_len + batch.target_len}
+        self._sent_on = {"encoder": source, "decoder": both}
+
+    def estimate(
+        self,
+        partitioning: Partitioning,
+        remat: Remat,
+        microbatches: int = 1,
+        scatter_gradients: bool = True,
+    ) -> Estimate:
+        """Returns the estimate of a step with this table, in a pipeline of so many microbatches.
+
+        `scatter_gradients` is as in Annotator.
+        """
+        # Stacks that have the same table share what they have looked up in it.
+        tables = _tables(partitioning)
+        by_table = {}
+        for table in set(tables.values()):
+            by_table[table] = _CoreCosts(
+                table, self._network, self._activation_bytes, microbatches, scatter_gradients
+            )
+        cores = {stack: by_table[table] for stack, table in tables.items()}
+
         secs = Times()
         kept_bytes = 0.0
         largest_bytes = 0.0
 
         for product in self._products:
+            core = cores[product.stack]
             is_kept = BY_SAVING.index(remat) <= BY_SAVING.index(product.kept)
             is_staged = core.stages > 1 and "R" in product.einsum.sizes
             run = core.in_stages(product) if is_staged else product
@@ -94,20 +133,36 @@ class CostModel:
             elif is_kept:
                 kept_bytes += product.times * result_bytes
 
-        # Outside products: what a pipeline sends between its stages, and the optimizer.
-        for sizes in self._sent_on:
-            shift = core.stage_shifts(sizes)
+        # Outside products: what moves from one table to another one, its gradient, which moves
+        # back, what a pipeline sends between its stages, and the optimizer.
+        for before, after, sizes in self._passed_on:
+            secs += cores[before].move_to(cores[after], sizes)
+            secs += cores[after].move_to(cores[before], sizes)
+
+        for stack, sizes in self._sent_on.items():
+            shift = cores[stack].stage_shifts(sizes)
             secs += shift.secs
             kept_bytes += shift.kept_bytes
 
         for spec in self._state.theta.Flatten():
-            update = core.update(spec)
+            update = cores[spec.stack].update(spec)
             secs += update.secs
             kept_bytes += update.kept_bytes
 
         # Beside what is kept, the largest result lies in memory while it is computed.
         held_gib = state_gib(self._state, partitioning).total
         return Estimate(held_gib + (kept_bytes + largest_bytes) / GIB, secs)
+
+
+def _tables(partitioning: Partitioning) -> dict[str, Partitioning]:
+    """Returns the tables of embeddings, of each stack, and of the softmax, where B has U's row."""
+    tables = {stack: partitioning.in_stack(stack) for stack in (_OUTSIDE, *placement.STACKS)}
+
+    rows = dict(partitioning.table)
+    if "U" in rows:
+        rows["B"] = rows["U"]
+    tables[SOFTMAX] = Partitioning.from_dict(partitioning.mesh, rows)
+    return tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +182,10 @@ class _CoreCosts:
         network: Network,
         activation_bytes: int,
         microbatches: int,
+        scatter_gradients: bool,
     ) -> None:
         """`activation_bytes` are those of one scalar."""
+        self._scatter_gradients = scatter_gradients
         self._partitioning = partitioning
         self._network = network
         self._activation_bytes = activation_bytes
@@ -161,11 +218,12 @@ class _CoreCosts:
         """Returns the times of a product, its gradients, and the moves of its result."""
         # Forward, and once more if the backward pass recomputes it.
         einsum = product.einsum
-        secs = self._einsum(einsum, product.is_lookup).scaled(forward_runs)
+        secs = self._einsum(einsum, product.is_lookup, product.shares_left).scaled(forward_runs)
 
         # The right factor's gradient; a stage's weight gradients are summed over the partitions
         # once, after the last tick.
-        gradient_secs = self._einsum(einsum.right_gradient(), product.is_lookup)
+        gradient = einsum.right_gradient(self._scatter_gradients)
+        gradient_secs = self._einsum(gradient, product.is_lookup, product.shares_left)
         if einsum.has_weight and einsum.right.startswith("R"):
             saved_secs = (1 - 1 / self._ticks) * gradient_secs.network
             gradient_secs += Times(network=-saved_secs, step=-saved_secs)
@@ -220,10 +278,28 @@ class _CoreCosts:
             passes += 2 * self._ticks
         passed_bytes = passes * _FLOAT32_BYTES * elements
 
-        # The gradients of stacks of matrices have the dtype of activations.
+        # The gradients of stacks of matrices have the dtype of activations. If they are not
+        # scattered, they are as large as the weights.
         is_stack_of_matrices = spec.dims.startswith("R") and len(spec.dims) > 2
         scalar_bytes = self._activation_bytes if is_stack_of_matrices else _FLOAT32_BYTES
+        if not self._scatter_gradients:
+            elements = self._elements(spec.dims, sizes, weight_axes)
         return _Cost(self._times(0, passed_bytes, gather_secs), scalar_bytes * elements)
+
+    def move_to(self, other: "_CoreCosts", sizes: Mapping[str, float]) -> Times:
+        """Returns the time to move activations BLM from this table to another one."""
+        before = self._split("BLM")
+        after = other._split("BLM")
+
+        # An axis that splits another dim afterwards is an AllToAll, one that splits none a gather;
+        # one that splits none before leaves each core a part of what it has.
+        exchanged = [axis for axis in before if after.get(axis, before[axis]) != before[axis]]
+        gathered = [axis for axis in before if axis not in after]
+        part_bytes = self.activation_bytes("BLM", sizes)
+        whole_bytes = part_bytes * self._num_partitions(gathered)
+        network_secs = self._network_secs("all-to-all", exchanged, part_bytes)
+        network_secs += self._network_secs("all-gather", gathered, whole_bytes)
+        return self._times(0, 0, network_secs)
 
     def activation_bytes(self, dims: str, sizes: Mapping[str, float]) -> float:
         """Returns the bytes of a core's part of an activation."""
@@ -239,13 +315,26 @@ class _CoreCosts:
                 changed[letter] = sizes[letter] / self._microbatches
         return changed
 
-    def _einsum(self, einsum: Einsum, is_lookup: bool) -> Times:
-        """Returns the times of one einsum; its left factor stays where it is."""
+    def _einsum(self, einsum: Einsum, is_lookup: bool, shares_left: bool = False) -> Times:
+        """Returns the times of one einsum; its left factor stays where it is, if it can.
+
+        With `shares_left`, gathering the left factor is part of another einsum.
+        """
+        left = self._split(einsum.left)
         right = self._split(einsum.right)
         result = self._split(einsum.result)
 
+        # In a 2-D product, an axis splits the same dim of the right factor and of the result, but
+        # another one of the left factor, which is gathered.
+        gathered_left = [
+            axis
+            for axis, letter in left.items()
+            if letter != right.get(axis, letter) and right[axis] == result.get(axis)
+        ]
+
         # The letter that each axis splits while the product is computed: the left factor decides.
-        split = {**result, **right, **self._split(einsum.left)}
+        kept_left = {axis: letter for axis, letter in left.items() if axis not in gathered_left}
+        split = {**result, **right, **kept_left}
         gathered = [axis for axis, letter in right.items() if split[axis] != letter]
 
         # A sum over a split letter is over the partitions along its axis. If that axis splits the
@@ -255,17 +344,21 @@ class _CoreCosts:
         scattered = [axis for axis in summed if axis in result]
         reduced = [axis for axis in summed if axis not in result]
 
-        # A core reads its parts of the factors, the right one as gathered, and writes the result.
+        # A core reads its parts of the factors, as gathered, and writes the result.
         scalar_bytes = self._activation_bytes
         left_bytes = scalar_bytes * self._elements(einsum.left, einsum.sizes, split)
         right_bytes = scalar_bytes * self._elements(einsum.right, einsum.sizes, split)
         result_bytes = scalar_bytes * self._elements(result_letters, einsum.sizes, split)
-        if gathered:
+        if gathered and not is_lookup:
             right_bytes *= self._sent_share
+        if gathered_left:
+            left_bytes *= self._sent_share
 
         # A reduce-scatter leaves a part of the result to each core of the group.
         part_bytes = result_bytes / self._num_partitions(scattered)
         network_secs = self._network_secs("all-gather", gathered, right_bytes)
+        if not shares_left:
+            network_secs += self._network_secs("all-gather", gathered_left, left_bytes)
         network_secs += self._network_secs("reduce-scatter", scattered, part_bytes)
         network_secs += self._network_secs("all-reduce", reduced, part_bytes)
 

@@ -14,10 +14,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import moe
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.model import flops
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.model import flops, placement
+from lingvo_gshard.sharding.layout import TensorSpec, is_weight
 
-_ACTIVATION_LETTERS = set("BG")  # Every activation has one of them, and no weight has.
+SOFTMAX = "softmax"  # The path of the last product's weight, whose rows are split as U.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,18 +53,19 @@ class Einsum:
     @property
     def has_weight(self) -> bool:
         """Whether the right factor is a weight."""
-        return not _ACTIVATION_LETTERS & set(self.right)
+        return is_weight(self.right)
 
     def left_gradient(self) -> Self:
         """Returns the einsum of the left factor's gradient, from the result's."""
         return dataclasses.replace(self, equation=f"{self.result},{self.right}->{self.left}")
 
-    def right_gradient(self) -> Self:
+    def right_gradient(self, scatter: bool = True) -> Self:
         """Returns the einsum of the right factor's gradient, from the result's.
 
-        A weight's gradient is summed where the weight is updated, by the optimizer's letters.
+        With `scatter` a weight's gradient is summed where the weight is updated, by the optimizer's
+        letters.
         """
-        right = self.right.lower() if self.has_weight else self.right
+        right = self.right.lower() if self.has_weight and scatter else self.right
         return dataclasses.replace(self, equation=f"{self.left},{self.result}->{right}")
 
     def stacked(self, sizes: Mapping[str, float]) -> Self:
@@ -82,6 +83,8 @@ class Product:
     kept: Remat = Remat.NONE  # The most saving remat that keeps the result for backward.
     moved: str = ""  # The dims that the result is then moved to, if it is.
     is_lookup: bool = False  # It has no flops and no left factor.
+    shares_left: bool = False  # Another product has the same left factor, and gathers it.
+    stack: str = ""  # Where it is: `encoder`, `decoder`, `softmax`, or empty for embeddings.
 
 
 def forward_products(params: Params, weights: NestedMap) -> list[Product]:
@@ -90,18 +93,28 @@ def forward_products(params: Params, weights: NestedMap) -> list[Product]:
     for path, spec in weights.FlattenItems():
         name = path.rpartition(".")[2]
         sizes = _batch_sizes(params, path) | sizes_of(spec)
+        of_weight: list[Product] = []
 
         # A bias is only added.
         if name != "bias":
-            products.append(_weight_product(path, spec, sizes))
+            of_weight.append(_weight_product(path, spec, sizes))
 
         # A query's projection and a gate stand for the products of two activations in their layer.
         if name == "wq":
-            products += _attention_products(sizes)
+            of_weight += _attention_products(sizes)
         if name == "wg":
-            stack = params.task.Get(path.partition(".")[0])
-            products += _dispatch_products(sizes, stack.moe.dispatch)
+            moe_params = params.task.Get(stack_of(path)).moe
+            of_weight += _dispatch_products(sizes, moe_params.dispatch)
+
+        stack = SOFTMAX if path == SOFTMAX else stack_of(path)
+        products += [dataclasses.replace(product, stack=stack) for product in of_weight]
     return products
+
+
+def stack_of(path: str) -> str:
+    """Returns the stack of a weight by its path; empty outside the stacks."""
+    child = path.partition(".")[0]
+    return child if child in placement.STACKS else ""
 
 
 def sizes_of(spec: TensorSpec) -> dict[str, int]:
@@ -122,10 +135,15 @@ def _weight_product(path: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Pr
     else:
         kept = Remat.NONE
 
+    # Queries, keys and values of a self-attention are products of the same activations.
+    is_self_attention = "self_attention" in path
+    shares_left = path.endswith(".wv") or (path.endswith(".wk") and is_self_attention)
+
     return Product(
         einsum=Einsum(equation, sizes),
         times=sizes.get("R", 1),
         kept=kept,
+        shares_left=shares_left,
         moved="GECM" if equation.endswith("->EGCM") else "",  # Back to where the tokens are.
         is_lookup="embedding" in path,
     )

@@ -113,6 +113,20 @@ _GPU_GENERATIONS = {
     "gb200": _gpu("gb200", peak_flops=2500e12, nvlink=900e9, adapter=50e9),
 }
 
+# TPUs by JAX's device_kind. A GPU's is the beginning of its name in spmd/gpus.py, which those with
+# other memory or links, such as PCIe cards, do not have.
+_TPU_KINDS = {
+    "TPU v3": "v3",
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "TPU7x": "tpu7x",
+}
+
 GENERATIONS = _TPU_GENERATIONS | _GPU_GENERATIONS
 
 
@@ -125,3 +139,11 @@ def generation(topology: str) -> Generation:
             f"{', '.join(GENERATIONS)}."
         )
     return GENERATIONS[name]
+
+
+def generation_of_kind(device_kind: str) -> str | None:
+    """Returns the name in GENERATIONS of a jax.Device's device_kind; None if it is unknown."""
+    for name, gpu in GPUS.items():
+        if f"{gpu.name} ".startswith(f"{device_kind} "):
+            return name
+    return _TPU_KINDS.get(device_kind)

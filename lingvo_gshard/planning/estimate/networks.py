@@ -7,6 +7,8 @@ models are best cases without latency.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -165,6 +167,28 @@ def network(name: str, mesh: Mesh) -> Network:
     if topology.is_gpu(name):
         return Hosts(hardware.generation(name), tuple(host for host, _ in partition_places))
     return Torus(hardware.generation(name), partition_places)
+
+
+def of_devices(devices: Sequence[Any]) -> Network | None:
+    """Returns the network of the devices at hand; None if their kind has no published figures.
+
+    Args:
+      devices: jax.Devices of one kind, in the order of the partitions.
+    """
+    name = hardware.generation_of_kind(devices[0].device_kind)
+    if name is None:
+        return None
+
+    generation = hardware.GENERATIONS[name]
+    if topology.is_gpu(f"{name}:"):
+        # JAX calls the GPUs that NVLink joins a slice.
+        slices = tuple(getattr(device, "slice_index", device.process_index) for device in devices)
+        return Hosts(generation, slices)
+
+    # A slice may lie anywhere in its pod.
+    coordinates = np.array([device.coords for device in devices])
+    places = coordinates - coordinates.min(axis=0)
+    return Torus(generation, tuple(tuple(place) for place in places.tolist()))
 
 
 def _ring_passes(collective: Collective) -> int:

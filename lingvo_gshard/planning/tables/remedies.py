@@ -88,7 +88,11 @@ def _remat_settings(params: Params, remat: Remat) -> list[str]:
 
 
 def _halved_groups(params: Params) -> list[str]:
-    """Returns the settings of half the group size; none if a stack's groups are of one token."""
+    """Returns the settings of half the group size; none if a stack's groups are of one token.
+
+    There are none either if C would stay as it is, since twice as many groups would then have
+    twice the buffers in all.
+    """
     settings = []
     for stack, length in placement.STACKS.items():
         p = params.task.Get(stack)
@@ -98,8 +102,12 @@ def _halved_groups(params: Params) -> list[str]:
         # A pipeline's groups are those of a microbatch.
         rows = params.input.batch_size // max(1, p.microbatches)
         tokens = rows * params.input.Get(length)
-        half = group_size(p.moe, tokens) // 2
-        if half == 0:
+        size = group_size(p.moe, tokens)
+        half = size // 2
+
+        capacity = p.moe.train_capacity.Instantiate()
+        places = capacity.places(size, p.moe.num_experts)
+        if half == 0 or capacity.places(half, p.moe.num_experts) == places:
             return []
         settings.append(f"task.{stack}.moe.group_size={half}")
     return settings

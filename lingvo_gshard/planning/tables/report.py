@@ -1,6 +1,5 @@
 """The tables of this room as text, and the lines that tell of their progress."""
 
-import collections
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,11 +8,21 @@ from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.planning import plan_text
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.request import Request
-from lingvo_gshard.planning.tables import search, table3_and_figures_7_to_9, table4
+from lingvo_gshard.planning.tables import (
+    capacity,
+    family,
+    figure9,
+    late_sums,
+    paper_text,
+    sbp,
+    search,
+    table4,
+)
+from lingvo_gshard.planning.tables.as_printed import PaperRun
+from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.planning.tables.machines import Machine
+from lingvo_gshard.planning.tables.paper import Recomputed
 from lingvo_gshard.planning.tables.search import Agreement
-from lingvo_gshard.planning.tables.table3_and_figures_7_to_9 import CollectiveTime, PlannedRun
-from lingvo_gshard.planning.tables.table3_as_printed import PaperRun
 from lingvo_gshard.planning.tables.table4 import (
     Difference,
     OtherCollectives,
@@ -41,9 +50,11 @@ Table 3, Figures 7 and 8: plans if every core were at its roofline, and the pape
 figures. From 128 to 2048 cores, the paper measured for a forward pass of the layers
 (section 5.2): step x1.7, AllToAll x3.75, its share 16% to 36%, share of the roofline 70% to 48%."""
 
-_FIGURE_9_TITLE = """\
-Figure 9: ms of the collectives' model on TPU v3 by partitions (section 5.3). The paper has
-AllToAll x9 and AllReduce about constant; ours has no latency."""
+_CAPACITY_TITLE = """\
+What full experts lose of perfectly balanced random gates: shares of the first choices, of the
+second choices asked for, and of the tokens, which are lost if no expert takes them. A token asks
+for its second expert with probability 2 * g2, or all ask. C is 2S/E, rounded up to a multiple.
+Experts compute E * C / S rows a token, full or empty."""
 
 
 # Trials: searches for a partitioning and for memory.
@@ -169,7 +180,7 @@ def compilations_table(plans: Mapping[str, Plan]) -> str:
     return plan_text.side_by_side({name: plan_text.figures(plan) for name, plan in plans.items()})
 
 
-# Table 3 and Figures 7 to 9.
+# Table 3 and Figures 7 and 8.
 
 
 def planned_run_line(planned: PlannedRun) -> str:
@@ -177,19 +188,19 @@ def planned_run_line(planned: PlannedRun) -> str:
     return f"{planned.run.name}: {plan_text.verdict(planned.plan)}"
 
 
-def family_tables(family: Sequence[PlannedRun]) -> str:
-    """Returns tables of the models of each depth by cores, of Figure 9, and the paper's growth."""
+def family_tables(planned_runs: Sequence[PlannedRun], shares: Sequence[Recomputed]) -> str:
+    """Returns the tables of docs/scaling.md, those of each depth by cores, and Figure 9."""
     columns_by_depth: dict[int, dict[str, Mapping[str, float | None]]] = {}
-    for planned in family:
+    for planned in planned_runs:
         columns = columns_by_depth.setdefault(planned.run.layers, {})
         columns[planned.run.name] = _family_figures(planned)
 
     # Models of one depth side by side show the growth with the experts.
-    sections = [_TABLE_3_TITLE]
+    sections = [paper_text.page(planned_runs, shares), _TABLE_3_TITLE]
     for layers, columns in columns_by_depth.items():
         sections.append(f"{layers} layers\n{plan_text.side_by_side(columns)}")
-    sections.append("\n".join(_family_remarks(family)))
-    sections.append(f"{_FIGURE_9_TITLE}\n{_figure_9(table3_and_figures_7_to_9.figure_9())}")
+    sections.append("\n".join(_family_remarks(planned_runs)))
+    sections.append(paper_text.figure_9(figure9.points()))
     return "\n\n".join(sections)
 
 
@@ -199,7 +210,7 @@ def _family_figures(planned: PlannedRun) -> dict[str, float | None]:
     figures |= plan_text.figures(planned.plan)
 
     # Per token, as the batch does not grow with the cores.
-    times = table3_and_figures_7_to_9.token_times(planned.plan)
+    times = family.token_times(planned.plan)
     if times is not None:
         figures["us a token of a core"] = 1e6 * times.step_secs
         figures["AllToAll us a token of a core"] = 1e6 * times.all_to_all_secs
@@ -223,31 +234,58 @@ def _paper_figures(run: PaperRun, plan: Plan) -> dict[str, float | None]:
     return figures
 
 
-def _family_remarks(family: Sequence[PlannedRun]) -> list[str]:
+def _family_remarks(planned_runs: Sequence[PlannedRun]) -> list[str]:
     """Returns what is suspicious in any program, and the caveats of all plans."""
     # Training included: in these tables nothing else names what is suspicious in a step.
     remarks = []
-    for planned in family:
+    for planned in planned_runs:
         for name, program in planned.plan.programs.items():
             for description in program.suspicious:
                 remarks.append(f"suspicious in {name} of {planned.run.name}: {description}")
     if not remarks:
         remarks.append("None that fits gathers weights, experts or tokens.")
 
-    for planned in family:
+    for planned in planned_runs:
         remarks += [f"{planned.run.name}: {text}" for text in plan_text.caveats(planned.plan)]
     return remarks
 
 
-def _figure_9(points: Iterable[CollectiveTime]) -> str:
-    """Returns the milliseconds of each collective by partitions."""
-    columns: dict[str, dict[str, float]] = collections.defaultdict(dict)
-    for point in points:
-        columns[str(point.cores)][f"{point.kind} {point.mib} MiB"] = 1e3 * point.secs
-    return plan_text.side_by_side(columns)
-
-
 # Table 4 and Figure 4c.
+
+
+def capacities_table(rows: Iterable[capacity.Row]) -> str:
+    """Returns what full experts lose, in percent, by group size and capacity."""
+    header = (
+        "E",
+        "S",
+        "C",
+        "multiple of",
+        "rows a token",
+        "first",
+        "second",
+        "tokens",
+        "second, all ask",
+        "tokens, all ask",
+        "models",
+    )
+    cells: list[tuple[object, ...]] = [header]
+    for row in rows:
+        cells.append(
+            (
+                row.num_experts,
+                row.group_size,
+                row.capacity,
+                row.multiple_of,
+                f"{row.rows_per_token:.1f}",
+                f"{row.random.first:.2%}",
+                f"{row.random.second:.2%}",
+                f"{row.random.tokens:.2%}",
+                f"{row.all.second:.2%}",
+                f"{row.all.tokens:.2%}",
+                " ".join(row.models) or "-",
+            )
+        )
+    return f"{_CAPACITY_TITLE}\n{table.text(cells)}"
 
 
 def operators_table(compiler: str, rows: Iterable[Row]) -> str:
@@ -301,6 +339,56 @@ def figure_4c_table(products: Iterable[WindowedEinsum]) -> str:
         counts = _collective_counts(report)
         cells.append([product.operator.name, str(product.side), form, counts, *mib])
     return table.text(cells, indent="  ")
+
+
+# OneFlow's signatures, conversions, and sums that are taken later.
+
+
+def signatures_table(rows: Iterable[sbp.Row]) -> str:
+    """Returns each signature of a product or a sum, and what its program communicates."""
+    cells = [["operands", "result", "collectives", "bytes"]]
+    for row in rows:
+        match row.case:
+            case sbp.Product(left, right, result):
+                operands = f"{_states(left)} x {_states(right)}"
+            case sbp.Sum(result):
+                operands = f"{_states(result)} + {_states(result)}"
+            case sbp.Conversion():
+                raise AssertionError(row.case)
+        cells.append([operands, _states(result), *_communication(row.report)])
+    return table.text(cells, indent="  ")
+
+
+def conversions_table(rows: Iterable[sbp.Row]) -> str:
+    """Returns each conversion, OneFlow's collective for it, and what its program communicates."""
+    cells = [["from", "to", "OneFlow", "collectives", "bytes"]]
+    for row in rows:
+        assert isinstance(row.case, sbp.Conversion)
+        expected = "none"
+        if row.case.expected:
+            expected = table4.abbreviation(row.case.expected)
+        states = [_states(row.case.start), _states(row.case.end)]
+        cells.append([*states, expected, *_communication(row.report)])
+    return table.text(cells, indent="  ")
+
+
+def late_sums_table(rows: Iterable[late_sums.Row]) -> str:
+    """Returns what sums communicate at once and later, and how many times as many bytes."""
+    cells = [["sum", "at once", "bytes", "later", "bytes", "saved"]]
+    for row in rows:
+        saved = table4.communicated_bytes(row.at_once) / table4.communicated_bytes(row.later)
+        both = [*_communication(row.at_once), *_communication(row.later)]
+        cells.append([row.late_sum.name, *both, f"x{saved:.0f}"])
+    return table.text(cells, indent="  ")
+
+
+def _states(states: sbp.States) -> str:
+    """Returns S(0) along one axis, [S(0), B] along two."""
+    return states[0] if len(states) == 1 else f"[{', '.join(states)}]"
+
+
+def _communication(report: CompiledReport) -> list[str]:
+    return [_collective_counts(report), str(table4.communicated_bytes(report))]
 
 
 def _collective_counts(report: CompiledReport) -> str:

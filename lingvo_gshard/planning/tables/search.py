@@ -1,6 +1,6 @@
 """Searches for the mesh and the table with which an experiment trains fastest on a topology.
 
-The paper left the automatic choice of a partitioning to future work (section 6). Here candidates
+The paper left the automatic choice of a partitioning to future work (section 3.2). Here candidates
 are generated and ranked by a cost model; XLA's own compiler judges the best few.
 """
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from lingvo_gshard.planning.compiled.categories import Category, category, scopes, source
+from lingvo_gshard.planning.compiled.categories import (
+    Category,
+    category,
+    is_recomputed,
+    scopes,
+    source,
+)
 
 _PREFIX = "jit(call)/call_exported/jit(flat)/call_tf/"
 
@@ -11,13 +17,15 @@ _PREFIX = "jit(call)/call_exported/jit(flat)/call_tf/"
     ("name", "expected"),
     [
         ("encoder/layers_1/feed_forward/experts/einsum/Einsum", Category.EXPERTS),
-        ("encoder/layers_0/feed_forward/project_1/MatMul", Category.DENSE),
-        ("decoder/layers_0/source_attention/project/MatMul", Category.DENSE),
-        ("decoder/layers_0/project_3/MatMul", Category.DENSE),
+        ("encoder/layers_0/feed_forward/project_1/MatMul", Category.FEED_FORWARD),
+        ("decoder/layers_0/source_attention/project/MatMul", Category.PROJECTION),
+        ("decoder/layers_0/project_3/MatMul", Category.PROJECTION),
         ("decoder/layers_0/source_attention/logits/Einsum", Category.ATTENTION),
         ("decoder/layers_0/self_attention/Softmax", Category.ATTENTION),
-        ("encoder/layers_1/feed_forward/gate/Cumsum", Category.GATE),
-        ("encoder/layers_1/feed_forward/gate_1/project/MatMul", Category.GATE),
+        ("encoder/layers_1/feed_forward/gate/Cumsum", Category.GATE_CUMSUM),
+        ("gradient_tape/encoder/layers_1/feed_forward/gate/Cumsum_1", Category.GATE_CUMSUM),
+        ("encoder/layers_1/feed_forward/gate/ArgMax", Category.GATE),
+        ("encoder/layers_1/feed_forward/gate_1/project/MatMul", Category.GATE_PROJECTION),
         ("gradient_tape/encoder/layers_1/feed_forward/combine/Einsum_1", Category.DISPATCH),
         ("softmax/project/MatMul", Category.SOFTMAX),
         ("softmax_1/Sum", Category.SOFTMAX),
@@ -31,6 +39,26 @@ def test_the_scope_decides_the_category(name, expected):
     assert category(_PREFIX + name) is expected
     assert category(f"{_PREFIX}PartitionedCall/{name}") is expected
     assert category(f"{_PREFIX}while/body/{name};PartitionedCall/optimizer/x") is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("recomputed/encoder/layers_1/feed_forward/experts/einsum/Einsum", True),
+        ("while/body/recomputed/decoder/block_0/norm/mul", True),
+        ("while/body/gradient_tape/recomputed/encoder/block_1/feed_forward/combine/Einsum", False),
+        ("gradient_tape/while/gradients/recomputed/encoder/block_0/norm/mul", False),
+        ("while/body/encoder/block_0/norm/mul", False),
+        ("optimizer/mul;recomputed/encoder/layers_0/norm/mul", False),
+        ("", False),
+    ],
+)
+def test_what_the_gradient_repeats_is_told_apart_from_its_gradient(name, expected):
+    assert is_recomputed(_PREFIX + name) is expected
+    # Its layer and category are those of the forward pass.
+    forward = name.replace("recomputed/", "")
+    assert source(_PREFIX + name) == source(_PREFIX + forward)
+    assert category(_PREFIX + name) is category(_PREFIX + forward)
 
 
 def test_scopes_leave_out_what_frameworks_add():

@@ -52,6 +52,32 @@ def test_the_scarcer_resource_decides_for_each_instruction():
     assert made.roofline_secs.memory == pytest.approx(1.7)
 
 
+def test_what_the_gradient_repeats_is_summed_on_its_own():
+    again = "call_tf/while/body/recomputed/encoder/block_1/feed_forward/dispatch/Einsum"
+    its_gradient = again.replace("recomputed", "gradient_tape/recomputed")
+    costs = [
+        _cost(_EXPERTS, 61.5e12, 0),  # A second each.
+        _cost(again, 61.5e12, 0, times=3),
+        _cost(its_gradient, 61.5e12, 0, times=2),
+    ]
+    groups = (tuple(range(8)),)
+    exchanges = [
+        Collective("all-to-all", 2**20, groups, times=3, op_name=again),
+        Collective("all-to-all", 2**20, groups, times=5, op_name=its_gradient),
+    ]
+    report = types.SimpleNamespace(
+        collective_ops=exchanges, optimal_secs=0.0, num_instructions=len(costs)
+    )
+    made = roofline.cost(CompiledStep(report, costs, {}), _TORUS)
+    network = 3 * _TORUS.collective_secs(exchanges[0])
+    assert made.recomputed_flops_per_core == 3 * 61.5e12
+    assert made.recomputed_flops_share == pytest.approx(3 / 6)
+    assert made.recomputed_secs.network == network
+    assert made.recomputed_secs.step == pytest.approx(3.0 + network)
+    whole = 6.0 + network * 8 / 3
+    assert made.recomputed_time_share == pytest.approx((3.0 + network) / whole)
+
+
 def test_the_loop_factor_uses_xlas_rates():
     once = _cost("a", _V3.xla_peak_flops, 0)
     often = _cost("b", 0, _V3.xla_memory_bytes_per_sec, times=9)

@@ -13,7 +13,8 @@ import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.input import sentences
-from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import plan
@@ -89,9 +90,10 @@ def test_flops_are_those_of_the_layers(made, model):
     products = dict(kept.step.cost.flops_per_core)
     step, tokens, width = 3 * 2, 16 + 16, 8 * 12  # Forward, and twice that backward; M * H.
     projections = 2 * 4 * 8 * 8 * 16 + 2 * 8 * 8 * 8 * 16  # Of two encoder and two decoder layers.
-    assert products.pop("dense") == step * (tokens * 2 * width + projections)
+    assert products.pop("feed_forward") == step * tokens * 2 * width
+    assert products.pop("projection") == step * projections
     assert products.pop("attention") == step * 6 * 2 * (2 * 2 * 8 * 8 * 4)
-    assert products.pop("gate") == step * tokens * 8 * 8
+    assert products.pop("gate_projection") == step * tokens * 8 * 8
     assert products.pop("softmax") == step * 16 * 8 * 16
     assert products.pop("optimizer") == 0
     # A group has two places in each of 8 experts, so that experts compute on twice the tokens. With
@@ -156,6 +158,29 @@ def test_another_partitioning(cpu):
     assert kept.sharding == {"B": "data+experts", "E": "experts", "G": "data+experts"}
     # Two experts a core instead of one.
     assert kept.step.memory_gib.expert_weights == pytest.approx(4 * 2 * 2 * 2 * 8 * 12 / GIB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layers_as", "dispatch"),
+    [(Layers.LOOP, Dispatch.GATHER), (Layers.UNROLLED, Dispatch.EINSUM)],
+)
+def test_recomputed_products_are_those_that_a_step_has_more_than_without(tpu, layers_as, dispatch):
+    """Exactly, by the TPU's compiler; a CPU's loses some names with a single expert a core."""
+    compilers.need("v3")
+    costs = {}
+    for remat in Remat:
+        params = tiny.params(num_layers=4)
+        for name in ("encoder", "decoder"):
+            stack = params.task.Get(name).Set(layers_as=layers_as, remat=remat)
+            stack.moe.dispatch = dispatch
+        costs[remat] = run_programs.make_plan(tiny.request(params=params)).step.cost
+
+    without = sum(costs[Remat.NONE].flops_per_core.values())
+    for cost in costs.values():
+        assert cost.recomputed_flops_per_core == sum(cost.flops_per_core.values()) - without
+    shares = [costs[remat].recomputed_time_share for remat in Remat]
+    assert shares[0] == 0.0 < shares[2] < shares[1] < 1 / 3
 
 
 def test_a_topology_without_figures_is_refused():

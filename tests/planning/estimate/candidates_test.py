@@ -9,6 +9,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.model import placement
 from lingvo_gshard.planning.estimate import candidates, hardware
 from lingvo_gshard.planning.request import Request
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import topology
@@ -60,6 +61,11 @@ def _ways(layout, cores, letters):
         ("data:8,model:16", "BG:data,HNV:model"),  # Megatron
         ("data:8,model:16", "BG:data,EHNV:model"),
         ("data:2,experts:8,model:8", "BG:data+experts,E:experts,HNV:model,m:data+experts"),
+        ("data:128", "BG:data,V:data,U:-"),  # One weird trick: the softmax differs.
+        ("data:128", "BG:data,V:data,U:-,m:data"),
+        ("data:8,model:16", "BG:data,HNV:model,encoder.BG:data+model,encoder.HN:-"),
+        ("data:8,model:16", "BG:data,HNV:model,decoder.BG:data+model,decoder.HN:-,M:data"),
+        ("data:8,model:16", "BG:data,HNV:model,M:model,weights.M:data"),  # 2-D products
     ],
 )
 def test_the_partitionings_of_the_literature_are_among_the_candidates(mesh, sharding):
@@ -74,6 +80,24 @@ def test_every_candidate_uses_all_cores_and_divides_all_sizes(cores, sizes):
     for layout in found:
         for letter, ways in _ways(layout, cores, _SIZES).items():
             assert {**_SIZES, **sizes}[letter] % ways == 0, layout
+
+
+def test_every_stack_divides_its_sizes():
+    for mesh, sharding in _layouts(8, B=4, M=12):
+        table = sharding.partition("=")[2]
+        parts = Partitioning.parse(Mesh.parse(mesh.partition("=")[2], 8), table)
+        for stack in _STACKS:
+            rows, weights = parts.in_stack(stack).factor("B"), parts.in_stack(stack).factor("MH")
+            assert 4 % rows[0] == 0 and 12 % weights[0] == 0, sharding
+
+
+def test_split_updates_are_tried_with_and_without_scattered_gradients(found):
+    zero_1 = [each for each in found if "train.scatter_gradients=False" in each.settings]
+    assert zero_1 and all("m:" in each.settings[1] for each in zero_1)
+    others = {each.settings for each in found}
+    for each in zero_1:
+        zero_2 = [s for s in each.settings if not s.startswith("train.")]
+        assert tuple(zero_2) in others
 
 
 def test_a_dense_model_has_no_experts_to_place():
@@ -123,7 +147,7 @@ def test_a_loop_of_dense_layers_may_be_a_pipeline():
         params = request.changed(each.settings).params
         placement.check_divisible(params, request.changed(each.settings).partitioning)
         for stack in map(params.task.Get, _STACKS):
-            one = Partitioning(Mesh.flat(1), ())
+            one = Annotator(Partitioning(Mesh.flat(1), ()))
             stack.Copy().Set(dim=params.task.dim).Instantiate(one)  # It refuses wrong stages.
             assert stack.stages == 2 <= stack.microbatches and 32 % stack.microbatches == 0
 

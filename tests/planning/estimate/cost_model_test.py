@@ -6,6 +6,7 @@ import math
 import pytest
 
 from lingvo_gshard import registry
+from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
@@ -38,9 +39,9 @@ def _estimator(torus, model, *settings):
     params, made = _made(model, *settings)
     costs = CostModel(params, made.state_spec, torus)
 
-    def estimate(mesh, sharding, remat=Remat.NONE, microbatches=1):
+    def estimate(mesh, sharding, remat=Remat.NONE, microbatches=1, scatter_gradients=True):
         partitioning = Partitioning.parse(Mesh.parse(mesh, _CORES), sharding)
-        estimated = costs.estimate(partitioning, remat, microbatches)
+        estimated = costs.estimate(partitioning, remat, microbatches, scatter_gradients)
         return estimated.gib, estimated.secs
 
     return estimate
@@ -122,3 +123,95 @@ def test_a_pipeline_computes_its_bubble(torus):
         _, secs = estimate("d:4,p:2", "B:d,R:p", Remat.BLOCK, microbatches)
         blocks = flat.compute - softmax / 2
         assert secs.compute == pytest.approx(work * blocks + softmax, rel=0.02)
+
+
+def _sent(torus, kind, num_bytes, group):
+    return torus.collective_secs(Collective(kind, 1, (group,), 1)) * num_bytes
+
+
+def test_rows_of_a_stack_that_are_those_of_the_model_change_nothing(dense):
+    for remat in Remat:
+        whole = dense("m:2,d:4", "B:d,HNV:m", remat)
+        assert dense("m:2,d:4", "B:d,HNV:m,encoder.B:d,decoder.HN:m", remat) == whole
+
+
+def test_stacks_of_different_tables_pass_on_activations(torus, dense):
+    """Both mixtures together cost as both tables, and the moves from encoder to decoder."""
+
+    def network(*data_parallel):
+        rows = [f"{stack}.B:d+m,{stack}.HN:-" for stack in data_parallel]
+        _, secs = dense("m:2,d:4", ",".join(["B:d,HNV:m", *rows]))
+        return secs.network
+
+    mixed = network("encoder") + network("decoder")
+    alike = network("encoder", "decoder") + network()
+    # Source rows are gathered once forward, and once backward; the other ways need only a part.
+    rows_bytes = 32 * 64 * 128 * 4 / 4
+    assert mixed - alike == pytest.approx(2 * _sent(torus, "all-gather", rows_bytes, (0, 4)))
+    assert mixed > alike
+
+
+def test_a_two_dimensional_product_sends_along_rows_and_columns_alone(torus, dense):
+    params, made = _made("toy.Dense4L")
+    _, secs = dense("m:2,d:4", "B:d,HNV:m,M:m,weights.M:d")
+    row, column = (0, 4), (0, 1, 2, 3)
+
+    total = 0.0
+    for path, spec in made.state_spec.theta.FlattenItems():
+        if len(spec.shape) == 1:
+            continue  # Scales and biases of norms, which are small.
+
+        # A weight is gathered for its product and for the gradient of the input, in 16 bits, and
+        # its gradient is scattered, which takes as long as an all-reduce. Lookups are no products:
+        # there is nothing to round.
+        is_lookup = "embedding" in path
+        weight_bytes = 4 * math.prod(spec.shape)
+        share_sent = 1.0 if is_lookup else 0.5
+        gathered_bytes = share_sent * weight_bytes / 2
+        total += (1 if is_lookup else 2) * _sent(torus, "all-gather", gathered_bytes, column)
+        total += 2 * _sent(torus, "reduce-scatter", weight_bytes / _CORES, column)
+
+        # Activations [B, L, M] are gathered for a product with M and for the weight's gradient;
+        # k and v share those of q. What is summed over the other dim is scattered.
+        is_source = path.startswith(("encoder", "source")) or path.endswith(
+            ("source_attention.wk", "source_attention.wv")
+        )
+        length = 64 if is_source else params.input.target_len
+        part_bytes = 4 * 32 * length * 128 / _CORES
+        shares_input = path.endswith(("self_attention.wk", ".wv"))
+        gathers = 1 if is_lookup else 0 if shares_input else 2
+        total += gathers * _sent(torus, "all-gather", share_sent * 2 * part_bytes, row)
+        total += 2 * _sent(torus, "reduce-scatter", part_bytes, row)
+    assert secs.network == pytest.approx(total, rel=0.02)
+
+
+def test_a_split_softmax_gathers_its_rows_instead_of_summing_its_gradient(torus, dense):
+    params, _ = _made("toy.Dense4L")
+    _, data = dense("d:8", "B:d")
+    _, split = dense("d:8", "B:d,V:d,U:-")
+    assert split.compute == pytest.approx(data.compute)
+
+    # The rows of the softmax are whole on every core, and so is the sum of their gradients.
+    everyone = tuple(range(8))
+    vocabularies = {"source": 4096, "target": 2048}
+    rows_bytes = 4 * 32 * params.input.target_len * 128
+    changed = _sent(torus, "all-gather", rows_bytes, everyone)
+    changed += _sent(torus, "all-reduce", rows_bytes, everyone)
+
+    # A gradient [M, V] is no longer summed, and the embeddings' tables are gathered to be read;
+    # their gradients are summed where the tables lie, in the time that they took before.
+    changed -= _sent(torus, "all-reduce", 4 * 2048 * 128, everyone)
+    for vocabulary in vocabularies.values():
+        changed += _sent(torus, "all-gather", 4 * vocabulary * 128, everyone)
+    assert split.network - data.network == pytest.approx(changed, rel=1e-3)
+
+
+def test_gradients_that_are_not_scattered_take_as_much_memory_as_weights(dense):
+    _, made = _made("toy.Dense4L")
+    (scattered, fast), (summed, slow) = (
+        dense("d:8", "B:d,m:d", scatter_gradients=scatters) for scatters in (True, False)
+    )
+    with_m = [spec.shape for spec in made.state_spec.theta.Flatten() if "M" in spec.dims]
+    saved = 7 / 8 * 4 * sum(map(math.prod, with_m)) / GIB
+    assert summed - scattered == pytest.approx(saved)
+    assert slow.network >= fast.network

@@ -1,5 +1,7 @@
 """The times of collectives on a torus and on GPUs in hosts, against hand-worked ones."""
 
+import types
+
 import pytest
 
 from lingvo_gshard.hlo.collectives import Collective
@@ -128,3 +130,26 @@ def test_partitions_lie_where_the_mesh_puts_them(monkeypatch):
     torus = networks.network("v3:2x2", Mesh(("d",), (8,), (7, 6, 5, 4, 3, 2, 0, 1)))
     assert torus.sizes == (2, 2)
     assert torus.places[:2] == (_PLACES[7], _PLACES[6]) and torus.places[6] == _PLACES[0]
+
+
+def _device(kind, **attributes):
+    return types.SimpleNamespace(device_kind=kind, process_index=0, **attributes)
+
+
+def test_the_network_of_devices_at_hand():
+    # A slice of TPUs that lies in the middle of its pod, with two cores a chip.
+    chips = [(x, y, 0) for x in (4, 5) for y in (2, 3)]
+    cores = [_device("TPU v3", coords=chip) for chip in chips for _ in range(2)]
+    torus = networks.of_devices(cores)
+    assert torus == Torus(_V3, tuple((*place, 0) for place in _PLACES))
+    assert _secs(torus, "all-to-all") == pytest.approx(_secs(Torus(_V3, _PLACES), "all-to-all"))
+
+    # GPUs of two hosts, in one process.
+    gpus = [_device("NVIDIA H100 80GB HBM3", slice_index=host) for host in (0, 0, 1, 1)]
+    assert networks.of_devices(gpus) == Hosts(_H100, (0, 0, 1, 1))
+    h200 = networks.of_devices([_device("NVIDIA H200", slice_index=0)])
+    assert h200.generation == GENERATIONS["h200"]
+
+    # Nothing is published of a CPU, and an H100 with another bus is another machine.
+    for kind in ("cpu", "NVIDIA H100 PCIe", "TPU v2"):
+        assert networks.of_devices([_device(kind, slice_index=0, coords=(0, 0, 0))]) is None

@@ -121,6 +121,14 @@ def test_nothing_is_left_to_try(monkeypatch, tmp_path, num_experts):
     assert not _remedies(request, tmp_path)
 
 
+def test_groups_are_not_halved_where_experts_would_keep_as_many_places():
+    """With 128 tokens for 8 experts C is 32, and 16 in half of a group."""
+    name = "groups of half as many tokens"
+    assert name in remedies.batch_keeping_changes(_request().params)
+    rounded = {"task.decoder.moe.train_capacity.multiple_of": 32}
+    assert name not in remedies.batch_keeping_changes(_request(**rounded).params)
+
+
 def test_a_pipelines_groups_are_those_of_a_microbatch():
     """Its one row has 64 tokens, fewer than a group by default, a tenth of H."""
     pipeline = {"task.encoder.stages": 2, "task.encoder.microbatches": 32}

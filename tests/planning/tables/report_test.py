@@ -7,9 +7,9 @@ import pytest
 
 from lingvo_gshard.planning.plan import Batch
 from lingvo_gshard.planning.tables import report, search
+from lingvo_gshard.planning.tables.as_printed import FAMILY
+from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.planning.tables.machines import Machine
-from lingvo_gshard.planning.tables.table3_and_figures_7_to_9 import PlannedRun
-from lingvo_gshard.planning.tables.table3_as_printed import FAMILY
 from lingvo_gshard.planning.tables.trials import Trial
 from tests.planning import plans, tiny
 
@@ -129,7 +129,7 @@ def _plans():
 
 def _text(made):
     """Returns the tables of plans by the paper's runs."""
-    return report.family_tables([PlannedRun(run, plan) for run, plan in made.items()])
+    return report.family_tables([PlannedRun(run, plan) for run, plan in made.items()], [])
 
 
 def _rows(text, title):

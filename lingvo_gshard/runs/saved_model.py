@@ -1,0 +1,322 @@
+"""A TensorFlow SavedModel of a decoder, which takes text and gives text.
+
+    loaded = tf.saved_model.load(folder)  # After `import tensorflow_text`.
+    loaded.signatures["serving_default"](text=tf.constant(["Guten Morgen."]))
+    loaded.theta["softmax"]  # A weight, by the path that the bundle and checkpoints have.
+
+Its tokenizers are tensorflow-text's, with the SentencePiece models in the graph. The encoder and
+the flat beam search are compiled by XLA, one program for each length of sources, and the weights
+are variables. Lines are normalized, split and batched as the Translator does, so the translations
+are those of a bundle. It runs on one device.
+
+`write` runs in the process that traces (spmd/tracer.py).
+
+N lines, P their parts, B the rows of a batch, L source length, n hypotheses, T target length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import pathlib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.late import tf, tf_text
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import atomic_file, safetensors_file
+from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID
+from lingvo_gshard.model.spec import Mode
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import tracer
+from lingvo_gshard.translation import text_graph
+from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
+
+# What TensorFlow writes in the folder of a SavedModel.
+_ENTRIES = {"saved_model.pb", "fingerprint.pb", "variables", "assets"}
+
+Vocabularies = tuple[pathlib.Path, pathlib.Path]  # Of the source and of the target.
+# A tf.function from ids, int32 [B, L], and the numbers of tokens, int32 [B], to ids [B, n, T],
+# lengths and scores [B, n].
+Search: TypeAlias = Any
+
+
+def save(
+    folder: str | pathlib.Path, decoder: Decoder, params: Params, vocabularies: Vocabularies
+) -> None:
+    """Writes a SavedModel with a decoder's weights, settings and vocabularies.
+
+    The folder appears whole, in place of an earlier SavedModel. Raises ValueError without
+    tensorflow-text, and for a folder that holds anything else.
+    """
+    check_installed()
+    atomic_file.check_holds_only(folder, _ENTRIES, "a SavedModel")
+
+    with atomic_file.replacing_folder(folder) as partial:
+        # The other process reads the weights from a file: they may be larger than its messages.
+        weights = partial / "weights.safetensors"
+        safetensors_file.write(weights, dict(decoder.theta.FlattenItems()), {})
+        tracer.run(write, partial, weights, params, decoder.spec, vocabularies)
+        weights.unlink()
+
+
+def check_installed() -> None:
+    """Raises ValueError without tensorflow-text."""
+    if importlib.util.find_spec("tensorflow_text") is None:
+        raise ValueError(
+            "--export_saved_model needs tensorflow-text, which is not installed; "
+            "`pip install 'lingvo_gshard[saved-model]'` installs it."
+        )
+
+
+def write(
+    folder: pathlib.Path,
+    weights: pathlib.Path,
+    params: Params,
+    spec: DecoderSpec,
+    vocabularies: Vocabularies,
+) -> None:
+    """Writes a SavedModel into `folder`, with the arrays of the safetensors file `weights`.
+
+    Raises ValueError if tensorflow-text does not fit TensorFlow.
+    """
+    module = _translating_module(weights, params, spec, vocabularies)
+    tf.saved_model.save(
+        module, str(folder), {"serving_default": module.translate.get_concrete_function()}
+    )
+
+
+def _translating_module(
+    weights: pathlib.Path, params: Params, spec: DecoderSpec, vocabularies: Vocabularies
+) -> tf.Module:
+    """Returns a module whose `translate` is the signature, with all that a SavedModel restores."""
+    source, target = map(_tokenizer, vocabularies)
+
+    # One device has the whole of every tensor.
+    model = TranslationModel(params, Partitioning.from_dict(Mesh.flat(1), {}))
+    arrays = safetensors_file.read(weights).arrays
+    variables = {}
+    for path, _ in model.state_spec.theta.FlattenItems():
+        name = path.replace("[", ".").replace("]", "")  # TensorFlow allows no brackets.
+        variables[path] = tf.Variable(arrays[path], name=name)
+    theta = model.state_spec.theta.Pack(variables.values())
+
+    searches = {length: _search(model, theta, params, length) for length in spec.source_lengths}
+    graph = _TranslatorGraph(spec, source, target, searches)
+    lines = tf.TensorSpec([None], tf.string, "text")
+    if spec.targets:
+        signature = [lines, tf.TensorSpec([None], tf.string, "target_lang")]
+        translate = tf.function(graph.translate_to, input_signature=signature, autograph=False)
+    else:
+        translate = tf.function(graph.translate, input_signature=[lines], autograph=False)
+
+    # What a SavedModel keeps must be an attribute of its module.
+    module = tf.Module()
+    module.theta = variables
+    module.tokenizers = [source, target]
+    module.translate = translate
+    return module
+
+
+def _tokenizer(path: pathlib.Path) -> tf_text.SentencepieceTokenizer:
+    try:
+        make = tf_text.SentencepieceTokenizer
+    except (ImportError, tf.errors.NotFoundError) as error:  # Symbols that TensorFlow lacks.
+        raise ValueError(
+            f"tensorflow-text does not fit TensorFlow {tf.__version__}: {error}"
+        ) from None
+
+    # A process that loads SavedModels has one tokenizer of each name: with the same name, the
+    # target's and those of other models would be the one that was loaded first.
+    model = path.read_bytes()
+    name = f"vocabulary_{hashlib.sha256(model).hexdigest()}"
+    return make(model, out_type=tf.int32, add_eos=True, name=name)
+
+
+def _search(model: TranslationModel, theta: NestedMap, params: Params, length: int) -> Search:
+    """Returns the flat beam search over a batch of sources of one length, compiled by XLA."""
+
+    def search(ids: tf.Tensor, num_tokens: tf.Tensor) -> Sequence[tf.Tensor]:
+        positions = tf.range(length)
+        is_token = positions < num_tokens[:, None]
+        features = NestedMap(
+            source_ids=ids,
+            source_segment_ids=tf.cast(is_token, tf.int32),
+            source_positions=tf.where(is_token, positions, 0),
+        )
+
+        state = NestedMap(theta=theta.Transform(tf.convert_to_tensor))
+        found = model.model_fn(state, features, NestedMap(), Mode.PREDICT, params).predictions
+        assert found is not None
+        return found.ids, found.lengths, found.scores
+
+    batch_size = params.decode.batch_size
+    signature = [
+        tf.TensorSpec([batch_size, length], tf.int32),
+        tf.TensorSpec([batch_size], tf.int32),
+    ]
+    return tf.function(search, input_signature=signature, autograph=False, jit_compile=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """The n best hypotheses of P parts or N lines; missing ones have no tokens."""
+
+    text: tf.Tensor  # string [P, n]
+    num_tokens: tf.Tensor  # int32 [P, n], with EOS.
+    scores: tf.Tensor  # float32 [P, n]
+
+
+@dataclasses.dataclass(frozen=True)
+class _TranslatorGraph:
+    """The Translator (translation/translator.py) as a graph of TensorFlow."""
+
+    spec: DecoderSpec
+    source: tf_text.SentencepieceTokenizer
+    target: tf_text.SentencepieceTokenizer
+    searches: dict[int, Search]  # By source length.
+
+    def translate_to(self, text: tf.Tensor, target_lang: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Translates lines, each into a language of its own, string [N]; see `translate`."""
+        is_target = target_lang[:, None] == tf.constant(self.spec.targets)
+        expected = f"target_lang: expected one of {', '.join(self.spec.targets)}"
+        is_known = tf.debugging.Assert(
+            tf.reduce_all(tf.reduce_any(is_target, 1)), [expected, "got", target_lang]
+        )
+        with tf.control_dependencies([is_known]):
+            beginnings = tf.constant([self.spec.beginning(code) for code in self.spec.targets])
+            return self._translate(text, tf.gather(beginnings, tf.argmax(is_target, 1)))
+
+    def translate(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Translates lines of text, string [N].
+
+        Returns `translations`, string [N], and `scores`, float32 [N]. With n above 1 there are also
+        the n best of each line, best first: `nbest_translations`, `nbest_scores` and
+        `nbest_num_tokens` [N, n], where 0 tokens stand for a hypothesis that was not found.
+        """
+        return self._translate(text, tf.fill(tf.shape(text), ""))
+
+    def _translate(self, text: tf.Tensor, beginnings: tf.Tensor) -> dict[str, tf.Tensor]:
+        """As `translate`, of lines whose tokens begin with those of `beginnings`, string [N]."""
+        num_lines = tf.size(text, tf.int64)
+        parts, lines = self._parts(text_graph.normalize(text), beginnings)
+        tokens = self.source.tokenize(tf.gather(beginnings, lines) + parts)
+        found = self._joined(self._decoded(tokens), lines, num_lines)
+
+        results = {"translations": found.text[:, 0], "scores": found.scores[:, 0]}
+        if self.spec.num_best > 1:
+            results["nbest_translations"] = found.text
+            results["nbest_scores"] = found.scores
+            results["nbest_num_tokens"] = found.num_tokens
+        return results
+
+    def _parts(self, text: tf.Tensor, beginnings: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the parts of normalized lines, string [P], and their lines, int64 [P]."""
+        longest = self.spec.source_lengths[-1]
+
+        def fits(parts: tf.Tensor, lines: tf.Tensor) -> tf.Tensor:
+            tokens = self.source.tokenize(tf.gather(beginnings, lines) + parts)
+            return tokens.row_lengths() <= longest
+
+        # A blank line has no parts.
+        lines = tf.where(text != "")[:, 0]
+        return text_graph.split(tf.gather(text, lines), lines, fits)
+
+    def _decoded(self, tokens: tf.RaggedTensor) -> _Found:
+        """Returns the hypotheses of P sources, ragged int32 [P, None] with EOS."""
+        longest = self.spec.source_lengths[-1]
+        num_tokens = tf.cast(tokens.row_lengths(), tf.int32)
+        ids = tokens.to_tensor(PAD_ID, shape=[None, longest])
+
+        # A single character may be too long: it is cut, and ends with EOS all the same.
+        is_cut = (num_tokens > longest)[:, None] & (tf.range(longest) == longest - 1)
+        ids = tf.where(is_cut, EOS_ID, ids)
+        num_tokens = tf.minimum(num_tokens, longest)
+
+        # The shortest length that holds a source, and its batches.
+        lengths = tf.constant(self.spec.source_lengths)
+        row_lengths = tf.gather(lengths, tf.searchsorted(lengths, num_tokens))
+        shortest_first = tf.argsort(num_tokens, stable=True)
+        indices = []
+        hypotheses = []
+        for length in self.spec.source_lengths:
+            is_here = tf.gather(row_lengths, shortest_first) == length
+            rows = tf.boolean_mask(shortest_first, is_here)
+            indices.append(rows)
+            hypotheses.append(self._searched(length, ids[:, :length], num_tokens, rows))
+
+        # Back in the order of the sources.
+        order = tf.argsort(tf.concat(indices, 0))
+        leaves = [tf.concat(leaf, 0) for leaf in zip(*hypotheses, strict=True)]
+        target_ids, target_lengths, scores = [tf.gather(leaf, order) for leaf in leaves]
+        return _Found(self._detokenized(target_ids, target_lengths), target_lengths, scores)
+
+    def _searched(
+        self, length: int, ids: tf.Tensor, num_tokens: tf.Tensor, rows: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Returns the hypotheses of the sources in `rows`, in its order, a batch at a time.
+
+        `ids` are int32 [P, L], and `num_tokens` int32 [P].
+        """
+        # An empty row, which takes no steps, fills the last batch.
+        empty_row = tf.shape(ids)[0]
+        ids = tf.pad(ids, [[0, 1], [0, 0]])
+        num_tokens = tf.pad(num_tokens, [[0, 1]])
+        missing = -tf.size(rows) % self.spec.batch_size
+        filled = tf.concat([rows, tf.fill([missing], empty_row)], 0)
+        batches = tf.reshape(filled, [-1, self.spec.batch_size])
+
+        search = self.searches[length]
+        of_a_batch = search.get_concrete_function().outputs
+        results = tf.map_fn(
+            lambda batch: search(tf.gather(ids, batch), tf.gather(num_tokens, batch)),
+            batches,
+            fn_output_signature=tuple(map(tf.TensorSpec.from_tensor, of_a_batch)),
+            parallel_iterations=1,  # A batch has all cores.
+        )
+
+        # [batches, B, ...] to the rows asked for.
+        found = []
+        for result in results:
+            by_row = tf.reshape(result, [-1, *result.shape[2:]])
+            found.append(by_row[: tf.size(rows)])
+        return found
+
+    def _detokenized(self, ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+        """Returns the text of hypotheses, string [P, n], given int32 [P, n, T] and [P, n]."""
+        num_best, max_steps = ids.shape[1:]
+        flat = tf.reshape(ids, [-1, max_steps])
+        is_token = tf.range(max_steps) < tf.reshape(lengths, [-1, 1])
+        for special in (PAD_ID, BOS_ID, EOS_ID):
+            is_token &= flat != special
+
+        text = self.target.detokenize(tf.ragged.boolean_mask(flat, is_token))
+        # Byte pieces can spell line breaks and tabs.
+        return tf.reshape(text_graph.single_spaces(text), [-1, num_best])
+
+    def _joined(self, parts: _Found, lines: tf.Tensor, num_lines: tf.Tensor) -> _Found:
+        """Returns the translations of N lines: the i-th best of their parts form the i-th best."""
+        # As many as each of the parts has. A blank line has its best, which is empty.
+        is_found = tf.cast(parts.num_tokens > 0, tf.int32)
+        has_all = tf.math.unsorted_segment_min(is_found, lines, num_lines) > 0  # [N, n]
+
+        num_tokens = tf.math.unsorted_segment_sum(parts.num_tokens, lines, num_lines)
+        weighted = parts.scores * tf.cast(parts.num_tokens, tf.float32)
+        sums = tf.math.unsorted_segment_sum(weighted, lines, num_lines)
+        scores = tf.math.divide_no_nan(sums, tf.cast(num_tokens, tf.float32))
+
+        # TensorFlow's separator is left out after an empty part, so each part begins with its own.
+        texts = []
+        for i in range(self.spec.num_best):
+            of_line = tf.strings.unsorted_segment_join(" " + parts.text[:, i], lines, num_lines)
+            texts.append(tf.strings.regex_replace(of_line, "^ ", ""))
+
+        return _Found(
+            text=tf.where(has_all, tf.stack(texts, 1), ""),
+            num_tokens=tf.where(has_all, num_tokens, 0),
+            scores=tf.where(has_all, scores, 0.0),
+        )

@@ -1,0 +1,98 @@
+"""OneFlow's states of a tensor along a mesh axis, and what linear operators make of them.
+
+Each device along the axis has, in state
+
+    S(i)  its part of the tensor, split along dim i,
+    B     the whole tensor (broadcast),
+    P     a term of the tensor, which is the sum of all terms (partial; see partial.py).
+
+An operator's signature has the states of its operands and that of its result, and is computed
+without communication: any other combination needs a conversion first. Along several axes, a tensor
+has a state for each, and signatures hold along each axis by itself. The names and the tables are
+those of "How to Go beyond Data Parallelism and Model Parallelism: Starting from GShard".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+BROADCAST = "B"
+PARTIAL = "P"
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """The states of an operator's operands and of its result, along one axis of the mesh."""
+
+    operands: tuple[str, ...]
+    result: str
+
+
+def split(dim: int) -> str:
+    """Returns the state of a tensor that is split along a dim."""
+    return f"S({dim})"
+
+
+def all_states(rank: int) -> list[str]:
+    """Returns the states that a tensor of a rank can have along an axis, splits first."""
+    return [*map(split, range(rank)), BROADCAST, PARTIAL]
+
+
+def einsum_state(equation: str, states: Sequence[str]) -> str | None:
+    """Returns the state of tf.einsum's result along an axis, by those of the operands.
+
+    None if the devices can't compute it from what they have. The equation is like "AK,KB->AB", of
+    any number of operands. Raises ValueError if there are more or fewer states than operands, or if
+    an operand can't have its state.
+    """
+    inputs, _, result = equation.partition("->")
+    operands = inputs.split(",")
+    if len(operands) != len(states):
+        raise ValueError(f"{equation!r} has {len(operands)} operands, got states {tuple(states)}.")
+    for dims, state in zip(operands, states, strict=True):
+        if state not in all_states(len(dims)):
+            known = ", ".join(all_states(len(dims)))
+            raise ValueError(f"{equation!r}: operand {dims!r} has state {state!r}; known: {known}.")
+
+    # An einsum is linear in each operand, so it maps terms of one of them to terms of the result.
+    if PARTIAL in states:
+        others = list(states)
+        others.remove(PARTIAL)
+        return PARTIAL if set(others) <= {BROADCAST} else None
+
+    # Devices that split an operand along a letter need just this part of it of all others, too.
+    letters = "".join(map(_split_letter, operands, states))
+    if not letters:
+        return BROADCAST
+    letter = letters[0]
+    if set(letters) != {letter}:
+        return None
+    for dims, state in zip(operands, states, strict=True):
+        if letter in dims and state == BROADCAST:
+            return None
+
+    # What is split alike and then summed is a term of the sum.
+    return split(result.index(letter)) if letter in result else PARTIAL
+
+
+def sum_state(states: Sequence[str]) -> str | None:
+    """Returns the state of the sum of tensors, which is theirs if all are equal; else None."""
+    return states[0] if len(set(states)) == 1 else None
+
+
+def einsum_signatures(equation: str) -> list[Signature]:
+    """Returns all signatures of an einsum. Those of "AK,KB->AB" are the article's six."""
+    operands = equation.partition("->")[0].split(",")
+    signatures: list[Signature] = []
+    for states in itertools.product(*(all_states(len(dims)) for dims in operands)):
+        result = einsum_state(equation, states)
+        if result is not None:
+            signatures.append(Signature(states, result))
+    return signatures
+
+
+def _split_letter(dims: str, state: str) -> str:
+    """Returns the letter that a state splits; none for B and P."""
+    return dims[int(state[2:-1])] if state.startswith("S") else ""

@@ -1,0 +1,91 @@
+"""A hook that traces some of the training steps, by whole calls of the device program.
+
+model_dir/train/plugins/profile/    the traces, where TensorBoard looks for them
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+from lingvo_gshard.spmd import traces
+from lingvo_gshard.spmd.executable import Executable
+from lingvo_gshard.train.hooks import TrainCall, TrainHook
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The steps after step `after`, up to and including step `upto`."""
+
+    after: int
+    upto: int
+
+    def overlaps(self, steps: range) -> bool:
+        """Returns whether any of `steps` is one of these."""
+        return steps.start <= self.upto and self.after < steps.stop - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfiledCall:
+    """A call in a trace."""
+
+    steps: range
+    executable: Executable
+    input_wait_secs: float  # How long the devices waited for its input before it.
+
+    @property
+    def number(self) -> int:
+        """Its last step, by which the trace knows it."""
+        return self.steps.stop - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """A trace of consecutive calls."""
+
+    asked: Span
+    calls: tuple[ProfiledCall, ...]
+    path: pathlib.Path  # The .xplane.pb; see spmd/traces.py.
+
+
+class ProfileHook(TrainHook):
+    """Traces the calls that do any step of `asked`, and then calls `report` with the profile.
+
+    If training ends before, the report is of the calls until then. Writing a trace takes time,
+    which counts as that of the call that comes next.
+    """
+
+    def __init__(
+        self, asked: Span, model_dir: str | pathlib.Path, report: Callable[[Profile], None]
+    ) -> None:
+        self._asked = asked
+        self._folder = pathlib.Path(model_dir, "train")
+        self._report = report
+        self._is_tracing = False
+        self._upcoming: tuple[range, Executable] | None = None
+        self._calls: list[ProfiledCall] = []
+
+    def before_call(self, steps: range, executable: Executable) -> None:
+        if not self._asked.overlaps(steps):
+            return
+        if not self._is_tracing:
+            traces.start(self._folder)
+            self._is_tracing = True
+        self._upcoming = (steps, executable)
+
+    def after_call(self, call: TrainCall) -> None:
+        if not self._is_tracing or self._upcoming is None:
+            return
+        steps, executable = self._upcoming
+        self._calls.append(ProfiledCall(steps, executable, call.input_wait_secs))
+        if call.step >= self._asked.upto:
+            self._finish()
+
+    def end(self) -> None:
+        if self._is_tracing:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._is_tracing = False
+        path = traces.stop(self._folder)
+        if self._calls:  # An error may end the first one.
+            self._report(Profile(self._asked, tuple(self._calls), path))

@@ -1,0 +1,125 @@
+"""Computes the layers of other models by Hugging Face's code, as numbers for tests.
+
+Run it where torch and transformers are installed, in the root of the checkout:
+
+    python -m tests.layers.hugging_face.blocks
+
+It writes one file for each model beside itself: random weights under the names of their module,
+`x`, and the output `y` of one layer, or of attention's other parts. torch 2.13.0 and transformers
+4.55.4 made those that are here.
+
+B batch, L length, M model, N heads, D head size, H hidden.
+"""
+
+import pathlib
+
+import numpy as np
+import torch
+from transformers.models.llama import modeling_llama
+from transformers.models.m2m_100 import modeling_m2m_100
+from transformers.models.t5 import modeling_t5
+
+B, L, M, N, D, H = 2, 7, 12, 3, 4, 20
+_HERE = pathlib.Path(__file__).parent
+
+
+def main() -> None:
+    """Writes all files."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        _write("llama", *_llama())
+        _write("t5_encoder", *_t5(is_decoder=False))
+        _write("t5_decoder", *_t5(is_decoder=True))
+        _write("m2m_100", *_m2m_100())
+
+
+def _llama():
+    """A layer with RMSNorm, rotary positions and SwiGLU, of tokens at any positions."""
+    config = modeling_llama.LlamaConfig(
+        hidden_size=M,
+        intermediate_size=H,
+        num_attention_heads=N,
+        num_key_value_heads=N,
+        head_dim=D,
+        rms_norm_eps=1e-5,
+        rope_theta=500.0,
+        attn_implementation="eager",
+    )
+    layer = _randomized(modeling_llama.LlamaDecoderLayer(config, 0))
+    x = torch.randn(B, L, M)
+    positions = torch.tensor([list(range(L)), [0, 1, 2, 9, 10, 40, 41]])
+    rotary = modeling_llama.LlamaRotaryEmbedding(config)(x, positions)
+    y = layer(x, attention_mask=_causal(), position_embeddings=rotary)
+    y = y[0] if isinstance(y, tuple) else y
+    return layer, {"x": x, "positions": positions, "y": y}
+
+
+def _t5(is_decoder):
+    """A layer with T5's relative positions and GEGLU, without its attention to a source."""
+    config = modeling_t5.T5Config(
+        d_model=M,
+        d_kv=D,
+        d_ff=H,
+        num_heads=N,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=5,
+        feed_forward_proj="gated-gelu",
+        is_decoder=is_decoder,
+        dropout_rate=0.0,
+    )
+    self_attention = modeling_t5.T5LayerSelfAttention(config, has_relative_attention_bias=True)
+    layer = _randomized(torch.nn.ModuleList([self_attention, modeling_t5.T5LayerFF(config)]))
+    x = torch.randn(B, L, M)
+    bias = self_attention.SelfAttention.compute_bias(L, L)
+    mask = _causal() if is_decoder else 0.0
+    hidden = self_attention(x, position_bias=bias + mask, cache_position=torch.arange(L))[0]
+
+    # Buckets of distances beyond those of x.
+    distances = torch.arange(-300, 301)
+    buckets = self_attention.SelfAttention._relative_position_bucket(
+        distances, bidirectional=not is_decoder, num_buckets=32, max_distance=128
+    )
+    y = layer[1](hidden)
+    return layer, {"x": x, "y": y, "distances": distances, "buckets": buckets}
+
+
+def _m2m_100():
+    """A layer of NLLB's and M2M-100's encoder: biases everywhere."""
+    config = modeling_m2m_100.M2M100Config(
+        d_model=M,
+        encoder_attention_heads=N,
+        encoder_ffn_dim=H,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        activation_function="gelu",
+        attn_implementation="eager",
+    )
+    layer = _randomized(modeling_m2m_100.M2M100EncoderLayer(config))
+    x = torch.randn(B, L, M)
+    y = layer(x, attention_mask=None, layer_head_mask=None)[0]
+    return layer, {"x": x, "y": y}
+
+
+def _randomized(layer):
+    """Gives all weights values of which none is alike, norms' and biases', too."""
+    for weight in layer.parameters():
+        scale = 0.5 if weight.ndim < 2 else weight.shape[-1] ** -0.5
+        weight.copy_(scale * torch.randn(weight.shape) + (weight.ndim < 2) * 0.7)
+    return layer.eval()
+
+
+def _causal():
+    """Returns 0 where a query may attend to a key, and a large negative number elsewhere."""
+    return torch.triu(torch.full((L, L), -1e9), 1)[None, None]
+
+
+def _write(name, layer, arrays):
+    weights = {path: weight.numpy() for path, weight in layer.named_parameters()}
+    arrays = {key: value.numpy() for key, value in arrays.items()}
+    np.savez_compressed(_HERE / f"{name}.npz", **weights, **arrays)
+    print(name, sorted(weights))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""SavedModels give a bundle's translations, to a program that has TensorFlow alone."""
+
+import importlib.util
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+
+from lingvo_gshard import registry
+from lingvo_gshard.input import sentences
+from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.runs import saved_model
+from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
+from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
+from lingvo_gshard.translation.translator import Translator
+from tests.layers import building
+from tests.spmd import functions
+
+# One that is split at a sentence, one with all its rows' length, and a word that is cut.
+_LONG = "Ba ke li mo. " * 9 + "Mo li, ba ke."
+_LINES = [
+    "ba ke li",
+    "",
+    "  \t ",
+    "a line,\u00a0of words",
+    _LONG,
+    "mo" * 60,
+    "ﬁ\u200b é 語😀",
+    "ke",
+]
+
+# Neither the library nor JAX can be imported here.
+_PROGRAM = """
+import json, sys
+
+class Blocker:
+    def find_spec(self, name, *args):
+        if name.split(".")[0] in ("lingvo_gshard", "jax", "jaxlib"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Blocker())
+import tensorflow as tf
+import tensorflow_text
+
+folder, request = sys.argv[1], json.loads(sys.argv[2])
+loaded = tf.saved_model.load(folder)
+serve = loaded.signatures["serving_default"]
+answers = []
+for inputs in request:
+    tensors = {name: tf.constant(value, tf.string) for name, value in inputs.items()}
+    try:
+        results = serve(**tensors).items()
+        answer = {}
+        for name, value in results:
+            array = value.numpy()
+            is_text = value.dtype == tf.string
+            answer[name] = [text.decode() for text in array.flat] if is_text else array.tolist()
+        answers.append(answer)
+    except tf.errors.InvalidArgumentError as error:
+        answers.append(str(error))
+
+# Were the weights constants, another value would change nothing.
+softmax = loaded.theta["softmax"]
+softmax.assign(tf.zeros_like(softmax))
+scores = loaded.translate(**{name: tf.constant(v) for name, v in request[0].items()})["scores"]
+print(json.dumps([len(loaded.theta), scores.numpy().tolist(), answers]))
+"""
+
+
+def _served(folder, request, cwd):
+    """Returns the number of variables, the first input's scores if all pieces are equally likely,
+
+    and what the signature answers to each of the inputs.
+    """
+    env = {name: value for name, value in os.environ.items() if name != "TF_XLA_FLAGS"}
+    command = [sys.executable, "-I", "-c", _PROGRAM, str(folder), json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _vocabulary(path, sentences, symbols):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences * 9),
+        model_writer=model,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        user_defined_symbols=symbols,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
+    path.write_bytes(model.getvalue())
+    return Tokenizer(path)
+
+
+def _vocabularies(folder):
+    return folder / "source.model", folder / "target.model"
+
+
+def _decoder(folder, targets, num_best):
+    """Returns a decoder on two devices with random weights, its settings, and its tokenizers."""
+    words = ["ba ke li mo", "ke li mo ba", "a line of words, in parts"]
+    symbols = [f"<2{code}>" for code in targets]
+    source = _vocabulary(folder / "source.model", words, symbols)
+    target = _vocabulary(folder / "target.model", ["the quick brown fox", "jumps over it"], [])
+
+    params = registry.get_params("toy.MoE8E4L")
+    params.task.Set(
+        source_vocab_size=source.vocab_size, target_vocab_size=target.vocab_size, dim=16
+    )
+    for stack in (params.task.encoder, params.task.decoder):
+        stack.num_layers = 2
+    params.decode.Set(
+        batch_size=2, beam_size=3, num_best=num_best, max_source_len=24, max_target_len=8
+    )
+    partitioning = functions.partitioning(2)
+    lengths = sentences.lengths(params.decode.max_source_len)
+    spec = DecoderSpec("toy.MoE8E4L", ("de",), 2, lengths, num_best, 2, targets=targets)
+    theta = building.random_theta(TranslationModel(params, partitioning).task)
+    decoder = Decoder(spec, theta, ExperimentPrograms(params, partitioning).decoder)
+    return decoder, params, (source, target)
+
+
+def _check(answer, expected, num_best):
+    best = [translations[0] for translations in expected]
+    assert answer["translations"] == [translation.text for translation in best]
+    assert answer["scores"] == pytest.approx([t.score for t in best], abs=1e-5)
+    assert (set(answer) == {"translations", "scores"}) == (num_best == 1)
+    if num_best == 1:
+        return
+
+    texts = iter(answer["nbest_translations"])
+    rows = zip(expected, answer["nbest_scores"], answer["nbest_num_tokens"], strict=True)
+    for translations, scores, counts in rows:
+        missing = num_best - len(translations)
+        assert counts == [t.num_tokens for t in translations] + [0] * missing
+        assert scores == pytest.approx([t.score for t in translations] + [0] * missing, abs=1e-5)
+        assert [next(texts) for _ in scores] == [t.text for t in translations] + [""] * missing
+
+
+@pytest.mark.slow
+def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
+    decoder, params, tokenizers = _decoder(tmp_path, (), num_best=2)
+    folder = tmp_path / "served" / "1"
+    saved_model.save(folder, decoder, params, _vocabularies(tmp_path))
+    assert not {path.name for path in folder.iterdir()} - saved_model._ENTRIES
+    assert [path.name for path in folder.parent.iterdir()] == ["1"]
+
+    # A call without lines, with fewer than a batch has, and with lines of all lengths.
+    request = [{"text": _LINES}, {"text": []}, {"text": _LINES[:1]}]
+    num_variables, uniform_scores, answers = _served(folder, request, tmp_path)
+    expected = list(Translator(decoder, *tokenizers).translate(_LINES))
+    texts = {translation.text for translations in expected for translation in translations}
+    assert len(texts) > 5
+    assert num_variables == len(decoder.theta.Flatten())
+    # The most probable of equals is the shortest: EOS alone, at a length of 1.
+    uniform = -math.log(tokenizers[1].vocab_size)
+    assert uniform_scores[0] == pytest.approx(uniform, abs=1e-5) and uniform_scores[1] == 0.0
+    for answer, count in zip(answers, (len(_LINES), 0, 1), strict=True):
+        _check(answer, expected[:count], 2)
+
+
+@pytest.mark.slow
+def test_each_line_may_have_a_target_of_its_own(tmp_path):
+    decoder, params, tokenizers = _decoder(tmp_path, ("de", "fr"), num_best=1)
+    folder = tmp_path / "model"
+    saved_model.save(folder, decoder, params, _vocabularies(tmp_path))
+
+    targets = ["de", "fr"] * (len(_LINES) // 2)
+    wrong = {"text": ["ba"], "target_lang": ["sw"]}
+    request = [{"text": _LINES, "target_lang": targets}, wrong]
+    _, _, (answer, refused) = _served(folder, request, tmp_path)
+    lines = [f"<2{code}> {line}" for code, line in zip(targets, _LINES, strict=True)]
+    _check(answer, list(Translator(decoder, *tokenizers).translate(lines)), 1)
+    assert "target_lang: expected one of de, fr" in refused and "sw" in refused
+
+
+def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    decoder = Decoder(None, None, None)
+    with pytest.raises(ValueError, match="holds notes.txt, which is no part of a SavedModel"):
+        saved_model.save(folder, decoder, None, (folder, folder))
+
+    # The other process fails once the weights are there.
+    def fail(function, partial, *_):
+        assert (partial / "weights.safetensors").exists()
+        raise ChildProcessError("write: killed")
+
+    monkeypatch.setattr(saved_model.tracer, "run", fail)
+    small, params, _ = _decoder(tmp_path, (), num_best=1)
+    with pytest.raises(ChildProcessError):
+        saved_model.save(tmp_path / "new", small, params, (folder, folder))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "model",
+        "source.model",
+        "target.model",
+    ]
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_without_tensorflow_text_it_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"^--export_saved_model needs tensorflow-text.*\]'`.*it\.$"
+    ):
+        saved_model.check_installed()

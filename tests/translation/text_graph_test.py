@@ -1,0 +1,57 @@
+"""The rules for text in a TensorFlow graph, against those of Python."""
+
+import random
+import unicodedata
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.input.normalization import normalize
+from lingvo_gshard.translation import text_graph, translator
+
+# All that the rules look at, and letters of several sizes in UTF-8.
+_ALPHABET = "ab3é語😀  ..!?。\"')»,،:--–;"
+
+
+def _strings(tensor):
+    return [text.decode() for text in tensor.numpy()]
+
+
+def _texts(count, longest):
+    rng = random.Random(0)
+    return ["".join(rng.choices(_ALPHABET, k=rng.randint(0, longest))) for _ in range(count)]
+
+
+def test_text_is_normalized_as_it_is_for_training():
+    """For all characters of planes 0 and 1 that this Python's Unicode has assigned."""
+    characters = [chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000]
+    known = [c for c in characters if unicodedata.category(c) != "Cn"]
+    texts = [f" x{c}\u0301 {c} " for c in known] + _texts(200, 40)
+    made = _strings(text_graph.normalize(tf.constant([text.encode() for text in texts])))
+    assert made == [normalize(text) for text in texts]
+
+
+def test_bytes_that_are_no_text_become_replacement_characters():
+    assert _strings(text_graph.normalize(tf.constant([b"a\xff\xc3 b"]))) == ["a\ufffd\ufffd b"]
+
+
+@pytest.mark.parametrize("longest", [1, 4, 11])
+def test_text_is_split_where_the_translator_splits_it(longest):
+    texts = [normalize(text) for text in _texts(300, 60)]
+    texts += ["a, - b - - - c", "1.5 2.5. x.y 3", "a.\" b.') c", "no.spaces.at.all", "。。。語語。"]
+
+    def fits(text, lines):
+        # Parts of every third text may be longer.
+        extra = tf.where(lines % 3 == 0, 5, 0)
+        return tf.strings.length(text, "UTF8_CHAR") <= longest + extra
+
+    numbers = tf.range(len(texts), dtype=tf.int64)
+    parts, lines = text_graph.split(tf.constant(texts), numbers, fits)
+    made = [[] for _ in texts]
+    for part, line in zip(_strings(parts), lines.numpy(), strict=True):
+        made[line].append(part)
+
+    for number, text in enumerate(texts):
+        size = longest + (5 if number % 3 == 0 else 0)
+        expected = translator.split(text, lambda part, size=size: len(part) <= size)
+        assert made[number] == expected, text
