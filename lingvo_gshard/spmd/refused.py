@@ -13,6 +13,8 @@ found:
   where partitions have no window.
 - That of a convolution's image ends the process if it has strides and is padded by more than its
   window reaches.
+- The gradient of bilinear resizing with half pixel centers is wrong where two dims are split, or one
+  has copies.
 
 Which tensors are split, and how, is known only once XLA has propagated all annotations. So an
 operator is refused wherever it stands in a program of several partitions that might be one of
@@ -37,6 +39,7 @@ _DEPTHWISE_KERNEL_GRADIENT = "DepthwiseConv2dNativeBackpropFilter"
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _IMAGE_GRADIENTS = ("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput")
 _IMAGE_GRADIENTS_3D = ("Conv3DBackpropInputV2",)
+_RESIZE_GRADIENT = "ResizeBilinearGrad"
 
 _SUSPECTS = {
     *_POOL_BY_ATTRIBUTES,
@@ -46,6 +49,7 @@ _SUSPECTS = {
     *_CONVOLUTIONS,
     *_IMAGE_GRADIENTS,
     *_IMAGE_GRADIENTS_3D,
+    _RESIZE_GRADIENT,
 }
 
 _CONVOLVE = "convolve with lingvo_gshard.convolution, whose gradient is right."
@@ -68,6 +72,12 @@ def check(name: str, graph: tf.Graph) -> None:
             _check_kernel_gradient(what, node, by_name, makes_copies)
             _check_kernel(what, node, by_name, makes_copies)
             _check_image_gradient(what, node, by_name)
+            if node.op == _RESIZE_GRADIENT and node.attr["half_pixel_centers"].b:
+                raise ValueError(
+                    f"{what}, the gradient of a bilinear resizing, is wrong in some ways of "
+                    "splitting it, since XLA's partitioner has an error there; multiply by a "
+                    "matrix of weights for each dim of space, as tf.einsum does."
+                )
 
 
 def _bodies(proto: Any) -> list[Sequence[Any]]:

@@ -173,6 +173,13 @@ def test_more_padding_than_the_window_reaches_is_refused(pad, is_refused):
         annotated_fn.trace(annotated, functions.partitioning(2))
 
 
+def test_the_gradient_of_a_bilinear_resizing_is_refused():
+    with pytest.raises(ValueError, match="ResizeBilinearGrad.*of a bilinear resizing.*tf.einsum"):
+        _trace(lambda x: tf.image.resize(x, (9, 5), "bilinear"), 2)
+    _trace(lambda x: tf.image.resize(x, (9, 5), "bilinear"), 1)
+    _trace(lambda x: tf.compat.v1.image.resize_bilinear(x, (9, 5), align_corners=True), 2)
+
+
 def test_values_without_a_gradient_are_not():
     def fn(image):
         return NestedMap(y=tf.nn.max_pool2d(image.pixels, 3, 1, "SAME"))
