@@ -106,7 +106,7 @@ def _check_pooling(what: str, node: Any, by_name: Mapping[str, Any]) -> None:
 def _check_kernel_gradient(
     what: str, node: Any, by_name: Mapping[str, Any], makes_copies: str
 ) -> None:
-    """Refuses a NodeDef that is the gradient of a kernel with groups, or beside copies of images."""
+    """Refuses a NodeDef that is the gradient of a kernel with groups, or beside copies."""
     if _has_groups(node, by_name):
         raise ValueError(
             f"{what}, the gradient of a kernel with groups of channels, is wrong where some "
@@ -129,13 +129,19 @@ def _has_groups(node: Any, by_name: Mapping[str, Any]) -> bool:
 
     # A kernel without groups has all channels of the image.
     image = by_name.get(node.input[0].split(":")[0])
-    sizes = _constant(node.input[1], by_name)
-    if image is None or sizes is None:
+    if image is None:
         return True
-    shape = image.attr["_output_shapes"].list.shape[0]
     is_last = node.attr["data_format"].s in (b"NHWC", b"NDHWC")
-    channels = shape.dim[-1 if is_last else 1].size if shape.dim else None
-    return channels != sizes[-2]
+    image_shape = _shape(image)
+    kernel_shape = _shape(node)
+    if not image_shape or not kernel_shape:
+        return True
+    return image_shape[-1 if is_last else 1] != kernel_shape[-2]
+
+
+def _shape(node: Any) -> list[int]:
+    """Returns the sizes of the first output of a NodeDef, -1 if unknown; none if its rank is."""
+    return [dim.size for dim in node.attr["_output_shapes"].list.shape[0].dim]
 
 
 def _check_kernel(what: str, node: Any, by_name: Mapping[str, Any], makes_copies: str) -> None:
@@ -166,7 +172,7 @@ def _check_image_gradient(what: str, node: Any, by_name: Mapping[str, Any]) -> N
     if kernel is None or node.attr["data_format"].s != b"NHWC":
         return
 
-    window = [dim.size for dim in kernel.attr["_output_shapes"].list.shape[0].dim[:2]]
+    window = _shape(kernel)[:2]
     pads = node.attr["explicit_paddings"].list.i
     strides = node.attr["strides"].list.i
     dilations = node.attr["dilations"].list.i
