@@ -53,8 +53,8 @@ def evaluate(run: Run, split: str = "dev") -> None:
 
     Raises ValueError as launch.evaluated_input.
     """
-    p = evaluated_input(run.launch, run.params, split)
     check_vocabularies(run.launch.data_dir, run.logdir)
+    p = evaluated_input(run.launch, run.params, split)
     restored = run.estimator.restore(**run.averaged)
     evaluated = functools.partial(run.estimator.evaluate_state, restored.state, restored.step)
 

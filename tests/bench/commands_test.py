@@ -9,9 +9,17 @@ import pytest
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("bench.step --model=toy.Nope", "step: No model 'toy.Nope'. Registered are "),
-        ("bench.collectives --mib=8,0", "collectives: --mib=8,0: expected whole numbers from 1"),
         ("bench.first_answer", "first_answer: --logdir is missing; see --help."),
+        pytest.param(
+            "bench.step --model=toy.Nope",
+            "step: No model 'toy.Nope'. Registered are ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "bench.collectives --mib=8,0",
+            "collectives: --mib=8,0: expected whole numbers from 1",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_line(command, line):
