@@ -13,8 +13,8 @@ found:
   where partitions have no window.
 - That of a convolution's image ends the process if it has strides and is padded by more than its
   window reaches.
-- The gradient of bilinear resizing with half pixel centers is wrong where two dims are split, or one
-  has copies.
+- The gradient of bilinear resizing with half pixel centers is wrong where two dims are split, or
+  one has copies.
 
 Which tensors are split, and how, is known only once XLA has propagated all annotations. So an
 operator is refused wherever it stands in a program of several partitions that might be one of
