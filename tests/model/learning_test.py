@@ -7,6 +7,7 @@ vocabulary. Without the source, no model's loss falls below the entropy of the t
 import math
 
 import numpy as np
+import pytest
 
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.runs import experiment_programs
@@ -52,6 +53,7 @@ def _batch(seed):
     return small_task.batch_of([([source], [target]) for source, target in pairs])
 
 
+@pytest.mark.slow
 def test_the_loss_falls_far_below_the_entropy_of_the_words():
     p = _Experiment.params()
     p.task.encoder.num_layers = 1  # Dense, which halves the compilation. The decoder's has experts.

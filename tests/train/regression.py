@@ -91,8 +91,7 @@ class Batches:
 
     def __init__(self, num_batches=None, poisoned_batch=None, share=WHOLE, num_rows=B):
         self._index, self._num_batches, self._poisoned = 0, num_batches, poisoned_batch
-        if num_rows != B:  # Otherwise they are the class's, or a subclass's own.
-            self.specs = batch_specs(num_rows)
+        self.specs = batch_specs(num_rows)
         size = num_rows // share.count
         self._rows = slice(share.index * size, (share.index + 1) * size)
         self.closed = False

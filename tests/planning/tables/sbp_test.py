@@ -182,6 +182,7 @@ def test_compilers_for_tpus_and_gpus_take_some_sums_later_by_themselves(name, sa
     assert [line.split()[-1] for line in table.splitlines()[1:]] == [f"x{each}" for each in saved]
 
 
+@pytest.mark.slow
 def test_the_text_of_the_tables():
     rows = list(sbp.measure([sbp.products(1)[1], sbp.sums()[3]], compile_program))
     rows += sbp.measure(
