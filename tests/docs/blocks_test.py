@@ -16,9 +16,10 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
         pytest.param(
             "extending.md", r"num_experts : 16[\s\S]*\n128 128 16 dev", marks=pytest.mark.slow
         ),
-        (
+        pytest.param(
             "estimator.md",
             r"step 500, accuracy 0\.9[\s\S]*\nported: step 200, accuracy 0\.9\d+, 0\.",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -89,11 +89,11 @@ def _forced(theta, layers_as, features, ids_BT, lengths_B):
 @pytest.mark.parametrize(
     ("num_partitions", "layers_as"),
     [
-        (2, Layers.UNROLLED),
-        *(pytest.param(n, Layers.UNROLLED, marks=pytest.mark.slow) for n in (1, 4, 8)),
-        pytest.param(2, Layers.LOOP, marks=pytest.mark.slow),
+        *((n, Layers.UNROLLED) for n in (1, 2, 4, 8)),
+        (2, Layers.LOOP),
     ],
 )
+@pytest.mark.slow
 def test_scores_equal_teacher_forcing(num_partitions, layers_as):
     theta = _theta(layers_as)
     features = small_task.source_batch(3, pad_last=True)

@@ -423,7 +423,12 @@ def _in_3_dims(height: int) -> dict[str, Case]:
 
 @pytest.mark.parametrize("num_partitions", _NUM_PARTITIONS)
 @pytest.mark.parametrize(
-    "group", [_grouped, _own_convolutions, pytest.param(_in_3_dims, marks=pytest.mark.slow)]
+    "group",
+    [
+        _grouped,
+        pytest.param(_own_convolutions, marks=pytest.mark.slow),
+        pytest.param(_in_3_dims, marks=pytest.mark.slow),
+    ],
 )
 def test_groups_3_dims_of_space_and_copies(group, num_partitions):
     _check(group, num_partitions)
