@@ -221,7 +221,7 @@ def test_the_longest_search_of_a_run_is_planned(model, monkeypatch):
 
 
 def _small_m4():
-    """Returns m4.MoE128E36L with four narrow layers in each stack."""
+    """Returns m4.MoE128E36L with four narrow layers in each stack, and small groups."""
     params = registry.get_params("m4.MoE128E36L").Set(
         **{
             "task.dim": 128,
@@ -235,6 +235,7 @@ def _small_m4():
     for name in ("encoder", "decoder"):
         stack = params.task.Get(name).Set(dim=128, num_layers=4)
         stack.dense.hidden_dim = stack.moe.hidden_dim = 128
+        stack.moe.group_size = 64  # One group a core.
         stack.layer.attention.Set(num_heads=2, head_dim=32)
     parts = placement.partitioning(params, 128)
     return Request("m4.MoE128E36L", (), params, "v3:8x8", parts).step_only()
