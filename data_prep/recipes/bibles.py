@@ -29,9 +29,8 @@ Ephesians=EPH, Philippians=PHI, Colossians=COL, I Thessalonians=1TH, II Thessalo
 I Timothy=1TI, II Timothy=2TI, Titus=TIT, Philemon=PHM, Hebrews=HEB, James=JAM, I Peter=1PE,
 II Peter=2PE, I John=1JO, II John=2JO, III John=3JO, Jude=JUD, Revelation of John=REV
 """
-_NAMES_BY_CODE = {
-    code: name for name, _, code in (book.strip().partition("=") for book in _BOOKS.split(","))
-}
+_NAMES_AND_CODES = [book.strip().partition("=") for book in _BOOKS.split(",")]
+_NAMES_BY_CODE = {code: name for name, _, code in _NAMES_AND_CODES}
 BOOKS = {name: index for index, name in enumerate(_NAMES_BY_CODE.values())}
 
 
@@ -47,25 +46,40 @@ class Reference:
 Verses = dict[Reference, str]
 
 
-def read(path: str, content: bytes) -> Verses:
-    """Returns the verses of a published file, as NFC; those of other books are left out.
+@dataclasses.dataclass(frozen=True)
+class Bible:
+    """The verses of a published Bible."""
+
+    verses: Verses  # Of BOOKS, as NFC.
+    other_books: tuple[str, ...]  # What the file calls its other books, such as apocrypha.
+
+
+def read(path: str, content: bytes) -> Bible:
+    """Reads a published file.
 
     Raises ValueError, with the path, for a file that is not in the format of its name's ending or
-    has no verse.
+    has no verse of BOOKS.
     """
     parse = _of_xml if path.endswith(".xml") else _of_table
+    verses: Verses = {}
+    other_books: set[str] = set()
     try:
-        verses = {
-            reference: unicodedata.normalize("NFC", text) for reference, text in parse(content)
-        }
+        for book, chapter, verse, text in parse(content):
+            if book in BOOKS:
+                reference = Reference(BOOKS[book], int(chapter), int(verse))
+                verses[reference] = unicodedata.normalize("NFC", text)
+            else:
+                other_books.add(book)
     except (UnicodeDecodeError, ElementTree.ParseError, csv.Error, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
+
     if not verses:
         raise ValueError(f"{path}: no verse of a known book")
-    return verses
+    return Bible(verses, tuple(sorted(other_books)))
 
 
-def _of_table(content: bytes) -> Iterator[tuple[Reference, str]]:
+def _of_table(content: bytes) -> Iterator[tuple[str, str, str, str]]:
+    """Yields book, chapter, verse and text of each row."""
     rows = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))
     header = next(rows, [])
     if header != _HEADER:
@@ -74,16 +88,13 @@ def _of_table(content: bytes) -> Iterator[tuple[Reference, str]]:
         if len(row) != len(_HEADER):
             raise ValueError(f"expected {len(_HEADER)} columns, got the row {row}")
         book, chapter, verse, text = row
-        if book in BOOKS:  # Some Bibles have apocrypha, too.
-            yield Reference(BOOKS[book], int(chapter), int(verse)), text
+        yield book, chapter, verse, text
 
 
-def _of_xml(content: bytes) -> Iterator[tuple[Reference, str]]:
+def _of_xml(content: bytes) -> Iterator[tuple[str, str, str, str]]:
+    """Yields book, chapter, verse and text of each verse; an unknown code stands for its book."""
     for element in ElementTree.fromstring(content).iter("seg"):
         match = _VERSE_ID.fullmatch(element.get("id", ""))
-        if match is None:
-            continue
-        name = _NAMES_BY_CODE.get(match[1])
-        if name is not None:
-            reference = Reference(BOOKS[name], int(match[2]), int(match[3]))
-            yield reference, "".join(element.itertext())
+        if match is not None:
+            code, chapter, verse = match.groups()
+            yield _NAMES_BY_CODE.get(code, code), chapter, verse, "".join(element.itertext())

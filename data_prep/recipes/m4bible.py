@@ -91,6 +91,14 @@ class Language:
     num_pairs: tuple[int, ...]  # Of train, dev and test.
 
 
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What was made of a language's file."""
+
+    num_pairs: list[int]  # Of train, dev and test.
+    other_books: tuple[str, ...]  # Books that were left out, as they are not among BOOKS.
+
+
 def main() -> None:
     """Makes the folder, and prints its numbers of pairs; raises ValueError for a user's mistake."""
     out = pathlib.Path(_OUT.value)
@@ -99,58 +107,59 @@ def main() -> None:
 
     sources = out.with_name(f"{out.name}.sources")
     read = _reader(sources, None if _FROM.value is None else pathlib.Path(_FROM.value))
-    counts = make(languages(), read, out)
+    made = make(languages(), read, out)
     shutil.rmtree(sources, ignore_errors=True)
-    print(counts_table(languages(), counts))
+    print(counts_table(languages(), made))
 
 
 def languages() -> list[Language]:
     """Returns the languages of m4bible.tsv."""
     path = pathlib.Path(__file__).with_suffix(".tsv")
     with path.open(newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t")
-        return [
-            Language(
-                row["code"],
-                row["repository"],
-                row["file"],
-                tuple(int(row[split]) for split in ("train", "dev", "test")),
-            )
-            for row in rows
-        ]
+        rows = list(csv.DictReader(file, delimiter="\t"))
+
+    languages: list[Language] = []
+    for row in rows:
+        num_pairs = (int(row["train"]), int(row["dev"]), int(row["test"]))
+        languages.append(Language(row["code"], row["repository"], row["file"], num_pairs))
+    return languages
 
 
-def make(languages: Iterable[Language], read: Read, out: pathlib.Path) -> dict[str, list[int]]:
-    """Writes out/{train,dev,test}/CODE-en.tsv.gz; returns the numbers of pairs by language.
+def make(languages: Iterable[Language], read: Read, out: pathlib.Path) -> dict[str, Made]:
+    """Writes out/{train,dev,test}/CODE-en.tsv.gz; returns what was made, by language.
 
     The folder appears when it is whole. Raises ValueError as `read` and bibles.read, or if the
     English is not a whole Bible.
     """
-    english = bibles.read(_ENGLISH[1], read(*_ENGLISH))
+    english = bibles.read(_ENGLISH[1], read(*_ENGLISH)).verses
     chapters = {(reference.book, reference.chapter) for reference in english}
     if len(chapters) != _NUM_CHAPTERS:
         raise ValueError(f"{_ENGLISH[1]}: expected {_NUM_CHAPTERS} chapters, got {len(chapters)}")
     english = {reference: cleaned(text) for reference, text in english.items()}
     splits = split_verses(english)
 
-    counts: dict[str, list[int]] = {}
+    made: dict[str, Made] = {}
     with atomic_file.replacing_folder(out) as partial:
         for language in languages:
             content = read(language.repository, language.file)
-            verses = bibles.read(language.file, content)
-            pairs = _pairs(verses, english, language.code)
+            bible = bibles.read(language.file, content)
+            pairs = _pairs(bible.verses, english, language.code)
             pairs_by_split = _split_pairs(pairs, splits)
             for split, some_pairs in pairs_by_split.items():
                 tsv.write(partial / split / f"{language.code}-en.tsv.gz", some_pairs)
-            counts[language.code] = [len(some_pairs) for some_pairs in pairs_by_split.values()]
-    return counts
+            num_pairs = [len(some_pairs) for some_pairs in pairs_by_split.values()]
+            made[language.code] = Made(num_pairs, bible.other_books)
+    return made
 
 
-def counts_table(languages: Iterable[Language], counts: dict[str, list[int]]) -> str:
-    """Returns the numbers of pairs, beside those of the folder of docs/results.md."""
-    rows: list[list[object]] = [["language", "train", "dev", "test", "results'", "dev", "test"]]
+def counts_table(languages: Iterable[Language], made: dict[str, Made]) -> str:
+    """Returns the numbers of pairs, beside those of docs/results.md, and the books left out."""
+    header = ["language", "train", "dev", "test", "results'", "dev", "test", "left out"]
+    rows: list[list[object]] = [[*header]]
     for language in languages:
-        rows.append([language.code, *counts[language.code], *language.num_pairs])
+        own = made[language.code]
+        other_books = ", ".join(own.other_books) or "-"
+        rows.append([language.code, *own.num_pairs, *language.num_pairs, other_books])
     return table.text(rows)
 
 
@@ -272,7 +281,7 @@ def _split_pairs(
         if reference in splits:
             by_split[splits[reference]].append(pair)
 
-    held_out = {pair.source for split in ("dev", "test") for pair in by_split[split]}
+    held_out = {pair.source for pair in by_split["dev"] + by_split["test"]}
     by_split["train"] = [pair for pair in by_split["train"] if pair.source not in held_out]
     return by_split
 

@@ -67,13 +67,16 @@ class MultiHeadAttention(BaseLayer):
         m = self.p.dim
         n = self.p.num_heads
         d = self.p.head_dim
+
         for name in ("wq", "wk", "wv"):
             self.CreateVariable(name, gaussian((m, n, d), "MND", fan_in=m, columns=2))
         self.CreateVariable("wo", gaussian((n, d, m), "NDM", fan_in=n * d, rows=2))
+
         if self.p.biases:
             for name in ("wq", "wk", "wv"):
                 self.CreateVariable(f"{name}_bias", constant((n, d), "ND", 0.0))
             self.CreateVariable("wo_bias", constant((m,), "M", 0.0))
+
         self.CreateChild("positions", self.p.positions.Copy().Set(num_heads=n))
         self.CreateChild("dropout", self.p.dropout)
 

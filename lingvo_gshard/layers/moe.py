@@ -63,6 +63,7 @@ class MoELayer(BaseLayer):
         m = self.p.dim
         h = self.p.hidden_dim
         e = self.p.num_experts
+
         self.CreateChild("hidden_dropout", self.p.hidden_dropout)
         # `_`, not E: the gate is replicated, although experts are split (section 3.2).
         self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m))
@@ -70,6 +71,7 @@ class MoELayer(BaseLayer):
         self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h))
         if self.p.gated:
             self.CreateVariable("wi_gate", gaussian((e, m, h), "EMH", fan_in=m))
+
         # Maps a function that multiplies tokens by a weight's name to the hidden units.
         self._hidden_units = functools.partial(hidden_units, self.p.activation, self.p.gated)
 

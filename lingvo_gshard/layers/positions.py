@@ -1,7 +1,7 @@
-"""How attention knows the positions of its queries and keys; the encoder-decoder's does not.
+"""What attention knows of the positions of its queries and keys.
 
-A scheme has two methods, of which it needs one: `Rotated` turns queries and keys before their
-product, and `Bias` is added to their products.
+In the paper's model it knows nothing: only the embeddings do. Other schemes override one of two
+methods: `Rotated` turns queries and keys before their product, and `Bias` is added to it.
 
 B batch, N heads, L queries, T keys, D head size.
 """

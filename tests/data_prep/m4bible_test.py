@@ -12,7 +12,7 @@ import pytest
 from data_prep import git_files, tsv
 from data_prep.git_files import Repository
 from data_prep.recipes import bibles, m4bible
-from data_prep.recipes.m4bible import Language
+from data_prep.recipes.m4bible import Language, Made
 
 # The chapters of each book, Genesis to Revelation.
 _NUM_CHAPTERS = [
@@ -45,6 +45,7 @@ def _table(verses):
 
 
 def _xml(verses):
+    verses = {**verses, ("TOB", 1, 1): "An apocryphal verse."}
     segments = "".join(
         f'<seg id="b.{code}.{chapter}.{verse}" type="verse">\n\t{saxutils.escape(text)}\n</seg>'
         for (code, chapter, verse), text in verses.items()
@@ -97,12 +98,14 @@ def _read_pairs(folder, split, code):
 
 def test_verses_are_paired_cleaned_and_split_by_chapters(published, tmp_path):
     out = tmp_path / "m4bible"
-    counts = m4bible.make(_LANGUAGES, lambda *key: published[key], out)
+    made = m4bible.make(_LANGUAGES, lambda *key: published[key], out)
 
     num_train = 3 * 1189 - 2 * 3 * 24
     # Two repeats, a chapter with other numbers, an empty verse, one that is much too long.
-    assert counts["de"] == [num_train - 2 - 3 - 2, 3 * 24, 3 * 24]
-    assert counts["eu"] == [3 * 14, 3, 3]  # Mark has 16 chapters: 5 is in dev, 8 in test.
+    assert made["de"].num_pairs == [num_train - 2 - 3 - 2, 3 * 24, 3 * 24]
+    assert made["eu"].num_pairs == [3 * 14, 3, 3]  # Mark has 16 chapters: 5 is in dev, 8 in test.
+    assert made["de"].other_books == ("Tobit",)
+    assert made["eu"].other_books == ("TOB",)
     english = _english()
     first_of_dev = _read_pairs(out, "dev", "de")[0]
     text = english["Genesis", 0, 31, 1]
@@ -126,9 +129,11 @@ def test_the_table_of_languages():
     sums = [sum(language.num_pairs[i] for language in languages) for i in range(3)]
     assert sums == [733625, 40960, 34622]
     assert {language.file.split(".")[-1] for language in languages} == {"csv", "xml"}
-    header, *rows = m4bible.counts_table(_LANGUAGES, {"de": [9, 8, 7], "eu": [6, 5, 4]}).split("\n")
-    assert header.split()[1:] == ["train", "dev", "test", "results'", "dev", "test"]
-    assert rows[1].split() == ["eu", "6", "5", "4", "1", "1", "1"]
+    made = {"de": Made([9, 8, 7], ()), "eu": Made([6, 5, 4], ("TOB",))}
+    header, *rows = m4bible.counts_table(_LANGUAGES, made).split("\n")
+    assert header.split()[1:] == ["train", "dev", "test", "results'", "dev", "test", "left", "out"]
+    assert rows[0].split()[-1] == "-"
+    assert rows[1].split() == ["eu", "6", "5", "4", "1", "1", "1", "TOB"]
 
 
 def test_the_held_out_chapters():

@@ -1,7 +1,6 @@
 """SavedModels give a bundle's translations, to a program that has TensorFlow alone."""
 
 import importlib.util
-import io
 import json
 import math
 import os
@@ -9,11 +8,9 @@ import subprocess
 import sys
 
 import pytest
-import sentencepiece
 
 from lingvo_gshard import registry
 from lingvo_gshard.input import sentences
-from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.runs import saved_model
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
@@ -21,6 +18,7 @@ from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
 from lingvo_gshard.translation.translator import Translator
 from tests.layers import building
 from tests.spmd import functions
+from tests.translation import vocabularies
 
 # One that is split at a sentence, one with all its rows' length, and a word that is cut.
 _LONG = "Ba ke li mo. " * 9 + "Mo li, ba ke."
@@ -74,9 +72,10 @@ print(json.dumps([len(loaded.theta), scores.numpy().tolist(), answers]))
 
 
 def _served(folder, request, cwd):
-    """Returns the number of variables, the first input's scores if all pieces are equally likely,
+    """Returns what a process without this library loads and computes.
 
-    and what the signature answers to each of the inputs.
+    That is the number of variables, the first input's scores if all pieces are equally likely, and
+    what the signature answers to each of the inputs.
     """
     env = {name: value for name, value in os.environ.items() if name != "TF_XLA_FLAGS"}
     command = [sys.executable, "-I", "-c", _PROGRAM, str(folder), json.dumps(request)]
@@ -85,36 +84,15 @@ def _served(folder, request, cwd):
     return json.loads(done.stdout)
 
 
-def _vocabulary(path, sentences, symbols):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences * 9),
-        model_writer=model,
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        user_defined_symbols=symbols,
-        pad_id=0,
-        bos_id=1,
-        eos_id=2,
-        unk_id=3,
-        minloglevel=2,
-    )
-    path.write_bytes(model.getvalue())
-    return Tokenizer(path)
-
-
 def _vocabularies(folder):
     return folder / "source.model", folder / "target.model"
 
 
 def _decoder(folder, targets, num_best):
     """Returns a decoder on two devices with random weights, its settings, and its tokenizers."""
-    words = ["ba ke li mo", "ke li mo ba", "a line of words, in parts"]
     symbols = [f"<2{code}>" for code in targets]
-    source = _vocabulary(folder / "source.model", words, symbols)
-    target = _vocabulary(folder / "target.model", ["the quick brown fox", "jumps over it"], [])
+    source = vocabularies.train(folder / "source.model", symbols=symbols)
+    target = vocabularies.train(folder / "target.model", ["the quick brown fox", "jumps over it"])
 
     params = registry.get_params("toy.MoE8E4L")
     params.task.Set(

@@ -1,13 +1,9 @@
 """A bundle of a small model with random weights."""
 
-import io
-
 import pytest
-import sentencepiece
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import TensorSpec
@@ -17,26 +13,7 @@ from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
 from lingvo_gshard.translation.translator import Translator
 from tests.layers import building
 from tests.spmd import functions
-
-
-def _vocabulary(path):
-    """Trains a SentencePiece model with this project's special ids, a few words and all bytes."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ba ke li mo", "ke li mo ba", "a line of words, in parts"] * 9),
-        model_writer=model,
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        pad_id=0,
-        bos_id=1,
-        eos_id=2,
-        unk_id=3,
-        minloglevel=2,
-    )
-    path.write_bytes(model.getvalue())
-    return Tokenizer(path)
+from tests.translation import vocabularies
 
 
 def _model(vocab_size):
@@ -53,7 +30,7 @@ def made(tmp_path_factory):
     """Returns the folder of a bundle and the same translator in this process."""
     folder = tmp_path_factory.mktemp("made")
     path = folder / "made.model"
-    tokenizer = _vocabulary(path)
+    tokenizer = vocabularies.train(path)
     model, params = _model(tokenizer.vocab_size)
     spec = DecoderSpec("toy.MoE8E4L", ("de", "fr"), 2, (16,), 2, 2)
 
