@@ -33,8 +33,8 @@ def search(
 ) -> NestedMap:
     """Returns the best hypotheses: ids, lengths, scores, token_log_probs, and perhaps attention.
 
-    `has_input`, bool [B], is False for rows that fill up a batch, which get no steps. Raises
-    ValueError for a setting out of its range.
+    `has_input`, int32 [B], is 1 for rows with an input and 0 for those that fill up a batch, which
+    get no steps. Raises ValueError for a setting out of its range.
     """
     config = BeamSearch(
         beam_size=decode.beam_size,
@@ -73,6 +73,7 @@ def _requests(decode: Params, has_input: tf.Tensor) -> Requests:
     if not 0 <= decode.seed < 2**31:
         raise ValueError(f"decode.seed must be from 0 to 2**31 - 1, got {decode.seed}.")
 
-    shortest = tf.fill(has_input.shape, decode.min_target_len)
-    longest = tf.fill(has_input.shape, decode.max_target_len)
-    return Requests(shortest, longest * tf.cast(has_input, tf.int32), tf.constant((decode.seed, 0)))
+    batch = has_input.shape
+    shortest = tf.fill(batch, decode.min_target_len)
+    longest = tf.fill(batch, decode.max_target_len)
+    return Requests(shortest, longest * has_input, tf.constant((decode.seed, 0)))

@@ -27,7 +27,7 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
     if unknown:
         raise ValueError(
             f"sharding={params.sharding}: no stack {unknown[0]!r}; rows may be for "
-            f"{' or '.join([*stacks, 'weights'])} alone."
+            f"{', '.join(stacks) or 'no stack'} or weights alone."
         )
 
     # A mesh of several axes says itself which one splits the experts.

@@ -88,4 +88,7 @@ class Task(BaseLayer):
 
     def TrainStepFlops(self, rows: int, source_len: int, target_len: int) -> float:
         """Returns the operations that a step mathematically needs, on rows without padding."""
-        return flops.train_step_flops(self, rows, source_len, target_len)
+        stacks = [self.p.Get(stack) for stack in self.STACKS]
+        return flops.train_step_flops(
+            self.weight_specs, stacks, self.ReadsSource, rows, source_len, target_len
+        )

@@ -55,12 +55,16 @@ class TokenTask(Task):
     def EvalMetrics(self, metrics: NestedMap) -> MetricSums:
         return token_loss.eval_metrics(metrics)
 
-    def _logits(self, x: tf.Tensor, softmax: tf.Tensor, equation: str) -> tf.Tensor:
-        """Returns float32 [B, L, V] of x [B, L, M]; the equation is `BLM,MV->BLV` or has a VM."""
+    def _softmax(self, theta: NestedMap) -> tf.Tensor:
+        """Returns the softmax's weights, [M, V]."""
+        return theta.softmax
+
+    def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [B, L, V] of x [B, L, M]."""
         with tf.name_scope("softmax"):
             # The sums of products of 16-bit activations stay float32.
             arithmetic = Arithmetic("bfloat16") if x.dtype == tf.bfloat16 else self._arithmetic
-            logits = arithmetic.project(equation, tf.cast(x, tf.float32), softmax)
+            logits = arithmetic.project("BLM,MV->BLV", tf.cast(x, tf.float32), self._softmax(theta))
         return self.annotate(logits, "ULV")
 
 

@@ -11,8 +11,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
@@ -74,7 +75,7 @@ class TranslationTask(TokenTask):
         return path.startswith(("source_embedding", "encoder")) or is_memory
 
     @classmethod
-    def DecodeLength(cls, decode: Params) -> int:
+    def DecodeLength(cls, decode: hyperparams.Params) -> int:
         return int(decode.max_source_len)
 
     @classmethod
@@ -111,7 +112,7 @@ class TranslationTask(TokenTask):
         x, decoder_reports = self.decoder.FProp(theta.decoder, x, attended, context)
 
         reports |= named("decoder", decoder_reports)
-        return self._logits(x, theta.softmax, "BLM,MV->BLV"), reports
+        return self._logits(theta, x), reports
 
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
@@ -136,9 +137,11 @@ class TranslationTask(TokenTask):
         )
         return loss, metrics
 
-    def Predict(self, theta: NestedMap, features: NestedMap, decode: Params) -> NestedMap:
+    def Predict(
+        self, theta: NestedMap, features: NestedMap, decode: hyperparams.Params
+    ) -> NestedMap:
         """Translates by flat beam search (A.1); see decoding.search."""
-        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1) > 0
+        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         return decoding.search(
             decode,
             functools.partial(self.InitDecode, theta, features),
@@ -196,13 +199,13 @@ class TranslationTask(TokenTask):
             key_positions=place // beam_size,
         )
         x, cache, attention = self.decoder.ExtendStep(
-            theta.decoder, x, state.cache, attended, step, context
+            theta.decoder, x, state.cache, attended, step * beam_size, context
         )
 
         state = NestedMap(state, cache=cache)
         if "attention" in state:
             state.attention = self.annotate(attention, "B__")
-        return self._logits(x, theta.softmax, "BLM,MV->BLV"), state
+        return self._logits(theta, x), state
 
     def _encode(
         self, theta: NestedMap, features: NestedMap, context: Context

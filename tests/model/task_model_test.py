@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.core.nested_map import NestedMap
@@ -59,20 +60,25 @@ class _Batches:
         self._index = state["index"]
 
 
+def _translate(p):
+    """Translates a batch in eager mode."""
+    model = TaskModel(p, functions.partitioning(1))
+    theta = building.random_theta(model.task).Transform(tf.constant)
+    model.task.Predict(theta, small_task.source_batch(0), p.decode)
+
+
 def test_a_minimum_length_above_the_maximum_is_refused():
     p = _params()
     p.decode.Set(min_target_len=9, max_target_len=8)
-    model = TaskModel(p, functions.partitioning(1))
     with pytest.raises(ValueError, match="min_target_len must be 1 to max_target_len 8, got 9"):
-        model._requests(small_task.random_batch(0).features)
+        _translate(p)
 
 
 def test_a_seed_of_more_than_31_bits_is_refused():
     p = _params()
     p.decode.seed = 2**31
-    model = TaskModel(p, functions.partitioning(1))
     with pytest.raises(ValueError, match=r"decode.seed must be from 0 to 2\*\*31 - 1, got 2147"):
-        model._requests(small_task.random_batch(0).features)
+        _translate(p)
 
 
 def _train(estimator, max_steps):
