@@ -131,6 +131,8 @@ class TranslationModel:
             num_best=p.num_best,
             coverage_weight=p.coverage_weight,
             temperature=p.temperature,
+            top_k=p.top_k,
+            top_p=p.top_p,
         )
 
         needs_attention = p.tell_attention or p.coverage_weight
