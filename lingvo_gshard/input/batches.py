@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, mixture, packing, prefetched
 from lingvo_gshard.input.batching import Batching
@@ -28,6 +29,8 @@ class TranslationInput(PrefetchedInput):
     rows of weight 0 fill up the last batch. With BUCKETED rows, batches of short pairs have shape
     [2B, L/2] or [4B, L/4], so that every batch holds the same number of tokens.
     """
+
+    KIND = Kind.PARALLEL  # Of the data that it reads.
 
     @classmethod
     def Params(cls) -> hyperparams.InstantiableParams:
@@ -89,7 +92,7 @@ class TranslationInput(PrefetchedInput):
         self.specs = self.batch_specs(p)
 
         # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
-        data = manifest.load_kind(p.data_dir, Kind.PARALLEL, "TranslationInput")
+        data = manifest.load_kind(p.data_dir, self.KIND, "TranslationInput")
         languages = mixture.languages_of(data, p.split, p.languages)
         records = [language.records[p.split] for language in languages]
         digests.verify(p.data_dir, data.vocabulary_files)

@@ -60,6 +60,8 @@ class TextInput(PrefetchedInput):
     batches as one, and each of them reads only its own rows.
     """
 
+    KIND = Kind.TEXT  # Of the data that it reads.
+
     @classmethod
     def Params(cls) -> hyperparams.InstantiableParams:
         """Returns the input's hyperparameters."""
@@ -121,7 +123,7 @@ class TextInput(PrefetchedInput):
         self.specs = self.batch_specs(p)
 
         # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
-        data = manifest.load_kind(p.data_dir, Kind.TEXT, "TextInput")
+        data = manifest.load_kind(p.data_dir, self.KIND, "TextInput")
         corpora = mixture.languages_of(data, p.split, p.languages)
         records = [corpus.records[p.split] for corpus in corpora]
         digests.verify(p.data_dir, data.vocabulary_files)

@@ -6,7 +6,7 @@ The trainer, the planner, its search, the report and checkpoints take it from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from lingvo_gshard.core.base_layer import BaseLayer
@@ -31,7 +31,8 @@ class Task(BaseLayer):
     STACKS: ClassVar[Mapping[str, str]] = {}
 
     # The settings that are sizes of vocabularies: those of the prepared data, unless they are set.
-    VOCABULARIES: ClassVar[Sequence[str]] = ()
+    # Each with a pattern of the weights that have a row for each piece.
+    VOCABULARIES: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def Lengths(cls, batch: Params) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
 from lingvo_gshard.files import atomic_file, digests, json_records
 from lingvo_gshard.files.digests import File
 from lingvo_gshard.input import manifest, tokenizer
+from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.spmd import environment
 
 _EXPERIMENT = "experiment.json"
@@ -25,11 +26,15 @@ _PRODUCT_DTYPE = "task.product_dtype"
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """What a model must know about its data: vocabulary sizes in pieces, and language codes."""
+    """What a model must know about its data: vocabulary sizes in pieces, and language codes.
+
+    Text has one vocabulary, of both sizes, and its languages are corpora.
+    """
 
     source_vocab_size: int
     target_vocab_size: int
     languages: tuple[str, ...]
+    kind: str = Kind.PARALLEL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +67,9 @@ def data_facts(data_dir: str) -> DataFacts:
     """Reads the facts of a prepared folder. Raises as manifest.load."""
     data = manifest.load(data_dir)
     codes = tuple(language.code for language in data.languages if language.num_examples("train"))
-    return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, codes)
+    return DataFacts(
+        data.source_vocabulary.size, data.target_vocabulary.size, codes, str(data.kind)
+    )
 
 
 def launch_of(
@@ -118,17 +125,27 @@ def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
 
 
 def experiment_params(launch: Launch) -> Params:
-    """Returns a launch's Params with vocabulary sizes; ValueError for a wrong setting or size."""
+    """Returns a launch's Params with vocabulary sizes.
+
+    Raises ValueError for a wrong setting, for data of another task, or of another vocabulary.
+    """
     params = registry.get_params(launch.model, launch.overrides)
+    kind = params.input.cls.KIND
+    if kind != launch.facts.kind:
+        raise ValueError(
+            f"{launch.model} learns from data of kind {kind}, but {launch.data_dir} holds kind "
+            f"{launch.facts.kind}, whose vocabulary is of another task: give other data or "
+            "another --model."
+        )
+
     # What an experiment cannot know by itself: where its data is, and how many pieces it has.
     params.input.data_dir = launch.data_dir
     params.eval_input.data_dir = launch.data_dir
 
-    sizes = {
-        "source_vocab_size": launch.facts.source_vocab_size,
-        "target_vocab_size": launch.facts.target_vocab_size,
-    }
-    for name, size in sizes.items():
+    sizes = (launch.facts.source_vocab_size, launch.facts.target_vocab_size)
+    names = tuple(params.task.cls.VOCABULARIES)
+    # A task of one vocabulary has that of its targets, which are all of a text.
+    for name, size in zip(reversed(names), reversed(sizes), strict=False):
         # The paper's models say what their vocabularies are; others take any.
         wanted = params.task.Get(name)
         if wanted not in (None, size):
@@ -170,12 +187,14 @@ def trained_on(launch: Launch, params: Params) -> tuple[str, ...]:
 
 def check_vocabularies(data_dir: str, logdir: str) -> dict[pathlib.Path, bytes]:
     """Returns the data's vocabularies by their paths in a run; ValueError if the run's differ."""
-    files = manifest.load(data_dir).vocabulary_files
+    data = manifest.load(data_dir)
+    files = data.vocabulary_files
     digests.verify(data_dir, files)
 
     # A model's rows of embeddings belong to the pieces of one vocabulary.
     contents = {}
-    for file, copy in zip(files, tokenizer.vocabulary_files(logdir), strict=True):
+    copies = tokenizer.vocabulary_files(logdir, data.kind)
+    for file, copy in zip(files, copies, strict=True):
         source = digests.local(data_dir, file)
         contents[copy] = source.read_bytes()
         if copy.exists() and copy.read_bytes() != contents[copy]:
@@ -187,7 +206,7 @@ def check_vocabularies(data_dir: str, logdir: str) -> dict[pathlib.Path, bytes]:
 
 
 def record(launch: Launch, logdir: str) -> None:
-    """Writes what `translate` needs to logdir; raises as `check_vocabularies`."""
+    """Writes what decoding needs to logdir; raises as `check_vocabularies`."""
     folder = pathlib.Path(logdir)
     contents = check_vocabularies(launch.data_dir, logdir)
 
@@ -215,8 +234,9 @@ def recorded(logdir: str) -> Launch:
 
 def vocabularies(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
     """Returns the paths of a run's vocabularies; ValueError as `recorded`, or for a damaged one."""
-    digests.verify(logdir, _read(logdir).files)
-    return tokenizer.vocabulary_files(logdir)
+    run = _read(logdir)
+    digests.verify(logdir, run.files)
+    return tokenizer.vocabulary_files(logdir, run.launch.facts.kind)
 
 
 def _read(logdir: str) -> _Record:

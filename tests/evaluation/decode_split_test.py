@@ -11,7 +11,7 @@ from lingvo_gshard.evaluation import decode_split, quality
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Language, Manifest, Records, Shard, Vocabulary
-from tests.translation.reverser import Letters, Reverser
+from tests.decoding.reverser import Letters, Reverser
 
 # The references of `aa` are what the decoder makes of its sources.
 _PAIRS = {
@@ -51,7 +51,7 @@ def run(data_dir, tmp_path, monkeypatch):
     return types.SimpleNamespace(
         logdir=str(tmp_path / "run"),
         launch=types.SimpleNamespace(data_dir=str(data_dir)),
-        params=types.SimpleNamespace(decode=types.SimpleNamespace(max_sentences=None)),
+        params=types.SimpleNamespace(decode=types.SimpleNamespace(max_sentences=None, seed=0)),
         decoder=lambda: (decoder, Letters(), Letters()),
     )
 

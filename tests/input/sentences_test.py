@@ -10,10 +10,10 @@ def test_eval_text_yields_the_raw_text_in_order(data_dir):
 
 
 def test_row_lengths_end_with_the_longest():
-    assert sentences.lengths(100) == (16, 32, 64, 100)
-    assert sentences.lengths(9) == (9,)
+    assert sentences.lengths(100, "x") == (16, 32, 64, 100)
+    assert sentences.lengths(9, "x") == (9,)
 
 
 def test_impossible_lengths_are_refused():
     with pytest.raises(ValueError, match=r"max_source_len must be 1 or more, got 0"):
-        sentences.lengths(0)
+        sentences.lengths(0, "decode.max_source_len")

@@ -152,7 +152,8 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
     launch = data_folder.prepare(tmp_path / "a", b"ours", b"english", _LAUNCH)
     launches.record(launch, logdir)
     launches.record(launch, logdir)  # As when a run goes on.
-    assert [p.read_bytes() for p in tokenizer.vocabulary_files(logdir)] == [b"ours", b"english"]
+    copies = tokenizer.vocabulary_files(logdir, "parallel")
+    assert [p.read_bytes() for p in copies] == [b"ours", b"english"]
     with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
         launches.record(data_folder.prepare(tmp_path / "b", b"ours", b"other", _LAUNCH), logdir)
     assert launches.recorded(logdir) == launch

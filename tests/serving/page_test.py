@@ -9,15 +9,16 @@ import numpy as np
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.text_decoder import Attention, Hypothesis, Part
+from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.serving import app
 from lingvo_gshard.serving.app import Server
-from lingvo_gshard.translation.bundle import DecoderSpec
-from lingvo_gshard.translation.translator import Attention, Part, Translation
 
 _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 3, 1)
 
 
-class _Echo:
+class _Echo(Translator):
     num_rows, spec = 4, _SPEC
 
     def num_tokens(self, lines):
@@ -30,16 +31,16 @@ class _Echo:
     def compile(self):
         pass
 
-    def parts(self, line):
+    def parts(self, line, number=1, seed=0):
         return [Part(np.array([*map(ord, line)]), 16)] if line.strip() else []
 
-    def translate_parts(self, parts):
+    def decode_parts(self, parts):
         return list(self._translate(["".join(map(chr, part.ids)) for part in parts]))
 
     def _translate(self, lines):
         drawn = Attention(("▁gu", "ten"), ("▁good", "</s>"), ((0.75, 0.25), (0.0, 1.0)))
         for line in lines:
-            yield tuple(Translation(f"{line} {i}", -0.5 * i, 2, drawn) for i in range(3))
+            yield tuple(Hypothesis(f"{line} {i}", -0.5 * i, 2, drawn) for i in range(3))
 
 
 def _chromium():

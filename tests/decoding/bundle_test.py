@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding import bundle
 from lingvo_gshard.files import safetensors_file
-from lingvo_gshard.translation import bundle
+from lingvo_gshard.input.tokenizer import vocabulary_files
 
 _LINES = [
     "ba ke lixmo",
@@ -68,7 +69,7 @@ def test_a_bundle_translates_like_the_model(made):
     assert done.returncode == 0, done.stderr.decode()
     assert re.fullmatch(rb"2 virtual CPU devices on \d+ cores?\n", done.stderr)
     lines = done.stdout.decode().removesuffix("\n").split("\n")
-    wanted = list(translator.translate(_LINES))
+    wanted = list(translator.decode(_LINES))
     assert len(lines) == len(wanted) == 4 and lines[1] == "0.0000\t"
     for line, want in zip(lines, wanted, strict=True):
         fields = line.split("\t")
@@ -85,7 +86,7 @@ def test_a_file_is_translated_like_standard_input(made, tmp_path):
     target.write_text("old")
     done = _translate(made[0], f"--input={source}", f"--output={target}", "--nbest=2")
     assert done.returncode == 0, done.stderr.decode()
-    wanted = ["\t".join(each.text for each in found) for found in made[1].translate(_LINES)]
+    wanted = ["\t".join(each.text for each in found) for found in made[1].decode(_LINES)]
     assert target.read_text() == "".join(f"{line}\n" for line in wanted)
     assert sorted(tmp_path.iterdir()) == [source, target] and not done.stdout
 
@@ -154,7 +155,7 @@ def test_a_bundle_serves_with_its_own_modules(made):
             (best, *_), *_ = json.load(answer)["translations"]
     finally:
         process.kill()
-    assert best["text"] == next(iter(made[1].translate(_LINES[:1])))[0].text
+    assert best["text"] == next(iter(made[1].decode(_LINES[:1])))[0].text
 
 
 @pytest.mark.parametrize(
@@ -232,13 +233,13 @@ def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made,
     folder, decoder = tmp_path / "copy", made[1].decoder
     shutil.copytree(made[0], folder)
     (folder / "programs/old").touch()
-    bundle.save(folder, decoder, bundle.vocabulary_files(made[0]))
+    bundle.save(folder, decoder, vocabulary_files(made[0], "parallel"))
     assert not (folder / "programs/old").exists()
     modes = {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
     assert modes == {0o644}
     (folder / "mine.txt").touch()
     with pytest.raises(ValueError, match="copy holds mine.txt, which is no part of a bundle"):
-        bundle.save(folder, decoder, bundle.vocabulary_files(made[0]))
+        bundle.save(folder, decoder, vocabulary_files(made[0], "parallel"))
 
 
 def test_other_folders_are_refused(tmp_path):
