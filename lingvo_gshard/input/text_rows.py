@@ -271,7 +271,9 @@ class _TextRows:
 
         order = np.arange(len(lengths))
         if self._params.shuffle:
-            order = np.random.default_rng([self._params.seed, shard_number]).permutation(order)
+            # By the file, not its number: a corpus by itself has the rows that it has among others.
+            file_seed = int(shard.file.sha256[:16], 16)
+            order = np.random.default_rng([self._params.seed, file_seed]).permutation(order)
         return _Layout(self._first_documents[shard_number] + order, np.cumsum(lengths[order]))
 
 
