@@ -8,7 +8,7 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import Routing
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from tests.layers import building
 from tests.model import small_task
 from tests.spmd import functions
@@ -18,7 +18,7 @@ def test_every_field_of_routing_is_reported_by_layer():
     params = small_task.Experiment.params()
     for stack in (params.task.encoder, params.task.decoder):
         stack.moe.group_size = 2
-    model = TranslationModel(params, functions.partitioning(1))
+    model = TaskModel(params, functions.partitioning(1))
     model.task = params.task.Instantiate(building.Unannotated())  # Runs eagerly.
     state = NestedMap(theta=building.random_theta(model.task).Transform(tf.constant))
     batch = small_task.random_batch(3).Transform(tf.constant)
