@@ -56,6 +56,7 @@ def _numbers(language: manifest.Language, train: Encoded, kind: Kind) -> dict[st
         "dropped": language.dropped,
         "repaired": language.repaired,
     }
+
     # A document is a target without a source.
     sides = (train.source, train.target)[-len(_SIDES[kind]) :]
     for name, side in zip(_SIDES[kind], sides, strict=True):

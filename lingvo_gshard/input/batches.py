@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, mixture, packing, prefetched
 from lingvo_gshard.input.batching import Batching
