@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import digests, storage, table
@@ -21,6 +22,10 @@ from lingvo_gshard.train import train_and_evaluate
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal, TrainHook
 from lingvo_gshard.train.loop import Input
+
+# The metrics that evaluation prints of each language, or corpus: nats and perplexity a token, and
+# of language models bits a byte.
+_BY_LANGUAGE = ("nll", "perplexity", "bits_per_byte")
 
 
 def train(run: Run, hooks: Sequence[TrainHook] = ()) -> None:
@@ -65,7 +70,9 @@ def evaluate(run: Run, split: str = "dev") -> None:
         if language.num_examples(split):
             input_fn = _input_fn(run, p, languages=(language.code,))
             metrics = evaluated(EvalSpec(input_fn, name=f"{split}_{language.code}"))
-            print_once(f"nll of {language.code}: {metrics['nll']:.6g}")
+            for name, value in _scalars(metrics).items():
+                if name in _BY_LANGUAGE:
+                    print_once(f"{name} of {language.code}: {value:.6g}")
 
 
 def evaluate_continuously(run: Run) -> None:
@@ -194,5 +201,13 @@ def _announce(run: Run) -> None:
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
+    scalars = sorted(_scalars(metrics).items())
+    print_once(table.text((name, f"{value:.6g}") for name, value in scalars))
+
+
+def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
+    """Returns the metrics that are one number, and the perplexity, e ** nll, among them."""
     scalars = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-    print_once(table.text((name, f"{value:.6g}") for name, value in sorted(scalars.items())))
+    if "nll" in scalars:
+        scalars["perplexity"] = float(np.exp(scalars["nll"]))
+    return scalars

@@ -9,10 +9,10 @@ module; packed `ids` and the `logits` of each position; `prompts` of `prompt_len
 end; the ids that `generate` adds to them by `greedy` search and by `beam` search, with the beam's
 `scores`. torch 2.13.0 and transformers 4.55.4 made those that are here.
 
-A beam's scores are sums of log-probabilities: with length_penalty 0 they are ranked as ours are with
-length_norm_alpha 0. (Otherwise Hugging Face divides by n ** length_penalty, and we, as Wu et al. do,
-by ((5 + n) / 6) ** alpha.) Within _STEPS all of a beam's hypotheses end: at the last step, Hugging
-Face returns active hypotheses as they are, and we end them.
+A beam's scores are sums of log-probabilities: with length_penalty 0 they are ranked as ours are
+with length_norm_alpha 0. (Otherwise Hugging Face divides by n ** length_penalty, and we, as Wu et
+al. do, by ((5 + n) / 6) ** alpha.) Within _STEPS all of a beam's hypotheses end: at the last step,
+Hugging Face returns active hypotheses as they are, and we end them.
 
 B batch, L length, T length of prompts, V vocabulary, k beam.
 """
