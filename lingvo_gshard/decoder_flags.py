@@ -12,8 +12,7 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.files import storage
-from lingvo_gshard.input import example_codec
-from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input import example_codec, manifest
 
 if TYPE_CHECKING:
     from lingvo_gshard.decoding.bundle import DecoderSpec
@@ -89,7 +88,7 @@ def from_bundle(spec: DecoderSpec) -> TextDecoder:
     """Starts the devices and returns what decodes lines with the model of --bundle."""
     if _BEAM_SIZE.value is not None or NBEST.value > spec.num_best:
         raise ValueError(
-            f"{BUNDLE.value}: its beam is fixed and gives {spec.num_best} results of a line; "
+            f"{BUNDLE.value}: its beam is fixed and gives {spec.num_best} {spec.noun}s of a line;"
             " export it again with another --beam_size or --nbest."
         )
     _check_language(spec.languages, spec.kind)
@@ -155,7 +154,7 @@ def _start_devices(model: str, partitions: int | None = None) -> int:
 def _check_language(trained_on: Sequence[str], kind: str) -> None:
     """Raises ValueError if --source_lang is none of the model's languages."""
     code = _SOURCE_LANG.value
-    if code is not None and kind == Kind.TEXT:
+    if code is not None and kind == manifest.Kind.TEXT:
         raise ValueError(f"--source_lang={code}: the model does not translate.")
     languages = example_codec.source_languages(trained_on)
     if code is None or code in languages:

@@ -79,6 +79,11 @@ class DecoderSpec:
         return READINGS[self.kind].does
 
     @property
+    def noun(self) -> str:
+        """Returns what a line gets: a translation or a continuation."""
+        return READINGS[self.kind].noun
+
+    @property
     def inputs(self) -> tuple[str, str, str]:
         """Returns the names of the features that are ids, segments and positions of inputs."""
         return READINGS[self.kind].features

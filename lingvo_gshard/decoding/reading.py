@@ -14,11 +14,24 @@ class Reading:
     features: tuple[str, str, str]  # The ids, segments and positions of a batch's rows.
     command: str  # The program.
     does: str  # What the model does with a line.
+    noun: str  # What a line gets.
 
 
 READINGS: dict[str, Reading] = {
-    Kind.PARALLEL: Reading("source", packing.SOURCE, "translate", "translates lines"),
-    Kind.TEXT: Reading("prompt", packing.TEXT, "generate", "continues prompts"),
+    Kind.PARALLEL: Reading(
+        input_name="source",
+        features=packing.SOURCE,
+        command="translate",
+        does="translates lines",
+        noun="translation",
+    ),
+    Kind.TEXT: Reading(
+        input_name="prompt",
+        features=packing.TEXT,
+        command="generate",
+        does="continues prompts",
+        noun="continuation",
+    ),
 }
 
 

@@ -34,12 +34,11 @@ class Route:
     lines: str  # The field of a request that has the lines.
     results: str  # That of an answer.
     option: str  # Another field of a request, besides nbest.
-    noun: str  # What a request's line gets.
 
 
 ROUTES = (
-    Route("/translate", Kind.PARALLEL, "lines", "translations", "source_lang", "translation"),
-    Route("/generate", Kind.TEXT, "prompts", "continuations", "seed", "continuation"),
+    Route("/translate", Kind.PARALLEL, "lines", "translations", "source_lang"),
+    Route("/generate", Kind.TEXT, "prompts", "continuations", "seed"),
 )
 
 
@@ -136,7 +135,7 @@ def asked(body: Any, spec: DecoderSpec, route: Route) -> Asked:
     if unknown:
         raise _refused(f"Unknown field {', '.join(unknown)}, expected {', '.join(fields)}.")
 
-    nbest = _nbest(body.get("nbest", 1), spec.num_best, route.noun)
+    nbest = _nbest(body.get("nbest", 1), spec.num_best, spec.noun)
 
     source_lang = body.get("source_lang")
     codes = spec.source_languages

@@ -15,7 +15,7 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import bundle
-from lingvo_gshard.files import safetensors_file
+from lingvo_gshard.files import digests, safetensors_file
 from lingvo_gshard.input.tokenizer import vocabulary_files
 
 _LINES = [
@@ -126,7 +126,7 @@ def _imported(path):
 
 
 def test_it_holds_what_translate_and_serve_import_and_no_other_room(made):
-    remaining = ["lingvo_gshard/translate.py", "lingvo_gshard/serve.py"]
+    remaining = [f"lingvo_gshard/{name}.py" for name in ("translate", "generate", "serve")]
     # The package's public names are imported when they are used, and these programs use none.
     reached = {"lingvo_gshard/__init__.py"}
     while remaining:
@@ -245,6 +245,22 @@ def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made,
 def test_other_folders_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no bundle.json; give a folder that"):
         bundle.load_spec(tmp_path)
+
+
+def test_a_bundle_of_before_there_were_prompts_is_read(made, tmp_path):
+    """Its lengths are those of sources, and it says nothing of kinds."""
+    folder = tmp_path / "copy"
+    shutil.copytree(made[0], folder)
+    fields = json.loads((folder / "bundle.json").read_text())
+    spec = fields["spec"]
+    spec["source_lengths"] = spec.pop("input_lengths")
+    del spec["kind"], spec["is_sampled"]
+    del fields["digest"]
+    digests.write_json(folder / "bundle.json", fields.pop("version"), fields)
+
+    assert bundle.load_spec(folder) == bundle.load_spec(made[0])
+    decoder, _, _ = bundle.load(folder)
+    assert decoder.spec.command == "translate" and decoder.spec.inputs[0] == "source_ids"
 
 
 def test_a_spec_reads_back(made):

@@ -111,6 +111,31 @@ def test_data_of_another_vocabulary_is_refused():
         _params("task.source_vocab_size=512")
 
 
+def test_data_of_another_kind_is_refused_in_one_line():
+    of_text = DataFacts(30, 30, ("web",), "text")
+    p = launches.experiment_params(Launch("toy.LmDense4L", (), "/data", of_text))
+    assert p.task.vocab_size == 30
+    for model, facts, kinds in (
+        ("toy.LmDense4L", _FACTS, "kind text, but /data holds kind parallel"),
+        ("toy.Dense4L", of_text, "kind parallel, but /data holds kind text"),
+    ):
+        with pytest.raises(ValueError, match=f"{model} learns from data of {kinds}") as error:
+            launches.experiment_params(Launch(model, (), "/data", facts))
+        assert "\n" not in str(error.value)
+
+
+def test_text_has_one_vocabulary(tmp_path):
+    facts = DataFacts(8, 8, ("web",), "text")
+    launch = Launch("toy.LmDense4L", (), "/data", facts)
+    launch = data_folder.prepare_text(tmp_path / "data", b"pieces", launch)
+    logdir = str(tmp_path / "run")
+    launches.record(launch, logdir)
+    assert [path.name for path in (tmp_path / "run/vocab").iterdir()] == ["text.model"]
+    assert launches.recorded(logdir) == launch
+    assert [path.read_bytes() for path in launches.vocabularies(logdir)] == [b"pieces"] * 2
+    assert launches.data_facts(launch.data_dir).kind == "text"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -227,7 +252,7 @@ def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
     languages = tuple(manifest.Language(code, each, {}, {}) for code, each in given)
     side = types.SimpleNamespace(size=8)
     data = types.SimpleNamespace(
-        languages=languages, source_vocabulary=side, target_vocabulary=side
+        languages=languages, source_vocabulary=side, target_vocabulary=side, kind="parallel"
     )
     monkeypatch.setattr(manifest, "load", lambda _: data)
     assert launches.data_facts("data").languages == ("de",)

@@ -1,6 +1,7 @@
 """The page in a headless Chromium: it sends the form and shows the answer."""
 
 import asyncio
+import dataclasses
 import re
 import shutil
 import urllib.parse
@@ -20,6 +21,9 @@ _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 3, 1)
 
 class _Echo(Translator):
     num_rows, spec = 4, _SPEC
+
+    def __init__(self):
+        pass
 
     def num_tokens(self, lines):
         return [1] * len(lines)
@@ -49,14 +53,16 @@ def _chromium():
     return found
 
 
-def _dom(profile, **query):
+def _dom(profile, spec=_SPEC, **query):
     """Returns the HTML after the page's scripts have run; a query fills in and sends the form.
 
     `profile` is an empty folder for the browser.
     """
 
     async def run():
-        async with TestServer(Server(_Echo()).app()) as server:
+        echo = _Echo()
+        echo.spec = spec
+        async with TestServer(Server(echo).app()) as server:
             url = f"{server.make_url('/')}?{urllib.parse.urlencode(query)}"
             browser = await asyncio.create_subprocess_exec(
                 _chromium(),
@@ -113,6 +119,14 @@ def test_the_only_translation_of_a_line_has_no_number(tmp_path):
     assert "<ol>" not in dom and "<li>" not in dom
 
 
+def test_of_a_language_model_it_asks_for_prompts(tmp_path):
+    spec = dataclasses.replace(_SPEC, kind="text")
+    dom = _dom(tmp_path, spec, text="once", nbest=2)
+    assert _translations("li", dom) == [("once 0", "0.000"), ("once 1", "-0.500")]
+    assert "<h1>Generate</h1>" in dom and ">Generate</button>" in dom
+    assert '<label hidden="">From' in dom and "Continuations of each prompt<input" in dom
+
+
 def test_it_lists_the_languages_and_sends_nothing_by_itself(tmp_path):
     dom = _dom(tmp_path)
     assert re.findall(r'<option value="(\w*)">', dom) == ["", "de", "fr"]
@@ -149,7 +163,7 @@ def test_it_shows_the_status_of_an_answer_that_is_not_json(tmp_path, monkeypatch
     async def unavailable(self, request):
         return web.Response(status=502, text="<h1>Bad gateway</h1>")
 
-    monkeypatch.setattr(Server, "_translate", unavailable)
+    monkeypatch.setattr(Server, "_decode", unavailable)
     assert "The server answers 502." in _dom(tmp_path, text="guten")
 
 
@@ -158,7 +172,7 @@ def test_it_says_that_the_server_is_gone(tmp_path, monkeypatch):
         request.transport.abort()
         raise ConnectionResetError
 
-    monkeypatch.setattr(Server, "_translate", hang_up)
+    monkeypatch.setattr(Server, "_decode", hang_up)
     dom = _dom(tmp_path, text="guten")
     assert "The server does not answer." in dom and ">Translate</button>" in dom
     assert "disabled" not in dom.split("<script>")[0].split("</style>")[1]

@@ -76,7 +76,7 @@ def with_client(act, translator=None, limits=None, **options):
     return asyncio.run(run())
 
 
-async def post(client, body, status=200):
-    async with client.post("/translate", json=body) as answer:
+async def post(client, body, status=200, path="/translate"):
+    async with client.post(path, json=body) as answer:
         assert answer.status == status, await answer.text()
         return await answer.json()
