@@ -68,9 +68,9 @@ def data_dir(tmp_path_factory):
     return str(folder / "data")
 
 
-def _run(data_dir, logdir, *overrides):
+def _run(data_dir, logdir, *overrides, num_partitions=2):
     launch = launches.launch_of("toy.LmMoE8E4L", (*_SMALL, *overrides), data_dir, str(logdir))
-    return runs.open_run(launch, str(logdir), 2)
+    return runs.open_run(launch, str(logdir), num_partitions)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +173,21 @@ def test_a_run_its_bundle_and_a_server_generate_the_same(run_dir, tmp_path, sett
             assert refused.value.code == status and message in error and "\n" not in error
     finally:
         process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+def test_samples_of_several_devices_are_those_of_one(data_dir, run_dir, num_partitions):
+    """With batches of another size, too."""
+
+    def generated(num_partitions, batch_size):
+        settings = ("decode.beam_size=1", "decode.temperature=1.2", "decode.top_p=0.9")
+        settings += (f"decode.batch_size={batch_size}", "decode.num_best=2")
+        run = _run(data_dir, run_dir, *settings, num_partitions=num_partitions)
+        found = run.text_decoder().decode(_PROMPTS, seed=3)
+        return [[hypothesis.text for hypothesis in nbest] for nbest in found]
+
+    assert generated(num_partitions, 8) == generated(1, 4)
 
 
 @pytest.mark.slow

@@ -68,7 +68,9 @@ class Generator(TextDecoder):
     def _more_features(self, parts: Sequence[Part]) -> NestedMap:
         seeds = np.zeros((self.num_rows, 2), np.int32)
         for row, part in enumerate(parts):
-            seeds[row] = part.seed
+            # The program adds the step, which must not lead to the seed of another sample.
+            mixed = np.random.SeedSequence(part.seed).generate_state(2, np.uint32)
+            seeds[row] = mixed.view(np.int32)
         return NestedMap(seeds=seeds)
 
     def _joined_line(self, results: Sequence[NBest]) -> NBest:

@@ -48,7 +48,8 @@ class Part:
 
     ids: np.ndarray  # int32 [n], the tokens of the input.
     row_length: int  # The length of the shortest rows that hold it.
-    seed: tuple[int, int] = (0, 0)  # Of its sample, if the decoder samples each row by its own.
+    # Of its sample, if the decoder samples: the user's seed, and the sample's number in the text.
+    seed: tuple[int, int] = (0, 0)
 
 
 NBest = tuple[Hypothesis, ...]  # Best first; at least one.

@@ -17,7 +17,7 @@ _LONGEST = 8
 
 
 class _Appender:
-    """Appends `ids` to each prompt; with samples, scores are the seeds' numbers, negated."""
+    """Appends `ids` to each prompt; with samples, scores are made of the seeds."""
 
     share = WHOLE
 
@@ -37,11 +37,11 @@ class _Appender:
     def __call__(self, features):
         self.batches.append(NestedMap(features))
         is_used = features.segment_ids[:, :1] > 0
-        scores = -features.seeds[:, 1:].astype(float)
+        scores = features.seeds[:, 1:] / 2**31
         return {
             "ids": np.tile(self.ids, (2, 1, 1)),
             "lengths": len(self.ids) * is_used,
-            "scores": scores if self.spec.is_sampled else scores - 1.0,
+            "scores": scores if self.spec.is_sampled else scores * 0 - 1.0,
         }
 
 
@@ -102,17 +102,19 @@ def test_a_prompt_that_is_too_long_is_refused_by_its_number(tokenizer, first_num
 
 def test_samples_of_a_prompt_have_seeds_of_their_own_whatever_their_batch(tokenizer):
     generator, decoder = _generator(tokenizer, tokenizer.encode("mo"), num_best=3, is_sampled=True)
+    assert [part.seed for part in generator.parts("ba", 4, 7)] == [(7, 9), (7, 10), (7, 11)]
     found = list(generator.decode(["ba", "ke", "ba"], first_number=4, seed=7))
-    assert [[each.score for each in nbest] for nbest in found] == [
-        [-9.0, -10.0, -11.0],  # The likeliest first.
-        [-12.0, -13.0, -14.0],
-        [-15.0, -16.0, -17.0],
-    ]
-    drawn = np.concatenate([batch.seeds for batch in decoder.batches])
-    assert drawn[:9].tolist() == [[7, number] for number in range(9, 18)]
+    for nbest in found:
+        scores = [hypothesis.score for hypothesis in nbest]
+        assert len(scores) == 3 and scores == sorted(scores, reverse=True)
 
-    (alone,) = generator.decode(["ke"], first_number=5, seed=7)
-    assert alone == found[1]
+    # The last batch has a row without a prompt.
+    drawn = {tuple(row) for batch in decoder.batches for row in batch.seeds.tolist()}
+    assert len(drawn - {(0, 0)}) == 9
+
+    assert list(generator.decode(["ke"], first_number=5, seed=7)) == [found[1]]
+    (other,) = generator.decode(["ke"], first_number=5, seed=8)
+    assert not {hypothesis.score for hypothesis in other} & {each.score for each in found[1]}
 
 
 def test_the_first_tokens_of_a_document_are_its_prompt(tokenizer):
