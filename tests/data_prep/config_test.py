@@ -138,7 +138,7 @@ def test_mistakes_are_named(tmp_path, text, message):
         ("{split}.{side}", ["dev", "train"]),
         ("*/{language}.{split}", "'*/{language}.{split}'"),
         ("{pair}.{split}", "fr-nl.dev: expected a pair with English, got fr-nl"),
-        ("{lang}.tsv", r"{lang} is none of language, pair, side, split"),
+        ("{lang}.tsv", r"{lang} is none of corpus, language, pair, side, split"),
     ],
 )
 def test_placeholders(tmp_path, path, expected):

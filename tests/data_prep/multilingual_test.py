@@ -50,7 +50,7 @@ def test_languages_by_the_names_of_the_source(tmx_path):
     rows = list(TmxFile(tmx_path, language_codes="source").rows())
     assert [row.language for row in rows] == ["de-DE", "pt-BR", "pt"]
     wanted = TmxFile(tmx_path, ("pt",), language_codes="source")
-    assert [row.pair.source for row in wanted.rows()] == ["dois"]
+    assert [row.example.source for row in wanted.rows()] == ["dois"]
 
 
 def test_many_units_are_forgotten_as_they_are_read(tmp_path):
@@ -58,7 +58,7 @@ def test_many_units_are_forgotten_as_they_are_read(tmp_path):
     path = tmp_path / "many.tmx"
     path.write_text(f"<tmx><body>{''.join(map(unit.format, range(5000)))}</body></tmx>")
     rows = list(TmxFile(path).rows())
-    assert [row.pair.english for row in rows] == [f"n{i}" for i in range(5000)]
+    assert [row.example.english for row in rows] == [f"n{i}" for i in range(5000)]
 
 
 def test_what_is_no_tmx_is_refused(tmp_path):
@@ -141,7 +141,7 @@ def test_a_real_set_of_two_languages_on_made_up_data(tmp_path):
     with tfds.testing.mock_data(num_examples=3):
         rows = list(TfdsSplit("flores/neen", "test", tmp_path).rows())
     assert [row.language for row in rows] == ["ne"] * 3
-    assert all(row.pair.source and row.pair.english for row in rows)
+    assert all(row.example.source and row.example.english for row in rows)
 
 
 def test_what_is_no_set_or_no_translations_is_refused(tfds_dir):
