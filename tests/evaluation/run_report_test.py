@@ -16,6 +16,9 @@ _FACTS = run_report.RunFacts(
     max_steps=500,
     step_flops=4e9,
     train_pairs={"de": 70, "fr": 9000},
+    unit="target token",
+    shown=(),
+    is_decoded=True,
 )
 
 
