@@ -135,16 +135,18 @@ def _log_totals(data: manifest.Manifest, elapsed_secs: float) -> None:
     num_examples = sum(records.num_examples for records in train.values())
     num_source = sum(records.num_source_tokens for records in train.values())
     num_target = sum(records.num_target_tokens for records in train.values())
-    totals = (
-        f"{num_examples} training examples in {len(train)} directions, {num_source} source and "
-        f"{num_target} target tokens; vocabularies {data.source_vocabulary.size} and "
-        f"{data.target_vocabulary.size}"
-    )
+
     if data.kind == Kind.TEXT:
         num_bytes = sum(records.num_target_bytes for records in train.values())
         totals = (
             f"{num_examples} training documents in {len(train)} corpora, {num_target} tokens of "
             f"{num_bytes} bytes; vocabulary {data.target_vocabulary.size}"
+        )
+    else:
+        totals = (
+            f"{num_examples} training examples in {len(train)} directions, {num_source} source "
+            f"and {num_target} target tokens; vocabularies {data.source_vocabulary.size} and "
+            f"{data.target_vocabulary.size}"
         )
     logging.info(f"{_OUT.value}: {totals}; {elapsed_secs:.1f} s; tables in {_OUT.value}/report")
 

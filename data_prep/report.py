@@ -56,6 +56,7 @@ def _numbers(language: manifest.Language, train: Encoded, kind: Kind) -> dict[st
         "dropped": language.dropped,
         "repaired": language.repaired,
     }
+
     # A document is a target without a source.
     sides = (train.source, train.target)[-len(_SIDES[kind]) :]
     for name, side in zip(_SIDES[kind], sides, strict=True):
@@ -97,7 +98,7 @@ def _page(rows: Sequence[_Row], kind: Kind) -> str:
         tokens = {f"{side} tokens": row[side]["tokens"] for side in sides}
         return {"scripts": " ".join(row["scripts"]), **row[_plural(kind)], **tokens}
 
-    sections = {"Sizes": _table(rows, sizes)}
+    sections = {"Sizes": _table(rows, kind, sizes)}
     if kind is Kind.PARALLEL:
         title = "Tokens of a training pair, as the mixture of temperature T draws them"
         sections[title] = table.markdown(
@@ -107,25 +108,26 @@ def _page(rows: Sequence[_Row], kind: Kind) -> str:
                 _tokens_of_drawn_pair(rows, temperature=5),
             ]
         )
-    sections[f"{_plural(kind).capitalize()} dropped, by rule"] = _table_of_drops(rows)
+    sections[f"{_plural(kind).capitalize()} dropped, by rule"] = _table_of_drops(rows, kind)
     for side in sides:
-        sections[f"Lengths in pieces, {side}"] = _table_of_side(rows, side, _LENGTHS)
+        sections[f"Lengths in pieces, {side}"] = _table_of_side(rows, kind, side, _LENGTHS)
     for side in sides:
-        sections[f"Coverage of the {side} vocabulary"] = _table_of_side(rows, side, _COVERAGE)
+        sections[f"Coverage of the {side} vocabulary"] = _table_of_side(rows, kind, side, _COVERAGE)
 
     text = "\n".join(f"## {title}\n\n{section}" for title, section in sections.items())
-    return f"# Prepared data\n\n![training pairs by language](sizes.png)\n\n{text}"
+    sizes_picture = f"![training {_plural(kind)} by {kind.group}](sizes.png)"
+    return f"# Prepared data\n\n{sizes_picture}\n\n{text}"
 
 
-def _table(rows: Sequence[_Row], columns: Callable[[_Row], Mapping[str, Any]]) -> str:
+def _table(rows: Sequence[_Row], kind: Kind, columns: Callable[[_Row], Mapping[str, Any]]) -> str:
     """Returns a table with a line for each language; `columns` gives its cells by their headers."""
-    lines = [{"language": row["code"], **columns(row)} for row in rows]
+    lines = [{kind.group: row["code"], **columns(row)} for row in rows]
     header = list(lines[0])
     return table.markdown([header, *(list(line.values()) for line in lines)])
 
 
-def _table_of_drops(rows: Sequence[_Row]) -> str:
-    # A rule that drops pairs of one language has a column for all.
+def _table_of_drops(rows: Sequence[_Row], kind: Kind) -> str:
+    # A rule that drops examples of one language has a column for all.
     rules: set[str] = set()
     for row in rows:
         rules |= row["dropped"].keys()
@@ -134,14 +136,14 @@ def _table_of_drops(rows: Sequence[_Row]) -> str:
     def drops(row: _Row) -> dict[str, int]:
         return no_drops | row["dropped"] | {"(repaired)": row["repaired"]}
 
-    return _table(rows, drops)
+    return _table(rows, kind, drops)
 
 
-def _table_of_side(rows: Sequence[_Row], side: str, names: Sequence[str]) -> str:
+def _table_of_side(rows: Sequence[_Row], kind: Kind, side: str, names: Sequence[str]) -> str:
     def numbers(row: _Row) -> dict[str, float]:
         return {name.replace("_", " "): row[side][name] for name in names}
 
-    return _table(rows, numbers)
+    return _table(rows, kind, numbers)
 
 
 def _tokens_of_drawn_pair(rows: Sequence[_Row], temperature: int) -> tuple[str, str, str, str]:
@@ -170,7 +172,7 @@ def _draw_sizes(rows: Sequence[_Row], kind: Kind, path: pathlib.Path) -> None:
     axes.set(yscale="log", ylim=(10 ** np.floor(low), 10 ** np.ceil(high)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    groups = "direction" if kind is Kind.PARALLEL else "corpus"
+    groups = "direction" if kind is Kind.PARALLEL else kind.group
     axes.set(xlabel=f"{groups}, from high to low resource", ylabel=f"training {_plural(kind)}")
     axes.tick_params(axis="x", labelrotation=90, labelsize=7)
     axes.margins(x=0.01)

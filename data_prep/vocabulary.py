@@ -6,7 +6,6 @@ threads, on which the order of floating-point sums depends, is constant.
 """
 
 import enum
-import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,7 +101,11 @@ def train_drawn(
 
     sentences: Iterable[str] = _sentences(files, side)
     if side is Side.TEXT:
-        sentences = _sample(functools.partial(_segments, files), config.max_vocab_sentences)
+
+        def read() -> Iterator[str]:
+            return segments(_sentences(files, side))
+
+        sentences = sample(read, config.max_vocab_sentences)
     if side is Side.TARGET and config.directions == "many_to_english":
         sentences = dict.fromkeys(sentences)  # Many languages share sentences, which count once.
 
@@ -120,9 +123,9 @@ def _sentences(files: Iterable[tuple[Direction, pathlib.Path]], side: Side) -> I
                 yield sides[0] if side is Side.SOURCE else sides[-1]
 
 
-def _segments(files: Iterable[tuple[Direction, pathlib.Path]]) -> Iterator[str]:
-    """Yields every document in some files, cut at spaces into texts that SentencePiece takes."""
-    for document in _sentences(files, Side.TEXT):
+def segments(documents: Iterable[str]) -> Iterator[str]:
+    """Yields documents, cut at spaces into texts that SentencePiece takes."""
+    for document in documents:
         start = 0
         while len(document) - start > _MAX_SEGMENT_CHARS:
             end = document.rfind(" ", start + 1, start + _MAX_SEGMENT_CHARS)
@@ -133,7 +136,7 @@ def _segments(files: Iterable[tuple[Direction, pathlib.Path]]) -> Iterator[str]:
         yield document[start:]
 
 
-def _sample(read: Callable[[], Iterator[str]], most: int) -> Iterator[str]:
+def sample(read: Callable[[], Iterator[str]], most: int) -> Iterator[str]:
     """Yields all of the texts that `read` yields, or about `most` of them if there are more."""
     num_texts = sum(1 for _ in read())
     rate = min(1.0, most / max(num_texts, 1))

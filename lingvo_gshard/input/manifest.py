@@ -43,6 +43,11 @@ class Kind(enum.StrEnum):
         """What an example is called."""
         return "pair" if self is Kind.PARALLEL else "document"
 
+    @property
+    def group(self) -> str:
+        """What the manifest's languages are called."""
+        return "language" if self is Kind.PARALLEL else "corpus"
+
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
@@ -120,7 +125,7 @@ class Manifest:
     @property
     def group(self) -> str:
         """What each of `languages` is called: examples come in languages, or in corpora."""
-        return "corpus" if self.kind == Kind.TEXT else "language"
+        return Kind(self.kind).group
 
     @property
     def vocabulary_files(self) -> tuple[File, File]:

@@ -24,15 +24,15 @@ _MAX_PERMUTED = 1 << 16
 _TOLD_LANGUAGES = 5  # In a warning.
 
 
-_Example_co = TypeVar("_Example_co", covariant=True)
+_Example = TypeVar("_Example")
 
 
-class Source(Protocol[_Example_co]):
+class Source(Protocol[_Example]):
     """The examples of some languages, `sizes` of each, indexed over all of them."""
 
     sizes: list[int]
 
-    def read(self, indices: np.ndarray) -> list[_Example_co]:
+    def read(self, indices: np.ndarray) -> list[_Example]:
         """Returns the examples at int [n] indices, in their order."""
 
 
@@ -131,14 +131,14 @@ def languages_of(
     return languages
 
 
-class Mixture(Generic[_Example_co]):
+class Mixture(Generic[_Example]):
     """An endless stream of examples that can be read between any two positions.
 
     Up to position x, language l has given floor(p_l * x + phase_l) examples. So any part of the
     stream holds the languages in their proportions, to within one example of each.
     """
 
-    def __init__(self, source: Source[_Example_co], params: hyperparams.Params) -> None:
+    def __init__(self, source: Source[_Example], params: hyperparams.Params) -> None:
         """With `shuffle` each language has a new order every time it starts over."""
         self._source = source
         self._shuffle = params.shuffle
@@ -151,11 +151,11 @@ class Mixture(Generic[_Example_co]):
         # Languages of equal size need different orders: their English sides may be the same.
         self._seeds = rng.integers(0, 2**32, len(source.sizes))
 
-    def read(self, start: int, end: int) -> list[_Example_co]:
+    def read(self, start: int, end: int) -> list[_Example]:
         """Returns the examples between two positions, in order: about end - start of them."""
         return self._source.read(self._records_between(start, end))
 
-    def read_numbers(self, start: int, end: int) -> list[_Example_co]:
+    def read_numbers(self, start: int, end: int) -> list[_Example]:
         """Returns examples number `start` to `end` of the stream: exactly end - start of them."""
         # Up to position x come at most x + sum(phase_l) examples, and less than one per language
         # fewer. One position more keeps rounding away from the first example.

@@ -21,6 +21,7 @@ all files, and any row can be made by itself.
 
 import dataclasses
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -263,7 +264,9 @@ class _TextRows:
 
         order = np.arange(len(lengths))
         if self._params.shuffle:
-            order = np.random.default_rng([self._params.seed, shard_number]).permutation(order)
+            # By the file, not its number: a corpus by itself has the rows that it has among others.
+            file_seed = int(shard.file.sha256[:16], 16)
+            order = np.random.default_rng([self._params.seed, file_seed]).permutation(order)
         return _Layout(self._first_documents[shard_number] + order, np.cumsum(lengths[order]))
 
 
@@ -291,7 +294,7 @@ def _fill(
     `num_bytes` are the bytes that each piece of the vocabulary stands for, int32 [V], of which
     `has_space` are for a space before a word.
     """
-    segments = [segment for row in rows for segment in row]
+    segments = list(itertools.chain.from_iterable(rows))
     sizes = np.array([len(row) for row in rows], np.int64)
     labels, segment_ids, positions = packing.side([one.ids for one in segments], sizes, row_len)
     is_token = segment_ids > 0  # Segments count from 1; 0 is padding.

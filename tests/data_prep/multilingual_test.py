@@ -3,9 +3,10 @@ import gzip
 import pytest
 import tensorflow_datasets as tfds
 
+from data_prep.documents import TfdsDocuments
 from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.sources import Row
-from data_prep.tsv import Pair
+from data_prep.tsv import Document, Pair
 
 _TMX = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -151,3 +152,16 @@ def test_what_is_no_set_or_no_translations_is_refused(tfds_dir):
         list(TfdsSplit("small_talks", "later", tfds_dir).rows())
     with pytest.raises(ValueError, match=r"has features \['caption'\]: expected several languages"):
         list(TfdsSplit("small_pictures", "train", tfds_dir).rows())
+
+
+def test_documents_are_a_feature(tfds_dir):
+    source = TfdsDocuments("small_pictures", "train", "captions", "caption", tfds_dir)
+    assert list(source.rows()) == [Row("captions", Document("a house"))]
+    for name, feature, known in (
+        ("small_pictures", "title", "caption"),
+        ("small_talks", "translations", "translations"),
+    ):
+        wrong = TfdsDocuments(name, "train", "captions", feature, tfds_dir)
+        message = f"tfds {name}, split train has no text in feature '{feature}', only {known}"
+        with pytest.raises(ValueError, match=message):
+            list(wrong.rows())
