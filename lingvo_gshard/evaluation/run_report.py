@@ -14,7 +14,6 @@ from lingvo_gshard.evaluation import html_page, quality
 from lingvo_gshard.evaluation.html_page import Section
 from lingvo_gshard.evaluation.quality import Quality
 from lingvo_gshard.files import atomic_file, storage, table
-from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import plan
 from lingvo_gshard.planning.plan import Plan
@@ -27,8 +26,8 @@ _CURVES = (
     "The loss should fall; unlike nll, it includes label smoothing and the auxiliary loss, if the "
     "task has them. Where the nll of dev rises while that of training falls, the model overfits."
 )
-_BY_LANGUAGE = "By training pairs, most first. Languages with few pairs profit from related ones."
-_NO_LOSSES = "--mode=eval adds each language's loss and the experts that it uses."
+_BY_PART = "Most to train on first. Those with little profit from related ones."
+_NO_LOSSES = "--mode=eval adds the loss of each, and the experts that it uses."
 _EXPERTS = (
     "The load of each expert divided by their mean, by language: 1 is an even share, and bright "
     "experts are preferred. Languages with similar rows share experts."
@@ -76,9 +75,10 @@ class RunFacts:
     max_steps: int
     step_flops: float
     train_pairs: dict[str, int]  # By language; empty if the data has no parts.
+    nouns: tuple[str, str]  # What a language and a pair are called.
     unit: str  # What the task counts, and the metrics that it shows.
     shown: tuple[str, ...]
-    is_decoded: bool
+    has_source: bool  # Which it translates.
 
     def codes_by_size(self) -> list[str]:
         """Returns the languages, most training pairs first."""
@@ -102,17 +102,19 @@ def report(run: Run) -> pathlib.Path:
     rows = params.input
     run.estimator.check_folder()
     task = TaskModel(params, run.estimator.partitioning).task
+    source_len, target_len = task.Lengths(rows)
     parts = rows.cls.Parts(rows)
 
     facts = RunFacts(
         model=run.launch.model,
         num_weights=task.num_weights,
         max_steps=params.train.max_steps,
-        step_flops=task.TrainStepFlops(rows.batch_size, *task.Lengths(rows)),
+        step_flops=task.TrainStepFlops(rows.batch_size, source_len, target_len),
         train_pairs={name: part.num_examples for name, part in parts.items()},
+        nouns=rows.cls.Nouns(),
         unit=task.UNIT,
         shown=tuple(task.SHOWN),
-        is_decoded=Mode.PREDICT in task.MODES,
+        has_source=source_len > 0,
     )
     return write(pathlib.Path(run.logdir), facts)
 
@@ -247,7 +249,8 @@ def _languages(facts: RunFacts, results: _Results) -> Iterator[Section]:
         if "nll" in line:
             losses[line["name"].removeprefix("dev_")] = line["nll"]
 
-    rows = [("language", "training pairs", "nll of dev, nats per token")]
+    part, example = facts.nouns
+    rows = [(part, f"training {example}s", f"nll of dev, nats per {facts.unit}")]
     for code in facts.codes_by_size():
         loss = table.number(losses.get(code), ".3f")
         rows.append((code, f"{facts.train_pairs[code]:,}", loss))
@@ -255,7 +258,7 @@ def _languages(facts: RunFacts, results: _Results) -> Iterator[Section]:
     content = [html_page.rows(rows)]
     if not losses.keys() & facts.train_pairs.keys():
         content.append(html_page.paragraph(_NO_LOSSES))
-    yield Section("Languages", _BY_LANGUAGE, tuple(content))
+    yield Section(f"By {part}", _BY_PART, tuple(content))
 
 
 def _experts(facts: RunFacts, results: _Results) -> Iterator[Section]:
@@ -268,13 +271,13 @@ def _experts(facts: RunFacts, results: _Results) -> Iterator[Section]:
 
 
 def _translations(facts: RunFacts, results: _Results) -> Iterator[Section]:
-    """Yields the scores of translations, or how to get them, if the task is decoded."""
+    """Yields the scores of translations, or how to get them, if there is a source."""
     scores = results.scores
     if scores is not None:
         signatures = scores.signatures(*scores.metrics)
         content = (html_page.rows(scores.rows()), *map(html_page.paragraph, signatures))
         yield Section("Translations of test", _SCORES, content)
-    elif facts.is_decoded:
+    elif facts.has_source:
         yield Section("Translations of test", _NO_SCORES)
 
 

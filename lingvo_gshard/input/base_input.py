@@ -54,6 +54,11 @@ class BaseInput:
         p.Define("seed", 1, "Seed of all that is drawn.")
         return p
 
+    @classmethod
+    def Nouns(cls) -> tuple[str, str]:
+        """Returns what a part of the data and an example are called."""
+        return "part", "example"
+
     @staticmethod
     def batch_specs(p: hyperparams.Params) -> NestedMap:
         """Returns the TensorSpecs of a batch by the settings alone, without any data."""

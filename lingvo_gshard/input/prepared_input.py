@@ -28,6 +28,11 @@ class PreparedInput(PrefetchedInput):
         return p
 
     @classmethod
+    def Nouns(cls) -> tuple[str, str]:
+        """Returns what a language and an example are called."""
+        return cls.KIND.group, cls.KIND.noun
+
+    @classmethod
     def Manifest(cls, data_dir: str) -> manifest.Manifest:
         """Returns a folder's manifest; ValueError if it has none, or holds data of another kind."""
         return manifest.load_kind(data_dir, cls.KIND, cls.__name__)
