@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files.digests import File
+from lingvo_gshard.input.manifest import Kind
 
 DATA_DIR = "data_dir"  # The setting of inputs that read a folder: the launch fills it in.
 
@@ -21,12 +23,14 @@ DATA_DIR = "data_dir"  # The setting of inputs that read a folder: the launch fi
 class DataFacts:
     """What a model must know about its data: vocabulary sizes in pieces, and language codes.
 
-    A size is 0 without such a vocabulary.
+    A size is 0 without such a vocabulary. Text has one vocabulary, of both sizes, and its languages
+    are corpora.
     """
 
     source_vocab_size: int = 0
     target_vocab_size: int = 0
     languages: tuple[str, ...] = ()
+    kind: str | None = Kind.PARALLEL  # None if it is no prepared text.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,8 @@ class BaseInput:
 
     The class methods are asked before there is an input: of Params, by `params.input.cls`.
     """
+
+    KIND: ClassVar[Kind | None] = None  # Of the prepared folders that it reads, if it reads such.
 
     @classmethod
     def Params(cls) -> InstantiableParams:
@@ -68,7 +74,7 @@ class BaseInput:
     def Facts(cls, data_dir: str) -> DataFacts:
         """Returns the facts of the data in a folder; ValueError if this input cannot read it."""
         del data_dir
-        return DataFacts()
+        return DataFacts(kind=cls.KIND)
 
     @classmethod
     def VocabularyFiles(cls, data_dir: str) -> Sequence[File]:

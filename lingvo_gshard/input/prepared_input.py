@@ -42,7 +42,9 @@ class PreparedInput(PrefetchedInput):
         """Returns the sizes of the vocabularies, and the languages with text to train on."""
         data = cls.Manifest(data_dir)
         codes = [language.code for language in data.languages if language.num_examples("train")]
-        return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, tuple(codes))
+        return DataFacts(
+            data.source_vocabulary.size, data.target_vocabulary.size, tuple(codes), cls.KIND
+        )
 
     @classmethod
     def VocabularyFiles(cls, data_dir: str) -> Sequence[File]:

@@ -34,7 +34,7 @@ class Task(BaseLayer):
     # Each with a pattern of the paths of the weights that have a row for each piece.
     VOCABULARIES: ClassVar[Mapping[str, str]] = {}
 
-    # Those with PREDICT are decoded, and have the methods below for it.
+    # The modes of its programs. A task with PREDICT is decoded, by the methods below.
     MODES: ClassVar[frozenset[Mode]] = frozenset({Mode.TRAIN, Mode.EVAL})
 
     # What `num_tokens` counts, in texts for people.

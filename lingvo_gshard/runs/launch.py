@@ -70,7 +70,7 @@ def launch_of(
     if DATA_DIR not in batches:
         if data_dir is not None:
             raise ValueError(f"--data_dir={data_dir}: {model} reads no data; leave the flag out.")
-        facts = DataFacts()
+        facts = DataFacts(kind=None)
     elif data_dir is not None:
         facts = batches.cls.Facts(data_dir)
     else:
@@ -117,8 +117,18 @@ def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
 
 
 def experiment_params(launch: Launch) -> Params:
-    """Returns a launch's Params with vocabulary sizes; ValueError for a wrong setting or size."""
+    """Returns a launch's Params with vocabulary sizes.
+
+    Raises ValueError for a wrong setting, for data of another task, or of another vocabulary.
+    """
     params = registry.get_params(launch.model, launch.overrides)
+    kind = params.input.cls.KIND
+    if kind != launch.facts.kind:
+        raise ValueError(
+            f"{launch.model} learns from data of kind {kind}, but {launch.data_dir} holds kind "
+            f"{launch.facts.kind}: give other data or another --model."
+        )
+
     # What an experiment cannot know by itself: where its data is, and how many pieces it has.
     for batches in (params.input, params.eval_input):
         _bind(batches, launch)

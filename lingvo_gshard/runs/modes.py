@@ -94,12 +94,12 @@ def export(run: Run) -> None:
 def verify_data(run: Run) -> None:
     """Hashes all files of the data, each process its share.
 
-    Raises ValueError if the input reads no folder, and as digests.verify.
+    Raises ValueError if the input reads no such files, and as digests.verify.
     """
     data_dir = run.launch.data_dir
-    if data_dir is None:
-        raise ValueError(f"--verify_data: {run.launch.model} reads no data.")
-    files = run.params.input.cls.Files(data_dir)
+    files = () if data_dir is None else run.params.input.cls.Files(data_dir)
+    if data_dir is None or not files:
+        raise ValueError(f"--verify_data: {run.launch.model} reads no data whose hashes are known.")
 
     # Strided, so that each process gets as many large files as the others.
     digests.verify(data_dir, files[jax.process_index() :: jax.process_count()])

@@ -39,7 +39,7 @@ def _registered(monkeypatch):
 def test_it_is_launched_and_recorded_without_data(tmp_path):
     logdir = str(tmp_path / "run")
     launch = launches.launch_of(_MODEL, ("train.max_steps=3",), None, logdir)
-    assert launch == Launch(_MODEL, ("train.max_steps=3",), None, DataFacts())
+    assert launch == Launch(_MODEL, ("train.max_steps=3",), None, DataFacts(kind=None))
     bound, params = launches.with_product_dtype(launch, logdir)
     assert bound == launch and params.task.cls.ProductDtype(params.task) == "float32"
 
@@ -58,15 +58,25 @@ def test_data_that_it_would_not_read_is_refused(tmp_path):
     message = f"--data_dir=/data: {_MODEL} reads no data; leave the flag out"
     with pytest.raises(ValueError, match=message):
         launches.launch_of(_MODEL, (), "/data", str(tmp_path))
-    run = types.SimpleNamespace(launch=Launch(_MODEL, (), None, DataFacts()))
+    run = types.SimpleNamespace(launch=Launch(_MODEL, (), None, DataFacts(kind=None)))
     with pytest.raises(ValueError, match=f"--verify_data: {_MODEL} reads no data"):
         modes.verify_data(run)
 
 
 def test_another_model_does_not_take_its_data_from_such_a_run(tmp_path):
-    launches.record(Launch(_MODEL, (), None, DataFacts()), str(tmp_path))
+    launches.record(Launch(_MODEL, (), None, DataFacts(kind=None)), str(tmp_path))
     with pytest.raises(ValueError, match=r"a run without data: give --data_dir for toy\.Dense4L"):
         launches.launch_of("toy.Dense4L", (), None, str(tmp_path))
+
+
+def test_a_model_of_text_does_not_take_pairs_from_the_run_before_it(tmp_path):
+    launch = Launch("toy.Dense4L", (), "/data", DataFacts(8, 8, ("de",)))
+    launch = data_folder.prepare(tmp_path / "data", b"ours", b"english", launch)
+    launches.record(launch, str(tmp_path / "run"))
+    with pytest.raises(
+        ValueError, match=r"LmDense4L learns from data of kind text, but .* parallel"
+    ):
+        launches.launch_of("toy.LmDense4L", (), None, str(tmp_path / "run"))
 
 
 def test_it_leaves_the_data_of_the_run_before_it(tmp_path):
@@ -74,7 +84,7 @@ def test_it_leaves_the_data_of_the_run_before_it(tmp_path):
     launch = data_folder.prepare(tmp_path / "data", b"ours", b"english", launch)
     launches.record(launch, str(tmp_path / "run"))
     again = launches.launch_of(_MODEL, (), None, str(tmp_path / "run"))
-    assert (again.data_dir, again.facts) == (None, DataFacts())
+    assert (again.data_dir, again.facts) == (None, DataFacts(kind=None))
 
 
 def test_what_it_lacks_is_refused_or_left_out():
