@@ -116,10 +116,12 @@ def opened_run(command: str | None = None) -> Iterator[Run]:
     assert LOGDIR.value is not None
     with storage.working(LOGDIR.value) as logdir:
         launch = launches.recorded(str(logdir))
+        params = launches.experiment_params(launch)
+        launches.check_decoded(launch.model, params)
         kind = launch.facts.kind
+        assert kind is not None, "check_decoded"
         _check_command(launch.model, kind, command)
-        trained_on = launches.trained_on(launch, launches.experiment_params(launch))
-        _check_language(trained_on, kind)
+        _check_language(launches.trained_on(launch, params), kind)
 
         # Flags are settings of the experiment; what is not given is as it was in training.
         settings = {"num_best": NBEST.value, "tell_attention": ATTENTION.value}

@@ -16,7 +16,7 @@ from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
 from lingvo_gshard.files import atomic_file, digests, storage
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.manifest import Kind, Language
-from lingvo_gshard.runs.launch import recorded
+from lingvo_gshard.runs.launch import check_decoded, recorded
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 
@@ -67,6 +67,7 @@ def decode_split(run: Run, split: str) -> None:
     run was never trained, no language has the split or its text is damaged, or decode.max_sentences
     or decode.prompt_len is out of its range.
     """
+    check_decoded(run.launch.model, run.params)
     recorded(run.logdir)  # Refuses a folder that was never trained in.
     languages = _languages(run, split)
     decoding = _KINDS[manifest.load(run.launch.data_dir).kind](run)

@@ -97,7 +97,9 @@ def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
     return source, target
 
 
-def vocabulary_files(folder: str | pathlib.Path, kind: str) -> tuple[pathlib.Path, pathlib.Path]:
+def vocabulary_files(
+    folder: str | pathlib.Path, kind: str | None
+) -> tuple[pathlib.Path, pathlib.Path]:
     """Returns the paths of the source and target SentencePiece models of a bundle or a run.
 
     With data of kind TEXT, both are the one vocabulary.

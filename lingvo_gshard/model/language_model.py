@@ -34,6 +34,7 @@ class LanguageModelTask(TokenTask):
 
     STACKS: ClassVar[Mapping[str, str]] = {"decoder": "row_len"}
     VOCABULARIES: ClassVar[Mapping[str, str]] = {"vocab_size": r"theta\.(embedding\..*|softmax)"}
+    SHOWN = ("bits_per_byte",)
 
     embedding: EmbeddingLayer
     dropout: DropoutLayer

@@ -21,6 +21,7 @@ from lingvo_gshard.runs import saved_model
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.runs.launch import (
     Launch,
+    check_decoded,
     experiment_params,
     trained_on,
     vocabularies,
@@ -58,9 +59,7 @@ class Run:
     def product_dtype(self) -> str:
         """Returns the dtype of the numbers that products are made of."""
         task = self.params.task
-        if "bfloat16" in (task.product_dtype, task.activation_dtype):
-            return "bfloat16"
-        return "float32"
+        return str(task.cls.ProductDtype(task))
 
     @property
     def averaged(self) -> dict[str, Any]:
@@ -73,14 +72,20 @@ class Run:
         return kinds.text_decoder(*self.decoder())
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
-        """Returns a decoder of the weights, and its tokenizers; raises as Estimator.restore."""
-        # The weights are read first: without a checkpoint there is nothing to decode with.
+        """Returns a decoder of the weights, and its tokenizers.
+
+        Raises as launch.check_decoded and Estimator.restore.
+        """
         p = self.params
+        check_decoded(self.launch.model, p)
+
+        # The weights are read first: without a checkpoint there is nothing to decode with.
         partitioning = self.estimator.partitioning
         restored = self.estimator.restore(**self.averaged)
         source, target = map(Tokenizer, vocabularies(self.logdir))
 
         kind = self.launch.facts.kind
+        assert kind is not None, "check_decoded"
         longest = p.task.cls.DecodeLength(p.decode)
         input_name = READINGS[kind].input_name
         spec = DecoderSpec(
@@ -200,8 +205,9 @@ def _warm_start(params: Params) -> WarmStart | None:
         return None
     start = WarmStart(params.train.warm_start_from, params.train.warm_start_rules)
 
-    # Exported weights, or a folder of checkpoints alone, have no vocabularies.
-    if not pathlib.Path(start.source, "vocab").is_dir():
+    # Exported weights, or a folder of checkpoints alone, have no vocabularies; nor have some tasks.
+    patterns = list(params.task.cls.VOCABULARIES.values())
+    if not patterns or not pathlib.Path(start.source, "vocab").is_dir():
         if Rule.BY_PIECE in dict(start.rules).values():
             raise ValueError(
                 f"train.warm_start_from={start.source}: BY_PIECE needs a run's folder, which "
@@ -209,10 +215,9 @@ def _warm_start(params: Params) -> WarmStart | None:
             )
         return start
 
-    # For the weights with a row for each piece: the id that each of the new pieces had. A task of
-    # one vocabulary has that of its targets.
-    patterns = tuple(params.task.cls.VOCABULARIES.values())
-    old_tokenizers = [Tokenizer(path) for path in vocabularies(start.source)][-len(patterns) :]
+    # For the weights with a row for each piece: the id that each of the new pieces had.
+    # A task with one vocabulary has that of what it predicts.
+    old_tokenizers = list(map(Tokenizer, vocabularies(start.source)))[-len(patterns) :]
     new_tokenizers = load_pair(params.input.data_dir)[-len(patterns) :]
     old_pieces = []
     for pattern, old, new in zip(patterns, old_tokenizers, new_tokenizers, strict=True):

@@ -8,8 +8,10 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, tokenizer
+from lingvo_gshard.input.base_input import DataFacts
+from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.runs.launch import DataFacts, Launch
+from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.train.hooks import NonFinite
 from tests.runs import data_folder
 
@@ -125,15 +127,13 @@ def test_data_of_another_kind_is_refused_in_one_line():
 
 
 def test_text_has_one_vocabulary(tmp_path):
-    facts = DataFacts(8, 8, ("web",), "text")
-    launch = Launch("toy.LmDense4L", (), "/data", facts)
+    launch = Launch("toy.LmDense4L", (), "/data", DataFacts(8, 8, ("web",), "text"))
     launch = data_folder.prepare_text(tmp_path / "data", b"pieces", launch)
     logdir = str(tmp_path / "run")
     launches.record(launch, logdir)
     assert [path.name for path in (tmp_path / "run/vocab").iterdir()] == ["text.model"]
     assert launches.recorded(logdir) == launch
     assert [path.read_bytes() for path in launches.vocabularies(logdir)] == [b"pieces"] * 2
-    assert launches.data_facts(launch.data_dir).kind == "text"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,10 @@ def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
     languages = tuple(manifest.Language(code, each, {}, {}) for code, each in given)
     side = types.SimpleNamespace(size=8)
     data = types.SimpleNamespace(
-        languages=languages, source_vocabulary=side, target_vocabulary=side, kind="parallel"
+        languages=languages,
+        source_vocabulary=side,
+        target_vocabulary=side,
+        kind=manifest.Kind.PARALLEL,
     )
     monkeypatch.setattr(manifest, "load", lambda _: data)
-    assert launches.data_facts("data").languages == ("de",)
+    assert TranslationInput.Facts("data").languages == ("de",)
