@@ -22,9 +22,6 @@ from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal, TrainHook
 from lingvo_gshard.train.loop import Input
 
-# The metrics that evaluation prints of each part, such as a language or a corpus.
-_BY_PART = ("nll", "perplexity", "bits_per_byte")
-
 
 def train(run: Run, hooks: Sequence[TrainHook] = ()) -> None:
     """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before."""
@@ -64,13 +61,14 @@ def evaluate(run: Run, split: str = "dev") -> None:
     # All of dev has another name than the part of it that is evaluated while training.
     _print_metrics(evaluated(EvalSpec(_input_fn(run, p), name=f"whole_{split}")))
 
+    shown = ("nll", "perplexity", *run.params.task.cls.SHOWN)
     for name, part in p.cls.Parts(p).items():
         if part.num_examples:
             input_fn = _input_fn(run, part.settings)
             metrics = evaluated(EvalSpec(input_fn, name=f"{split}_{name}"))
-            for metric, value in _scalars(metrics).items():
-                if metric in _BY_PART:
-                    print_once(f"{metric} of {name}: {value:.6g}")
+            scalars = _scalars(metrics)
+            for metric in shown:
+                print_once(f"{metric} of {name}: {scalars[metric]:.6g}")
 
 
 def evaluate_continuously(run: Run) -> None:

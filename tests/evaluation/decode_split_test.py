@@ -46,11 +46,12 @@ def data_dir(tmp_path):
 def run(data_dir, tmp_path, monkeypatch):
     """A run with a decoder of its own, and without a record of its training."""
     monkeypatch.setattr(decode_split, "recorded", lambda logdir: None)
+    monkeypatch.setattr(decode_split, "check_decoded", lambda model, params: None)
     decoder = Reverser(2, (4, 8))
     (tmp_path / "run").mkdir()
     return types.SimpleNamespace(
         logdir=str(tmp_path / "run"),
-        launch=types.SimpleNamespace(data_dir=str(data_dir)),
+        launch=types.SimpleNamespace(model="toy", data_dir=str(data_dir)),
         params=types.SimpleNamespace(decode=types.SimpleNamespace(max_sentences=None, seed=0)),
         decoder=lambda: (decoder, Letters(), Letters()),
     )
