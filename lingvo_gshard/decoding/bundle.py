@@ -95,7 +95,9 @@ class DecoderSpec:
 
     @property
     def source_languages(self) -> tuple[str, ...]:
-        """Returns the codes of the languages to translate from."""
+        """Returns the codes of the languages to translate from; none of a language model."""
+        if self.kind == Kind.TEXT:
+            return ()
         return source_languages(self.languages)
 
     def beginning(self, target: str | None) -> str:
