@@ -30,6 +30,8 @@ class TranslationInput(PrefetchedInput):
     [2B, L/2] or [4B, L/4], so that every batch holds the same number of tokens.
     """
 
+    KIND = Kind.PARALLEL
+
     @classmethod
     def Params(cls) -> hyperparams.InstantiableParams:
         """Returns the input's hyperparameters."""
@@ -90,7 +92,7 @@ class TranslationInput(PrefetchedInput):
         self.specs = self.batch_specs(p)
 
         # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
-        data = manifest.load_kind(p.data_dir, Kind.PARALLEL, "TranslationInput")
+        data = manifest.load_kind(p.data_dir, self.KIND, type(self).__name__)
         languages = mixture.languages_of(data, p.split, p.languages)
         records = [language.records[p.split] for language in languages]
         digests.verify(p.data_dir, data.vocabulary_files)

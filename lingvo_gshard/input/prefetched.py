@@ -1,11 +1,12 @@
 """What all inputs have in common: an iterator of batches, which are read in the background."""
 
 import weakref
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.late import grain
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input.manifest import Kind
 
 _PREFETCHED_BATCHES = 4  # Read while the device computes.
 
@@ -22,6 +23,8 @@ class Batches(Protocol):
 
 class PrefetchedInput:
     """An iterator over batches that reads a few of them ahead, and can continue at any of them."""
+
+    KIND: ClassVar[Kind]  # The kind of data that it reads.
 
     def __init__(self, batches: Batches) -> None:
         self._iterator = _prefetched(batches)

@@ -40,7 +40,7 @@ from lingvo_gshard.input.records import RecordSource, check_sizes, read_lengths
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.sharding.layout import TensorSpec
 
-_MAX_LAID_OUT_FILES = 256  # Whose documents' places are in memory, 12 bytes for each.
+_MAX_LAID_OUT_FILES = 256  # Whose documents' places are in memory, 16 bytes for each.
 _INPUTS = ("ids", "segment_ids", "positions")
 
 
@@ -60,6 +60,8 @@ class TextInput(PrefetchedInput):
     the last batch. Batch s is a function of the data, the settings and s; n processes make the same
     batches as one, and each of them reads only its own rows.
     """
+
+    KIND = Kind.TEXT
 
     @classmethod
     def Params(cls) -> hyperparams.InstantiableParams:
@@ -122,7 +124,7 @@ class TextInput(PrefetchedInput):
         self.specs = self.batch_specs(p)
 
         # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
-        data = manifest.load_kind(p.data_dir, Kind.TEXT, "TextInput")
+        data = manifest.load_kind(p.data_dir, self.KIND, type(self).__name__)
         corpora = mixture.languages_of(data, p.split, p.languages)
         records = [corpus.records[p.split] for corpus in corpora]
         digests.verify(p.data_dir, data.vocabulary_files)
