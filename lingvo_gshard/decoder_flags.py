@@ -100,7 +100,9 @@ def opened_run() -> Iterator[Run]:
     assert LOGDIR.value is not None
     with storage.working(LOGDIR.value) as logdir:
         launch = launches.recorded(str(logdir))
-        _check_language(launches.trained_on(launch, launches.experiment_params(launch)))
+        params = launches.experiment_params(launch)
+        launches.check_decoded(launch.model, params)
+        _check_language(launches.trained_on(launch, params))
 
         # Flags are settings of the experiment; what is not given is as it was in training.
         settings = {"num_best": NBEST.value, "tell_attention": ATTENTION.value}

@@ -11,7 +11,7 @@ from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
 from lingvo_gshard.files import atomic_file, digests, storage
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.manifest import Language
-from lingvo_gshard.runs.launch import recorded
+from lingvo_gshard.runs.launch import check_decoded, recorded
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.translation.chunks import Parts
@@ -36,6 +36,7 @@ def decode_split(run: Run, split: str) -> None:
     language at a time. Raises ValueError if the run was never trained, no language has the split or
     its text is damaged, or decode.max_sentences is below 1.
     """
+    check_decoded(run.launch.model, run.params)
     recorded(run.logdir)  # Refuses a folder that was never trained in.
     languages = _languages(run, split)
     folder = pathlib.Path(run.logdir, f"decode_{split}")

@@ -33,7 +33,8 @@ class LanguageModelTask(TokenTask):
     """Predicts each token of packed documents from those before it."""
 
     STACKS: ClassVar[Mapping[str, str]] = {"decoder": "row_len"}
-    VOCABULARIES = ("vocab_size",)
+    VOCABULARIES: ClassVar[Mapping[str, str]] = {"vocab_size": r"theta\.(embedding\..*|softmax)"}
+    SHOWN = ("bits_per_byte",)
 
     embedding: EmbeddingLayer
     dropout: DropoutLayer

@@ -17,6 +17,7 @@ from lingvo_gshard.runs import saved_model
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.runs.launch import (
     Launch,
+    check_decoded,
     experiment_params,
     trained_on,
     vocabularies,
@@ -56,9 +57,7 @@ class Run:
     def product_dtype(self) -> str:
         """Returns the dtype of the numbers that products are made of."""
         task = self.params.task
-        if "bfloat16" in (task.product_dtype, task.activation_dtype):
-            return "bfloat16"
-        return "float32"
+        return str(task.cls.ProductDtype(task))
 
     @property
     def averaged(self) -> dict[str, Any]:
@@ -67,9 +66,14 @@ class Run:
         return {"checkpoint_step": p.checkpoint_step, "average": p.average_checkpoints}
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
-        """Returns a decoder of the weights, and its tokenizers; raises as Estimator.restore."""
-        # The weights are read first: without a checkpoint there is nothing to decode with.
+        """Returns a decoder of the weights, and its tokenizers.
+
+        Raises as launch.check_decoded and Estimator.restore.
+        """
         p = self.params
+        check_decoded(self.launch.model, p)
+
+        # The weights are read first: without a checkpoint there is nothing to decode with.
         partitioning = self.estimator.partitioning
         restored = self.estimator.restore(**self.averaged)
         source, target = map(Tokenizer, vocabularies(self.logdir))
@@ -188,8 +192,9 @@ def _warm_start(params: Params) -> WarmStart | None:
         return None
     start = WarmStart(params.train.warm_start_from, params.train.warm_start_rules)
 
-    # Exported weights, or a folder of checkpoints alone, have no vocabularies.
-    if not pathlib.Path(start.source, "vocab").is_dir():
+    # Exported weights, or a folder of checkpoints alone, have no vocabularies; nor have some tasks.
+    patterns = list(params.task.cls.VOCABULARIES.values())
+    if not patterns or not pathlib.Path(start.source, "vocab").is_dir():
         if Rule.BY_PIECE in dict(start.rules).values():
             raise ValueError(
                 f"train.warm_start_from={start.source}: BY_PIECE needs a run's folder, which "
@@ -198,9 +203,9 @@ def _warm_start(params: Params) -> WarmStart | None:
         return start
 
     # For the weights with a row for each piece: the id that each of the new pieces had.
-    patterns = (r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)")
-    old_tokenizers = map(Tokenizer, vocabularies(start.source))
-    new_tokenizers = load_pair(params.input.data_dir)
+    # A task with one vocabulary has that of what it predicts.
+    old_tokenizers = list(map(Tokenizer, vocabularies(start.source)))[-len(patterns) :]
+    new_tokenizers = load_pair(params.input.data_dir)[-len(patterns) :]
     old_pieces = []
     for pattern, old, new in zip(patterns, old_tokenizers, new_tokenizers, strict=True):
         ids = old_ids(old.pieces(range(old.vocab_size)), new.pieces(range(new.vocab_size)))

@@ -8,8 +8,10 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, tokenizer
+from lingvo_gshard.input.base_input import DataFacts
+from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.runs.launch import DataFacts, Launch
+from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.train.hooks import NonFinite
 from tests.runs import data_folder
 
@@ -226,7 +228,10 @@ def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
     languages = tuple(manifest.Language(code, each, {}, {}) for code, each in given)
     side = types.SimpleNamespace(size=8)
     data = types.SimpleNamespace(
-        languages=languages, source_vocabulary=side, target_vocabulary=side
+        languages=languages,
+        source_vocabulary=side,
+        target_vocabulary=side,
+        kind=manifest.Kind.PARALLEL,
     )
     monkeypatch.setattr(manifest, "load", lambda _: data)
-    assert launches.data_facts("data").languages == ("de",)
+    assert TranslationInput.Facts("data").languages == ("de",)
