@@ -43,6 +43,8 @@ def search(
         num_best=decode.num_best,
         coverage_weight=decode.coverage_weight,
         temperature=decode.temperature,
+        top_k=decode.top_k,
+        top_p=decode.top_p,
     )
     requests = _requests(decode, has_input)
 

@@ -85,7 +85,10 @@ def _forced(task, theta, prompts, ids_BS, lengths_B):
 
 
 @pytest.mark.parametrize("name", _TASKS)
-@pytest.mark.parametrize("settings", [{"beam_size": 3}, {"beam_size": 1, "temperature": 0.8}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"beam_size": 3}, {"beam_size": 1, "temperature": 0.8, "top_k": 9, "top_p": 0.7}],
+)
 def test_decoding_equals_teacher_forcing(name, settings):
     """Prompts differ in length, and the last row has none."""
     task = _TASKS[name].Instantiate(building.Unannotated())
