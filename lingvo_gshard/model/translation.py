@@ -146,6 +146,9 @@ class TranslationTask(BaseLayer):
         balance_loss = _sum([routing.balance_loss for routing in routings])
 
         loss = tf.reduce_sum(smoothed * weights) * per_token + self.p.aux_loss_weight * balance_loss
+        for routing in routings:
+            if routing.router_loss is not None:
+                loss += routing.router_loss
         return loss, NestedMap(
             loss=loss,
             nll=tf.reduce_sum(nll * weights) * per_token,
@@ -273,7 +276,7 @@ def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:
     for layer, report in reports.items():
         if report.routing is None:
             continue
-        for field, tensor in vars(report.routing).items():
+        for field, tensor in report.routing.by_name().items():
             by_layer = by_field.setdefault(field, NestedMap())
             by_layer[layer] = tensor
     return by_field
