@@ -14,8 +14,7 @@ from lingvo_gshard.evaluation.html_page import Section
 from lingvo_gshard.evaluation.quality import Quality
 from lingvo_gshard.files import atomic_file, storage, table
 from lingvo_gshard.input import manifest
-from lingvo_gshard.model import flops
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import plan
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.runs import expert_load
@@ -99,14 +98,14 @@ def report(run: Run) -> pathlib.Path:
     params = run.params
     rows = params.input
     run.estimator.check_folder()
-    task = TranslationModel(params, run.estimator.partitioning).task
+    task = TaskModel(params, run.estimator.partitioning).task
     languages = manifest.load(run.launch.data_dir).languages
 
     facts = RunFacts(
         model=run.launch.model,
         num_weights=task.num_weights,
         max_steps=params.train.max_steps,
-        step_flops=flops.train_step_flops(task, rows.batch_size, rows.source_len, rows.target_len),
+        step_flops=task.TrainStepFlops(rows.batch_size, *task.Lengths(rows)),
         train_pairs={language.code: language.num_examples("train") for language in languages},
     )
     return write(pathlib.Path(run.logdir), facts)

@@ -72,6 +72,12 @@ class TranslationInput:
         p.Define("seed", 1, "Seed of the mixture and the shuffles.")
         return p
 
+    @staticmethod
+    def batch_specs(p: hyperparams.Params) -> NestedMap:
+        """Returns the TensorSpecs of a batch by the settings alone, without any data."""
+        shape = packing.RowShape(p.source_len, p.target_len)
+        return packing.batch_specs(p.batch_size, shape)
+
     def __init__(
         self, params: hyperparams.Params, *, process_index: int = 0, num_processes: int = 1
     ):
@@ -88,7 +94,7 @@ class TranslationInput:
 
         shape = packing.RowShape(p.source_len, p.target_len)
         # The TensorSpecs of a batch of all processes, as the program takes it.
-        self.specs = packing.batch_specs(p.batch_size, shape)
+        self.specs = self.batch_specs(p)
 
         # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
         data = manifest.load(p.data_dir)

@@ -120,7 +120,11 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The rows of a call and a row's lengths in tokens; for a search, target_len is its steps."""
+    """The rows of a call and a row's lengths in tokens.
+
+    For a search, source_len is the length of what is decoded, and target_len its steps. A task
+    without a source has a source_len of 0 elsewhere.
+    """
 
     rows: int
     source_len: int

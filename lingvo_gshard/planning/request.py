@@ -79,7 +79,7 @@ def make_request(
 
     # The trainer takes these sizes from the data, which a plan does not have.
     params = registry.get_params(model, settings)
-    for name in ("source_vocab_size", "target_vocab_size"):
+    for name in params.task.cls.VOCABULARIES:
         if params.task.Get(name) is None:
             raise ValueError(
                 f"task.{name} is taken from the data, which a plan does not have; give "
@@ -96,10 +96,10 @@ def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> 
         raise ValueError("give --batch_tokens or --set=input.batch_size, not both.")
 
     # A row has this many target tokens, padding included.
-    length = registry.get_params(model, settings).input.target_len
+    params = registry.get_params(model, settings)
+    _, length = params.task.cls.Lengths(params.input)
     if batch_tokens < 1 or batch_tokens % length:
         raise ValueError(
-            f"--batch_tokens={batch_tokens}: expected a multiple of {length}, "
-            "the tokens of a row (input.target_len)."
+            f"--batch_tokens={batch_tokens}: expected a multiple of {length}, the tokens of a row."
         )
     return f"input.batch_size={batch_tokens // length}"

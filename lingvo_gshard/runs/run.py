@@ -12,7 +12,7 @@ from lingvo_gshard.files import json_records, storage
 from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import saved_model
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.runs.launch import (
@@ -165,7 +165,7 @@ def make_estimator(
     """Returns the estimator of a run; ValueError for a size that does not fit the devices."""
     partitioning = placement.partitioning(params, num_partitions)
     placement.check_sizes(params, partitioning)
-    model = TranslationModel(params, partitioning)
+    model = TaskModel(params, partitioning)
 
     # A run that has checkpoints continues from those.
     has_checkpoints = bool(checkpoints.whole_steps(logdir))

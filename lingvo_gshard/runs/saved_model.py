@@ -29,7 +29,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import atomic_file, safetensors_file
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import tracer
@@ -97,7 +97,7 @@ def _translating_module(
     source, target = map(_tokenizer, vocabularies)
 
     # One device has the whole of every tensor.
-    model = TranslationModel(params, Partitioning.from_dict(Mesh.flat(1), {}))
+    model = TaskModel(params, Partitioning.from_dict(Mesh.flat(1), {}))
     arrays = safetensors_file.read(weights).arrays
     variables = {}
     for path, _ in model.state_spec.theta.FlattenItems():
@@ -137,7 +137,7 @@ def _tokenizer(path: pathlib.Path) -> tf_text.SentencepieceTokenizer:
     return make(model, out_type=tf.int32, add_eos=True, name=name)
 
 
-def _search(model: TranslationModel, theta: NestedMap, params: Params, length: int) -> Search:
+def _search(model: TaskModel, theta: NestedMap, params: Params, length: int) -> Search:
     """Returns the flat beam search over a batch of sources of one length, compiled by XLA."""
 
     def search(ids: tf.Tensor, num_tokens: tf.Tensor) -> Sequence[tf.Tensor]:

@@ -3,7 +3,6 @@
 import pytest
 
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.model import flops
 from tests.layers import building
 from tests.model import small_task
 from tests.model.small_task import TARGET_VOCAB, B, D, E, H, L, M, N, T
@@ -14,7 +13,7 @@ def _flops(layers_as, num_experts=E):
     for stack in (params.encoder, params.decoder):
         stack.Set(num_layers=4, layers_as=layers_as)
         stack.moe.num_experts = num_experts
-    return flops.train_step_flops(params.Instantiate(building.Unannotated()), B, T, L)
+    return params.Instantiate(building.Unannotated()).TrainStepFlops(B, T, L)
 
 
 def test_loop_counts_all_layers():

@@ -11,7 +11,7 @@ import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.input import sentences
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import saved_model
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
@@ -106,7 +106,7 @@ def _decoder(folder, targets, num_best):
     partitioning = functions.partitioning(2)
     lengths = sentences.lengths(params.decode.max_source_len)
     spec = DecoderSpec("toy.MoE8E4L", ("de",), 2, lengths, num_best, 2, targets=targets)
-    theta = building.random_theta(TranslationModel(params, partitioning).task)
+    theta = building.random_theta(TaskModel(params, partitioning).task)
     decoder = Decoder(spec, theta, ExperimentPrograms(params, partitioning).decoder)
     return decoder, params, (source, target)
 

@@ -5,7 +5,7 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.train.steps import ModelPrograms
 from lingvo_gshard.translation import bundle
@@ -22,7 +22,7 @@ def _model(vocab_size):
     for stack in (params.task.encoder, params.task.decoder):
         stack.num_layers = 2
     params.decode.Set(batch_size=2, beam_size=3, num_best=2, max_target_len=8)
-    return TranslationModel(params, functions.partitioning(2)), params
+    return TaskModel(params, functions.partitioning(2)), params
 
 
 @pytest.fixture(scope="module")

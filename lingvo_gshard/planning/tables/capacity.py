@@ -93,7 +93,7 @@ def sizes_of(params: Params) -> dict[str, tuple[int, int, int]]:
     """Returns E, S and C of training in each of an experiment's stacks that have experts."""
     groups = placement.num_groups(params)
     sizes = {}
-    for stack, length in placement.STACKS.items():
+    for stack, length in params.task.cls.STACKS.items():
         if stack not in groups:
             continue
         p = params.task.Get(stack)
