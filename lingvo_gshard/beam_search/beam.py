@@ -106,7 +106,7 @@ class Requests:
 
     min_steps: tf.Tensor  # int32 [B].
     max_steps: tf.Tensor  # int32 [B], at most T; 0 skips the example.
-    seed: tf.Tensor  # int32 [2], for sampling.
+    seed: tf.Tensor  # For sampling, int32 [2] of the batch, or [B, 2] of each example.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,8 +156,8 @@ def _bind(batches: Params, launch: Launch) -> Params:
 
 
 def check_decoded(model: str, params: Params) -> None:
-    """Raises ValueError for an experiment whose task has no predictions."""
-    if Mode.PREDICT not in params.task.cls.MODES:
+    """Raises ValueError for an experiment whose task predicts no text."""
+    if Mode.PREDICT not in params.task.cls.MODES or params.input.cls.KIND is None:
         raise ValueError(f"{model}: {params.task.cls.__name__} is trained and evaluated alone.")
 
 
@@ -199,7 +199,8 @@ def check_vocabularies(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]
 
     # A model's rows of embeddings belong to the pieces of one vocabulary, if its data has any.
     contents = {}
-    for file, copy in zip(files, tokenizer.vocabulary_files(logdir), strict=False):
+    copies = tokenizer.vocabulary_files(logdir, launch.facts.kind)
+    for file, copy in zip(files, copies, strict=False):
         source = digests.local(data_dir, file)
         contents[copy] = source.read_bytes()
         if copy.exists() and copy.read_bytes() != contents[copy]:
@@ -211,7 +212,7 @@ def check_vocabularies(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]
 
 
 def record(launch: Launch, logdir: str) -> None:
-    """Writes what `translate` needs to logdir; raises as `check_vocabularies`."""
+    """Writes what decoding needs to logdir; raises as `check_vocabularies`."""
     folder = pathlib.Path(logdir)
     contents = check_vocabularies(launch, logdir)
 
@@ -240,8 +241,9 @@ def recorded(logdir: str) -> Launch:
 
 def vocabularies(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
     """Returns the paths of a run's vocabularies; ValueError as `recorded`, or for a damaged one."""
-    digests.verify(logdir, _read(logdir).files)
-    return tokenizer.vocabulary_files(logdir)
+    run = _read(logdir)
+    digests.verify(logdir, run.files)
+    return tokenizer.vocabulary_files(logdir, run.launch.facts.kind)
 
 
 def _read(logdir: str) -> _Record:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import digests, storage, table
@@ -60,11 +61,14 @@ def evaluate(run: Run, split: str = "dev") -> None:
     # All of dev has another name than the part of it that is evaluated while training.
     _print_metrics(evaluated(EvalSpec(_input_fn(run, p), name=f"whole_{split}")))
 
+    shown = ("nll", "perplexity", *run.params.task.cls.SHOWN)
     for name, part in p.cls.Parts(p).items():
         if part.num_examples:
             input_fn = _input_fn(run, part.settings)
             metrics = evaluated(EvalSpec(input_fn, name=f"{split}_{name}"))
-            print_once(f"nll of {name}: {metrics['nll']:.6g}")
+            scalars = _scalars(metrics)
+            for metric in shown:
+                print_once(f"{metric} of {name}: {scalars[metric]:.6g}")
 
 
 def evaluate_continuously(run: Run) -> None:
@@ -197,5 +201,13 @@ def _announce(run: Run) -> None:
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
+    scalars = sorted(_scalars(metrics).items())
+    print_once(table.text((name, f"{value:.6g}") for name, value in scalars))
+
+
+def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
+    """Returns the metrics that are one number, and the perplexity, e ** nll, among them."""
     scalars = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-    print_once(table.text((name, f"{value:.6g}") for name, value in sorted(scalars.items())))
+    if "nll" in scalars:
+        scalars["perplexity"] = float(np.exp(scalars["nll"]))
+    return scalars

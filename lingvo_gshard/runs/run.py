@@ -8,6 +8,10 @@ from typing import Any
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, old_ids
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.decoding import bundle, kinds
+from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
+from lingvo_gshard.decoding.reading import READINGS
+from lingvo_gshard.decoding.text_decoder import TextDecoder
 from lingvo_gshard.files import json_records, storage
 from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
@@ -24,8 +28,6 @@ from lingvo_gshard.runs.launch import (
     with_product_dtype,
 )
 from lingvo_gshard.train.estimator import Estimator
-from lingvo_gshard.translation import bundle
-from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
 
 # In a decoder's origin: the launch, from which a bundle can be made again.
 _LAUNCH = "launch"
@@ -65,6 +67,10 @@ class Run:
         p = self.params.decode
         return {"checkpoint_step": p.checkpoint_step, "average": p.average_checkpoints}
 
+    def text_decoder(self) -> TextDecoder:
+        """Returns what decodes lines of text with the weights; raises as `decoder`."""
+        return kinds.text_decoder(*self.decoder())
+
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
         """Returns a decoder of the weights, and its tokenizers.
 
@@ -78,14 +84,20 @@ class Run:
         restored = self.estimator.restore(**self.averaged)
         source, target = map(Tokenizer, vocabularies(self.logdir))
 
+        kind = self.launch.facts.kind
+        assert kind is not None, "check_decoded"
+        longest = p.task.cls.DecodeLength(p.decode)
+        input_name = READINGS[kind].input_name
         spec = DecoderSpec(
             model=self.launch.model,
             languages=trained_on(self.launch, p),
             batch_size=p.decode.batch_size,
-            source_lengths=sentences.lengths(p.decode.max_source_len),
+            input_lengths=sentences.lengths(longest, f"decode.max_{input_name}_len"),
             num_best=p.decode.num_best,
             num_partitions=partitioning.mesh.num_partitions,
             targets=source.targets,
+            kind=kind,
+            is_sampled=p.decode.temperature is not None,
         )
         decoder = Decoder(
             spec,
@@ -132,7 +144,7 @@ def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
         program_for = ExperimentPrograms(params, partitioning).decoder
 
         again = dataclasses.replace(decoder, program_for=program_for)
-        bundle.save(target, again, vocabulary_files(source))
+        bundle.save(target, again, vocabulary_files(source, decoder.spec.kind))
 
 
 def export_saved_model_of(bundle_folder: str | pathlib.Path, folder: str | pathlib.Path) -> None:
@@ -144,7 +156,8 @@ def export_saved_model_of(bundle_folder: str | pathlib.Path, folder: str | pathl
     with storage.working(bundle_folder) as source, storage.working(folder) as target:
         decoder, _, _ = bundle.load(source)
         params = _recorded_params(bundle_folder, decoder)
-        saved_model.save(target, decoder, params, vocabulary_files(source))
+        files = vocabulary_files(source, decoder.spec.kind)
+        saved_model.save(target, decoder, params, files)
 
 
 def _recorded_params(folder: str | pathlib.Path, decoder: Decoder) -> Params:
