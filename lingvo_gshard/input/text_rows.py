@@ -41,7 +41,7 @@ from lingvo_gshard.input.records import RecordSource, check_sizes, read_lengths
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.sharding.layout import TensorSpec
 
-_MAX_LAID_OUT_FILES = 256  # Whose documents' places are in memory, 12 bytes for each.
+_MAX_LAID_OUT_FILES = 256  # Whose documents' places are in memory, 16 bytes for each.
 _INPUTS = ("ids", "segment_ids", "positions")
 
 

@@ -49,6 +49,11 @@ class Unannotated:
         """Applies fn to the whole tensors, which are the only part."""
         return self.annotate(fn(*(self.annotate(*argument) for argument in arguments)), dims)
 
+    def locally_all(self, fn: Callable, arguments: list, dims: list[str]) -> list[tf.Tensor]:
+        """As locally, for several results."""
+        results = fn(*(self.annotate(*argument) for argument in arguments))
+        return [self.annotate(result, own) for result, own in zip(results, dims, strict=True)]
+
     def factor(self, dims: str) -> tuple[int, ...]:
         """1 for each dim: none is split."""
         return (1,) * len(dims)
