@@ -260,6 +260,9 @@ def train_vocabularies(
     config = job.config
     counts = [of_language.block_sizes.total() for of_language in selected.values()]
     quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
+    if job.kind is Kind.TEXT:
+        # A few documents may be most of the text, so none is drawn twice.
+        quotas = list(map(min, quotas, counts))
 
     # Draw from each group of chunks in a task; all groups together have the language's quota.
     folder = job.work_dir / "drawn"

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests
-from lingvo_gshard.input import manifest, mixture, packing, prefetched
+from lingvo_gshard.input import mixture, packing, prefetched
 from lingvo_gshard.input.batching import Batching
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.one_pass import OnePassBatches
 from lingvo_gshard.input.packing import Rows
-from lingvo_gshard.input.prefetched import PrefetchedInput
+from lingvo_gshard.input.prepared_input import PreparedInput
 from lingvo_gshard.input.records import RecordSource, check_sizes
 from lingvo_gshard.input.training_rows import TrainingBatches
 
 
-class TranslationInput(PrefetchedInput):
+class TranslationInput(PreparedInput):
     """An iterator of batches over a prepared data folder.
 
     A batch is a NestedMap of int32 arrays [B, L], but float32 weights, as packing.py shows.
@@ -30,20 +32,18 @@ class TranslationInput(PrefetchedInput):
     [2B, L/2] or [4B, L/4], so that every batch holds the same number of tokens.
     """
 
+    KIND: ClassVar[Kind] = Kind.PARALLEL
+
     @classmethod
     def Params(cls) -> hyperparams.InstantiableParams:
         """Returns the input's hyperparameters."""
-        p = hyperparams.InstantiableParams(cls)
-        p.Define("data_dir", hyperparams.REQUIRED, "A folder that data_prep.build prepared.")
+        p = super().Params()
 
         # The shape of a batch.
-        p.Define("batch_size", hyperparams.REQUIRED, "B, rows per batch, over all processes.")
         p.Define("source_len", hyperparams.REQUIRED, "L of the source side, tokens per row.")
         p.Define("target_len", hyperparams.REQUIRED, "L of the target side, tokens per row.")
 
-        # The examples, and how often each comes.
-        p.Define("split", "train", "train, dev or test.")
-        p.Define("languages", None, "Language codes; None for all of the split.", optional=tuple)
+        # How often each example comes.
         p.Define("temperature", 5.0, "T of the mixture: p_l is proportional to n_l**(1/T).")
         p.Define(
             "max_repeats",
@@ -52,9 +52,6 @@ class TranslationInput(PrefetchedInput):
             optional=float,
         )
 
-        # Their order, and their place in the rows.
-        p.Define("repeat", True, "Endless and mixed, or one pass over all languages in turn.")
-        p.Define("shuffle", True, "Shuffle the examples and the rows.")
         p.Define("rows", Rows.PACKED, "PACKED, SINGLE or, for one pass only, BUCKETED.")
 
         p.Define(
@@ -62,7 +59,6 @@ class TranslationInput(PrefetchedInput):
             True,
             "Check the hash of each file of records when it is first read, by each process.",
         )
-        p.Define("seed", 1, "Seed of the mixture and the shuffles.")
         return p
 
     @staticmethod
@@ -90,7 +86,7 @@ class TranslationInput(PrefetchedInput):
         self.specs = self.batch_specs(p)
 
         # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
-        data = manifest.load_kind(p.data_dir, Kind.PARALLEL, "TranslationInput")
+        data = self.Manifest(p.data_dir)
         languages = mixture.languages_of(data, p.split, p.languages)
         records = [language.records[p.split] for language in languages]
         digests.verify(p.data_dir, data.vocabulary_files)

@@ -1,4 +1,4 @@
-"""What all inputs have in common: an iterator of batches, which are read in the background."""
+"""Batches by index as an iterator, which reads them in the background."""
 
 import weakref
 from typing import Any, Protocol, Self
@@ -6,6 +6,7 @@ from typing import Any, Protocol, Self
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.late import grain
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input.base_input import BaseInput
 
 _PREFETCHED_BATCHES = 4  # Read while the device computes.
 
@@ -20,7 +21,7 @@ class Batches(Protocol):
         """Returns batch `index`, the same whenever it is asked for; None if there is none."""
 
 
-class PrefetchedInput:
+class PrefetchedInput(BaseInput):
     """An iterator over batches that reads a few of them ahead, and can continue at any of them."""
 
     def __init__(self, batches: Batches) -> None:

@@ -25,6 +25,7 @@ import itertools
 import math
 import sys
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,16 +36,16 @@ from lingvo_gshard.input import manifest, mixture, packing, prefetched
 from lingvo_gshard.input.example_codec import BOS_ID, PAD_ID
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.mixture import Mixture
-from lingvo_gshard.input.prefetched import PrefetchedInput
+from lingvo_gshard.input.prepared_input import PreparedInput
 from lingvo_gshard.input.records import RecordSource, check_sizes, read_lengths
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.sharding.layout import TensorSpec
 
-_MAX_LAID_OUT_FILES = 256  # Whose documents' places are in memory, 12 bytes for each.
+_MAX_LAID_OUT_FILES = 256  # Whose documents' places are in memory, 16 bytes for each.
 _INPUTS = ("ids", "segment_ids", "positions")
 
 
-class TextInput(PrefetchedInput):
+class TextInput(PreparedInput):
     """An iterator of batches over a prepared data folder of text.
 
     A batch is a NestedMap of arrays [B, L], as above: int32, but float32 weights.
@@ -61,19 +62,15 @@ class TextInput(PrefetchedInput):
     batches as one, and each of them reads only its own rows.
     """
 
+    KIND: ClassVar[Kind] = Kind.TEXT
+
     @classmethod
     def Params(cls) -> hyperparams.InstantiableParams:
         """Returns the input's hyperparameters."""
-        p = hyperparams.InstantiableParams(cls)
-        p.Define("data_dir", hyperparams.REQUIRED, "A folder of text of data_prep.build.")
-
-        # The shape of a batch.
-        p.Define("batch_size", hyperparams.REQUIRED, "B, rows per batch, over all processes.")
+        p = super().Params()
         p.Define("row_len", hyperparams.REQUIRED, "L, tokens per row.")
 
-        # The rows, and how often each comes.
-        p.Define("split", "train", "train, dev or test.")
-        p.Define("languages", None, "Names of corpora; None for all of the split.", optional=tuple)
+        # How often each row comes.
         p.Define("temperature", 1.0, "T of the mixture: p_l is proportional to rows_l**(1/T).")
         p.Define(
             "max_repeats",
@@ -82,16 +79,11 @@ class TextInput(PrefetchedInput):
             optional=float,
         )
 
-        # Their order.
-        p.Define("repeat", True, "Endless and mixed, or one pass over all corpora.")
-        p.Define("shuffle", True, "Shuffle the rows, and the documents of each file of records.")
-
         p.Define(
             "hash_records",
             True,
             "Check the hash of each file of records when it is first read, by each process.",
         )
-        p.Define("seed", 1, "Seed of the mixture and the shuffles.")
         return p
 
     @staticmethod
@@ -122,7 +114,7 @@ class TextInput(PrefetchedInput):
         self.specs = self.batch_specs(p)
 
         # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
-        data = manifest.load_kind(p.data_dir, Kind.TEXT, "TextInput")
+        data = self.Manifest(p.data_dir)
         corpora = mixture.languages_of(data, p.split, p.languages)
         records = [corpus.records[p.split] for corpus in corpora]
         digests.verify(p.data_dir, data.vocabulary_files)

@@ -11,6 +11,7 @@ import sentencepiece
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.input.manifest import Kind
 
 _SPACE = "\u2581"  # SentencePiece's mark of a space in a piece.
 
@@ -96,7 +97,14 @@ def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
     return source, target
 
 
-def vocabulary_files(folder: str | pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the paths of the source and target SentencePiece models of a bundle or a run."""
+def vocabulary_files(
+    folder: str | pathlib.Path, kind: str | None
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the paths of the source and target SentencePiece models of a bundle or a run.
+
+    With data of kind TEXT, both are the one vocabulary.
+    """
     vocab = pathlib.Path(folder, "vocab")
+    if kind == Kind.TEXT:
+        return vocab / "text.model", vocab / "text.model"
     return vocab / "source.model", vocab / "target.model"

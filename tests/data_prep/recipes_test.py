@@ -12,7 +12,7 @@ from data_prep import config, engines, pipeline
 from data_prep.sources import ColumnsFile, MosesFiles, Row, TsvFile
 from data_prep.tsv import Malformed, Pair
 from lingvo_gshard.input import manifest, sentences
-from lingvo_gshard.runs.launch import data_facts
+from lingvo_gshard.input.batches import TranslationInput
 
 _RECIPES = pathlib.Path(config.__file__).parent / "recipes"
 
@@ -100,7 +100,7 @@ def test_opus100_evaluated(tmp_path):
     assert (set(chinese.records), set(chinese.text)) == (set(), {"ntrex"})
     text = sentences.eval_text(tmp_path / "data" / german.text["ntrex"].path)
     assert list(text) == [("deu", "eng"), ("Sentence 4!", "Sentence 5!")]
-    assert data_facts(tmp_path / "data").languages == ("de",)
+    assert TranslationInput.Facts(str(tmp_path / "data")).languages == ("de",)
 
 
 def test_nllb(tmp_path):

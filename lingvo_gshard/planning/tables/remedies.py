@@ -67,7 +67,7 @@ def batch_keeping_changes(params: Params) -> _Changes:
             changes[name] = settings
 
     # These two change what is computed.
-    if params.task.activation_dtype != "bfloat16":
+    if "activation_dtype" in params.task and params.task.activation_dtype != "bfloat16":
         changes["activations in bfloat16"] = ["task.activation_dtype=bfloat16"]
 
     settings = _halved_groups(params)
