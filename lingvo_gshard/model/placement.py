@@ -77,8 +77,9 @@ def num_groups(params: Params, name: str = "input") -> dict[str, int]:
         p = params.task.Get(stack)
         if p.moe is None:
             continue
-        microbatches = max(p.microbatches, 1) if name == "input" else 1
-        rows = batch.batch_size // microbatches
+        rows = batch.batch_size
+        if name == "input":
+            rows //= params.train.gradient_accumulation_steps * max(p.microbatches, 1)
         setting = f"{name}: task.{stack}.moe.group_size"
         groups[stack] = moe.num_groups(p.moe, setting, rows, batch.Get(length))
     return groups

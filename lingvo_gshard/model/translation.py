@@ -114,6 +114,10 @@ class TranslationTask(BaseLayer):
         reports |= _named("decoder", decoder_reports)
         return self._logits(theta, x), reports
 
+    def NumTokens(self, labels: NestedMap) -> tf.Tensor:
+        """Returns the tokens over which the loss is a mean: float32, a scalar."""
+        return tf.reduce_sum(labels.target_weights)
+
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap]:
@@ -137,8 +141,8 @@ class TranslationTask(BaseLayer):
         smoothed = nll + self.p.label_smoothing * (spread - nll)
 
         # Its mean over the tokens, which are none in a batch of padding.
-        num_tokens = tf.reduce_sum(weights)
-        per_token = 1.0 / tf.maximum(num_tokens, 1.0)
+        num_tokens = self.NumTokens(labels)
+        per_token = 1.0 / context.tokens_of_mean(num_tokens)
 
         # l_aux, of which a dense model has none.
         routings = [report.routing for report in reports.values() if report.routing is not None]

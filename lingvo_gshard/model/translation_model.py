@@ -12,6 +12,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
+from lingvo_gshard.model.accumulation import Accumulation
 from lingvo_gshard.model.gradient_norms import gradient_norms
 from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.sharding.annotator import Annotator
@@ -27,6 +28,13 @@ class TranslationModel:
         self._annotator = Annotator(partitioning, params.train.scatter_gradients)
         self.task = params.task.Instantiate(self._annotator)
         self.optimizer = params.optimizer.Instantiate()
+        self._accumulated = Accumulation(
+            self.task.Loss,
+            self.task.NumTokens,
+            self.task.weight_specs,
+            self._annotator,
+            params.train.gradient_accumulation_steps,
+        )
 
         weights = self.task.weight_specs
         self.state_spec = NestedMap(
@@ -60,12 +68,7 @@ class TranslationModel:
 
         # Loss and gradients. The seed differs by step, and so do dropout and random routing.
         context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))
-        weights = state.theta.Flatten()
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            loss, metrics = self.task.Loss(state.theta, features, labels, context)
-        gradients = weight_specs.Pack(tape.gradient(loss, weights))
-        gradients = gradients.Transform(self._annotate_gradient, weight_specs)
+        loss, metrics, gradients = self._accumulated(state.theta, features, labels, context)
 
         # Signs of instability (section 4.3).
         metrics.gradient_norms = gradient_norms(gradients, weight_specs)
@@ -94,12 +97,6 @@ class TranslationModel:
             train_op=NestedMap(step=state.step + 1, theta=theta, slots=slots),
             metrics=metrics,
         )
-
-    def _annotate_gradient(self, gradient: Any, spec: WeightSpec) -> tf.Tensor:
-        # The gradient of an embedding is tf.IndexedSlices.
-        dense = tf.convert_to_tensor(gradient)
-        annotator = self._annotator.in_stack(spec.stack)
-        return annotator.annotate(dense, annotator.gradient_dims(spec.dims))
 
     def _annotate_update(self, tensor: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
         """Splits a weight or its gradient where the update is computed, as its slots are split."""

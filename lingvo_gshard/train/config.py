@@ -34,6 +34,8 @@ def train_params() -> Params:
     p.Define("iterations_per_loop", 100, "K, training steps in one call of the device program.")
     scatter = "Whether gradients are summed only where the optimizer's lowercase letters put them."
     p.Define("scatter_gradients", True, scatter)
+    accumulation = "N, the parts of a batch that are computed one after the other, for memory."
+    p.Define("gradient_accumulation_steps", 1, accumulation)
     p.Define("on_nonfinite", NonFinite.STOP, "STOP or SKIP when a loss or gradient is not finite.")
     p.Define("seed", 1, "The seed of the initial weights, of dropout and of random routing.")
 
@@ -57,6 +59,7 @@ def check(p: Params) -> None:
     """Raises ValueError, which names the setting, if one of `train_params` is out of range."""
     for name in (
         "iterations_per_loop",
+        "gradient_accumulation_steps",
         "save_checkpoints_steps",
         "keep_checkpoint_max",
         "max_steps",
