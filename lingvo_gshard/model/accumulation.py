@@ -12,10 +12,10 @@ it is. l_aux is a mean over groups, of which all microbatches have as many.
 Each device cuts its own rows into N parts, so that no row moves. Experts' groups lie within a
 microbatch; they are those of the whole batch if a device's part holds whole groups.
 
-Nothing in the loop needs the sum of a weight's gradient over the devices. The compilers for TPUs and
-GPUs see that it is only added to those before, and sum most of them once, after the loop. They do
-not see through a loop over layers, nor does the compiler for CPUs: there, every microbatch has sums
-of its own.
+Nothing in the loop needs the sum of a weight's gradient over the devices. The compilers for TPUs
+and GPUs see that it is only added to those before, and sum most of them once, after the loop. They
+do not see through a loop over layers, nor does the compiler for CPUs: there, every microbatch has
+sums of its own.
 
 N microbatches, B batch, D partitions of its rows.
 """

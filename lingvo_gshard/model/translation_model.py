@@ -15,12 +15,16 @@ from lingvo_gshard.layers.context import Context
 from lingvo_gshard.model.accumulation import Accumulation
 from lingvo_gshard.model.gradient_norms import gradient_norms
 from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
+from lingvo_gshard.model.weight_average import average_specs, averaged
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 
 class TranslationModel:
-    """An experiment on a partitioning; `state_spec` has the specs of step, theta and slots."""
+    """An experiment on a partitioning; `state_spec` has the specs of step, theta and slots.
+
+    With train.ema_decay, the state also has `ema`, the weights' moving averages.
+    """
 
     def __init__(self, params: Params, partitioning: Partitioning) -> None:
         self._params = params.Copy().Freeze()
@@ -42,14 +46,19 @@ class TranslationModel:
             theta=weights.Transform(lambda w: TensorSpec(w.shape, "float32", w.dims, w.stack)),
             slots=self.optimizer.slot_specs(weights),
         )
+        if params.train.ema_decay is not None:
+            self.state_spec.ema = average_specs(weights)
 
     def init_state(self, seed: tf.Tensor) -> NestedMap:
         """Returns the state before the first step; the seed is int32 [2]."""
-        return NestedMap(
+        state = NestedMap(
             step=tf.constant(0),
             theta=self.task.InitTheta(seed),
             slots=self.state_spec.slots.Transform(lambda spec: tf.zeros(spec.shape, spec.dtype)),
         )
+        if "ema" in self.state_spec:
+            state.ema = state.theta
+        return state
 
     def model_fn(
         self, state: NestedMap, features: NestedMap, labels: NestedMap, mode: Mode, params: Any
@@ -90,11 +99,15 @@ class TranslationModel:
             theta = theta.Transform(if_finite, old_theta)
             theta = theta.Transform(self._annotate_update, weight_specs)
             slots = slots.Transform(if_finite, state.slots)
+            new_state = NestedMap(step=state.step + 1, theta=theta, slots=slots)
+            if "ema" in state:
+                decay = self._params.train.ema_decay
+                new_state.ema = averaged(state.ema, theta, state.step, decay)
 
         return TPUEstimatorSpec(
             mode=Mode.TRAIN,
             loss=loss,
-            train_op=NestedMap(step=state.step + 1, theta=theta, slots=slots),
+            train_op=new_state,
             metrics=metrics,
         )
 
@@ -102,11 +115,19 @@ class TranslationModel:
         """Splits a weight or its gradient where the update is computed, as its slots are split."""
         return self._annotator.in_stack(spec.stack).annotate(tensor, spec.dims.lower())
 
+    def _evaluated(self, state: NestedMap) -> NestedMap:
+        """Returns the weights to evaluate and predict with: their averages, if there are any."""
+        if "ema" not in state:
+            return state.theta
+        # From the slots' layout to that of weights.
+        return state.ema.Transform(self._annotator.annotate_as, self.task.weight_specs)
+
     def _evaluate(
         self, state: NestedMap, features: NestedMap, labels: NestedMap
     ) -> TPUEstimatorSpec:
         """Evaluates one batch; each metric is a mean over its tokens."""
-        _, metrics = self.task.Loss(state.theta, features, labels, Context(Mode.EVAL))
+        theta = self._evaluated(state)
+        _, metrics = self.task.Loss(theta, features, labels, Context(Mode.EVAL))
 
         means = {"nll": metrics.nll, "aux_loss": metrics.aux_loss}
         for field, by_layer in metrics.routing.items():
@@ -120,6 +141,7 @@ class TranslationModel:
     def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
         """Translates one batch by flat beam search (A.1)."""
         p = self._params.decode
+        theta = self._evaluated(state)
         requests = self._requests(features)
         config = BeamSearch(
             beam_size=p.beam_size,
@@ -132,14 +154,14 @@ class TranslationModel:
 
         needs_attention = p.tell_attention or p.coverage_weight
         first_state = self.task.InitDecode(
-            state.theta,
+            theta,
             features,
             config.first_places,
             attention_beam=p.beam_size if needs_attention else 0,
         )
         hypotheses = flat_beam_search.search(
             config,
-            functools.partial(self.task.DecodeStep, state.theta),
+            functools.partial(self.task.DecodeStep, theta),
             first_state,
             requests,
             self._annotator.annotate,

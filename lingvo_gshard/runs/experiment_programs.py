@@ -20,7 +20,7 @@ from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train.steps import ModelPrograms
 
 # The settings of `train` that programs depend on.
-_TRAIN_SETTINGS = ("seed", "scatter_gradients", "gradient_accumulation_steps")
+_TRAIN_SETTINGS = ("seed", "scatter_gradients", "gradient_accumulation_steps", "ema_decay")
 
 
 @dataclasses.dataclass(frozen=True)
