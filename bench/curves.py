@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import table
-from lingvo_gshard.model import flops
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
@@ -94,7 +93,7 @@ def _cell(curve: Curve, base: Curve, share: float) -> str:
 
 def flops_per_token(params: Params) -> float:
     """Returns the flops of a training step on full rows, per target token."""
-    task = TranslationModel(params, Partitioning(Mesh.flat(1), ())).task
+    task = TaskModel(params, Partitioning(Mesh.flat(1), ())).task
     p = params.input
-    step_flops = flops.train_step_flops(task, p.batch_size, p.source_len, p.target_len)
+    step_flops = task.TrainStepFlops(p.batch_size, *task.Lengths(p))
     return step_flops / (p.batch_size * p.target_len)

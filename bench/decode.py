@@ -28,7 +28,7 @@ from lingvo_gshard import cli
 from lingvo_gshard.beam_search import flat_beam_search
 from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.spmd import devices, environment, lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
@@ -152,7 +152,7 @@ def _our_decoder(case: Case, is_flat: bool, product_dtype: str = "float32") -> C
 
 
 def _search(
-    case: Case, is_flat: bool, model: TranslationModel, theta: NestedMap, features: NestedMap
+    case: Case, is_flat: bool, model: TaskModel, theta: NestedMap, features: NestedMap
 ) -> NestedMap:
     """Searches for the best hypothesis of each source, with flat or with classic caches."""
     config = BeamSearch(case.beam, case.length, num_best=1)

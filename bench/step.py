@@ -13,7 +13,6 @@ from lingvo_gshard import cli
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import SecondExpert
-from lingvo_gshard.model import flops
 from lingvo_gshard.model.spec import Mode
 
 _TOLERANCE = 1e-4  # Relative, for the loss and the gradient's norm.
@@ -37,7 +36,7 @@ def _step(params: Params, num_partitions: int) -> Work:
         newest = result.state
 
     sizes = [params.input.Get(name) for name in ("batch_size", "source_len", "target_len")]
-    gflop = flops.train_step_flops(model.task, *sizes) / 1e9
+    gflop = model.task.TrainStepFlops(*sizes) / 1e9
     return Work(call, state.theta, batch, gflop, sizes[0] * sizes[2])
 
 
@@ -63,7 +62,7 @@ def _check_peer(params: Params, num_partitions: int) -> None:
 def _without_randomness(params: Params) -> Params:
     params = params.Copy()
     for stack in (params.task.encoder, params.task.decoder):
-        stack.moe.second_expert = SecondExpert.ALL
+        stack.moe.gating.second_expert = SecondExpert.ALL
         stack.layer.attention.dropout.rate = stack.layer.residual_dropout.rate = 0.0
     params.task.input_dropout.rate = 0.0
     return params

@@ -10,7 +10,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.train.programs import Programs
@@ -26,17 +26,17 @@ def experiment(name: str) -> Params:
     return params
 
 
-def partitioned_model(params: Params, num_partitions: int) -> TranslationModel:
+def partitioned_model(params: Params, num_partitions: int) -> TaskModel:
     """Returns the experiment's model, partitioned over `num_partitions` devices."""
-    return TranslationModel(params, placement.partitioning(params, num_partitions))
+    return TaskModel(params, placement.partitioning(params, num_partitions))
 
 
-def programs(params: Params, model: TranslationModel) -> Programs:
+def programs(params: Params, model: TaskModel) -> Programs:
     """Returns the programs of the experiment's model, traced in this process."""
     return Programs(experiment_programs.in_process(params, model.partitioning))
 
 
-def model_and_state(params: Params, num_partitions: int) -> tuple[TranslationModel, NestedMap]:
+def model_and_state(params: Params, num_partitions: int) -> tuple[TaskModel, NestedMap]:
     """Returns the experiment's partitioned model and its initial state on the devices."""
     model = partitioned_model(params, num_partitions)
     return model, programs(params, model).initialize(seed=1)

@@ -9,12 +9,13 @@ import sys
 
 import pytest
 
-from lingvo_gshard.model.placement import STACKS
+from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.planning import plan
 from lingvo_gshard.planning.request import make_request
 from tests.planning import plans
 from tests.spmd import compilers
 
+_STACKS = tuple(TranslationTask.STACKS)
 _ROOT = pathlib.Path(__file__).parent.parent
 _TINY = [
     "task.source_vocab_size=64",
@@ -100,7 +101,10 @@ _VOCABULARIES = ["task.source_vocab_size=512", "task.target_vocab_size=512"]
         ),
         (
             "v3:4x4",
-            [*_VOCABULARIES, *(f"task.{each}.moe.num_experts=12" for each in STACKS)],
+            [
+                *_VOCABULARIES,
+                *(f"task.{each}.moe.num_experts=12" for each in _STACKS),
+            ],
             None,
             "The 32 partitions along mesh axis d, which splits E, do not divide task.encoder.moe",
         ),

@@ -9,7 +9,9 @@ ever reordered. A layer's cache is a NestedMap of
     source_keys    [B, N, D, T]  of the encoded source, which stay the same
     source_values  [B, N, T, D]
 
-in the layout of their products, since any other would be transposed in full at every step.
+in the layout of their products, since any other would be transposed in full at every step. A layer
+without a source has no keys and values of one. Its cache may begin with the places of a prompt,
+which all hypotheses share.
 
 B batch, T source length, M model, N heads, D head size, k beam size, P cache length: the places
 that the cache has room for.
@@ -47,6 +49,28 @@ def init_cache(
     )
 
 
+def prompt_cache(
+    layer: TransformerLayer,
+    theta: NestedMap,
+    x: tf.Tensor,
+    attended: Attended,
+    cache_len: int,
+    context: Context,
+) -> tuple[tf.Tensor, NestedMap]:
+    """Applies a layer without a source to prompts x [B, T, M], as its FProp does.
+
+    Returns [B, T, M], and a cache of T places with the prompts' keys and values, then P empty ones.
+    """
+    # FProp projects them as well; the compiler merges both.
+    h = layer.self_norm.FProp(theta.self_norm, x)
+    positions = Positions(attended.positions, attended.positions)
+    prompt = layer.self_attention.Project(theta.self_attention, h, context, positions)
+    x, _ = layer.FProp(theta, x, attended, context)
+
+    cache = NestedMap(self_keys=tf.linalg.matrix_transpose(prompt.keys), self_values=prompt.values)
+    return x, grow_cache(layer, cache, x.shape[1] + cache_len)
+
+
 def grow_cache(layer: TransformerLayer, cache: NestedMap, cache_len: int) -> NestedMap:
     """Returns the cache padded to length P."""
     keys = lengthened(cache.self_keys, cache_len, axis=3)
@@ -60,30 +84,30 @@ def extend_step(
     x: tf.Tensor,
     cache: NestedMap,
     attended: Attended,
-    step: tf.Tensor,
+    first_place: tf.Tensor,
     context: Context,
-) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
+) -> tuple[tf.Tensor, NestedMap, tf.Tensor | None]:
     """Decodes one step: appends k places to the cache and attends to them and those before.
 
     Args:
-      layer: A layer that attends to a source.
+      layer: A decoder's layer.
       theta: Its weights.
       x: The newest token of every hypothesis, [B, k, M].
       cache: See the head of this file.
       attended: The mask [B, k, P] is 1 at the places of each hypothesis, including this step's.
         `encoded` is not read; the cache has its keys and values.
-      step: The index of the step, an int32 scalar; its places begin at step * k.
+      first_place: The first of this step's k places, an int32 scalar.
       context: As for FProp.
 
     Returns:
       [B, k, M]; the cache with this step's keys and values; and the attention to the source,
-      averaged over the heads, float32 [B, k, T].
+      averaged over the heads, float32 [B, k, T], or None for a layer without a source.
     """
     # Self-attention to the places so far, which include this step's.
     h = layer.self_norm.FProp(theta.self_norm, x)
     own_positions = Positions(attended.positions, attended.positions)
     new = layer.self_attention.Project(theta.self_attention, h, context, own_positions)
-    cache = _with_places(layer, cache, new, first=step * x.shape[1])
+    cache = _with_places(layer, cache, new, first_place)
     memory = KeysValues(tf.linalg.matrix_transpose(cache.self_keys), cache.self_values)
     h = layer.self_attention.FProp(
         theta.self_attention,
@@ -97,22 +121,23 @@ def extend_step(
     x = layer.annotate(x + h, "BLM")
 
     # Source attention. Both calls compute the probabilities; the compiler merges them.
-    h = layer.source_norm.FProp(theta.source_norm, x)
-    memory = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
-    weights = layer.source_attention.Weights(
-        theta.source_attention, h, memory, attended.source_mask, context
-    )
-    h = layer.source_attention.FProp(
-        theta.source_attention, h, memory, attended.source_mask, context
-    )
-    h = layer.source_dropout.FProp(theta.source_dropout, h, "BLM", context)
-    x = layer.annotate(x + h, "BLM")
+    attention: tf.Tensor | None = None
+    if layer.p.has_source:
+        h = layer.source_norm.FProp(theta.source_norm, x)
+        memory = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
+        weights = layer.source_attention.Weights(
+            theta.source_attention, h, memory, attended.source_mask, context
+        )
+        attention = tf.reduce_mean(weights, 1)
+        h = layer.source_attention.FProp(
+            theta.source_attention, h, memory, attended.source_mask, context
+        )
+        h = layer.source_dropout.FProp(theta.source_dropout, h, "BLM", context)
+        x = layer.annotate(x + h, "BLM")
 
     # Feed-forward, or experts, which a hypothesis that is absent does not take.
     x, _ = layer.FeedForward(theta, x, attended.valid_mask, context)
-
-    mean_over_heads = tf.reduce_mean(weights, 1)
-    return x, cache, mean_over_heads
+    return x, cache, attention
 
 
 def _with_places(

@@ -117,6 +117,24 @@ class TransformerStack(BaseLayer):
         ]
         return NestedMap(layers=caches)
 
+    def PromptCache(
+        self,
+        theta: NestedMap,
+        x: tf.Tensor,
+        attended: Attended,
+        cache_len: int,
+        context: Context,
+    ) -> NestedMap:
+        """Returns caches of prompts x [B, T, M], then of P empty places, for all layers.
+
+        See cached_decoding.prompt_cache.
+        """
+        caches = []
+        for layer, weights in self._layers_and_weights(theta):
+            x, cache = cached_decoding.prompt_cache(layer, weights, x, attended, cache_len, context)
+            caches.append(cache)
+        return NestedMap(layers=caches)
+
     def GrowCache(self, cache: NestedMap, cache_len: int) -> NestedMap:
         """Returns the caches of all layers padded to length P."""
         # Padding needs no weights, so any layer can do it for the caches of all.
@@ -134,25 +152,26 @@ class TransformerStack(BaseLayer):
         x: tf.Tensor,
         cache: NestedMap,
         attended: Attended,
-        step: tf.Tensor,
+        first_place: tf.Tensor,
         context: Context,
-    ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
+    ) -> tuple[tf.Tensor, NestedMap, tf.Tensor | None]:
         """Decodes one step of a flat beam, x [B, k, M]; see cached_decoding.extend_step.
 
         Returns [B, k, M]; the caches with this step's keys and values; and the attention to the
-        source, averaged over heads and layers, float32 [B, k, T].
+        source, averaged over heads and layers, float32 [B, k, T], or None without a source.
         """
         caches = []
         attentions = []
         layers = self._layers_and_weights(theta)
         for (layer, weights), layer_cache in zip(layers, cache.layers, strict=True):
             x, layer_cache, attention = cached_decoding.extend_step(
-                layer, weights, x, layer_cache, attended, step, context
+                layer, weights, x, layer_cache, attended, first_place, context
             )
             caches.append(layer_cache)
-            attentions.append(attention)
+            if attention is not None:
+                attentions.append(attention)
 
-        mean_attention = tf.add_n(attentions) / len(attentions)
+        mean_attention = tf.add_n(attentions) / len(attentions) if attentions else None
         return self.norm.FProp(theta.norm, x), NestedMap(layers=caches), mean_attention
 
     def _unrolled(
@@ -277,7 +296,4 @@ def _weight_specs(layers: list[TransformerLayer]) -> NestedMap:
 def _layer_reports(layers: list[TransformerLayer], tensors: Tensors) -> list[LayerReport]:
     """Rebuilds the layers' reports from all their tensors in order."""
     remaining = iter(tensors)
-    return [
-        LayerReport.from_tensors(remaining, has_experts=isinstance(layer.feed_forward, MoELayer))
-        for layer in layers
-    ]
+    return [LayerReport.from_tensors(remaining, layer.routing_fields) for layer in layers]

@@ -16,13 +16,18 @@ _MAX_TIMESCALE = 10000.0
 
 
 class EmbeddingLayer(BaseLayer):
-    """Rows of a [V, M] table, scaled by sqrt(M), plus sinusoids of the positions."""
+    """Rows of a [V, M] table, scaled by sqrt(M), plus sinusoids of the positions.
+
+    A model whose attention knows the positions needs no sinusoids.
+    """
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
         p.Define("vocab_size", REQUIRED, "V, the number of pieces.")
         p.Define("dim", REQUIRED, "M, the model dimension, which must be even.")
+        p.Define("scaled", True, "Whether rows are multiplied by sqrt(M).")
+        p.Define("sinusoids", True, "Whether sinusoids of the positions are added.")
         return p
 
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
@@ -35,7 +40,11 @@ class EmbeddingLayer(BaseLayer):
     def FProp(self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Embeds ids at positions, both int32 [B, L]; returns [B, L, M]."""
         rows_BLM = self.annotate(tf.gather(theta.table, ids), "BLM")
-        return rows_BLM * math.sqrt(self.p.dim) + sinusoids(positions, self.p.dim)
+        if self.p.scaled:
+            rows_BLM *= math.sqrt(self.p.dim)
+        if self.p.sinusoids:
+            rows_BLM += sinusoids(positions, self.p.dim)
+        return rows_BLM
 
 
 def sinusoids(positions: tf.Tensor, dim: int) -> tf.Tensor:

@@ -54,9 +54,9 @@ class Accumulation:
     ) -> tuple[tf.Tensor, NestedMap, NestedMap]:
         """Returns the loss, its metrics and its gradients, annotated as Annotator.gradient_dims.
 
-        Of N microbatches, the metrics are means, as a pipeline's reports are; `loss`, `nll` and
-        `num_tokens` are the whole batch's. Raises ValueError if N does not divide the rows that a
-        partition has.
+        Of N microbatches, the metrics are means, as a pipeline's reports are, and counts, whose
+        names begin with `num_`, are sums. A mean over tokens is that of the whole batch, as the
+        loss is. Raises ValueError if N does not divide the rows that a partition has.
         """
         if self.count == 1:
             return self._at_once(theta, features, labels, context)
@@ -69,7 +69,11 @@ class Accumulation:
         microbatches = whole.Transform(self._divided)
 
         loss, metrics, gradients = self._loop(theta, microbatches, context)
-        return loss, NestedMap(metrics, num_tokens=num_tokens), gradients
+        # Counts are sums over the microbatches, all other metrics means.
+        for name in metrics:
+            if name.startswith("num_"):
+                metrics[name] *= self.count
+        return loss, metrics, gradients
 
     def _at_once(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
@@ -100,7 +104,8 @@ class Accumulation:
                 rows.labels,
                 context.in_microbatch(i * _INDEX_STEP),
             )
-            metrics = NestedMap(metrics, loss=loss).Transform(lambda value: value / self.count)
+            metrics = NestedMap(metrics, loss=loss)
+            metrics = metrics.Transform(lambda value: tf.cast(value, tf.float32) / self.count)
             result = NestedMap(metrics=metrics, gradients=gradients)
             results.append(result)
             return result.Flatten()

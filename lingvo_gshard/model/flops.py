@@ -1,56 +1,59 @@
 """Model flops: the floating-point operations that a training step mathematically needs.
 
-These are the matrix products alone, with two experts for each token, or the only one. They leave
-out what a program does besides: unused capacity, dispatch and combine by einsum, softmaxes, the
+These are the matrix products alone, with the experts that a token has. They leave out what a
+program does besides: unused capacity, dispatch and combine by einsum, softmaxes, the
 optimizer.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core.base_layer import WeightSpec
-from lingvo_gshard.model.translation import TranslationTask
-
-_EXPERTS_OF_A_TOKEN = 2
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
 
 
-def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_len: int) -> float:
-    """Returns the operations of one step, forward and backward, on rows without padding."""
+def train_step_flops(
+    weights: NestedMap,
+    stacks: Sequence[Params],
+    reads_source: Callable[[str], bool],
+    rows: int,
+    source_len: int,
+    target_len: int,
+) -> float:
+    """Returns the operations of a Transformer's step, forward and backward, on full rows.
+
+    Args:
+      weights: The specs of all weights.
+      stacks: The settings of its stacks; the last one attends to what is before it, too.
+      reads_source: Whether the weight of a path is multiplied by the source's tokens.
+      rows: The rows of a batch.
+      source_len: The tokens of a row's source; 0 without one.
+      target_len: The tokens of a row that are predicted.
+    """
     products = 0.0
-    for path, spec in task.weight_specs.FlattenItems():
+    for path, spec in weights.FlattenItems():
         # Vectors and embeddings are added or looked up, not multiplied.
         if len(spec.axes) < 2 or "embedding" in path:
             continue
-        tokens = batch * (source_len if reads_source(path) else target_len)
-        products += tokens * math.prod(spec.shape) * _share_used(spec)
-    products += _attention(task, batch, source_len, target_len)
+        tokens = rows * (source_len if reads_source(path) else target_len)
+        products += tokens * math.prod(spec.shape) * spec.share_used
+    products += _attention(stacks, rows, source_len, target_len)
 
     # A multiplication and an addition for each weight and token; backward takes twice forward.
     return 2 * 3 * products
 
 
-def reads_source(path: str) -> bool:
-    """Returns whether the weight of this path is multiplied by the source's tokens."""
-    is_memory = path.endswith(("source_attention.wk", "source_attention.wv"))
-    return path.startswith("encoder") or is_memory
-
-
-def _share_used(spec: WeightSpec) -> float:
-    """Returns the share of a weight that one token is multiplied by: that of its experts."""
-    if "E" not in spec.dims:
-        return 1.0
-    experts = spec.shape[spec.dims.index("E")]
-    return min(_EXPERTS_OF_A_TOKEN, experts) / experts
-
-
-def _attention(task: TranslationTask, batch: int, source_len: int, target_len: int) -> float:
+def _attention(stacks: Sequence[Params], rows: int, source_len: int, target_len: int) -> float:
     """Returns the products of queries with keys, and of probabilities with values."""
-    encoder_pairs = source_len * source_len
-    decoder_pairs = target_len * (target_len + source_len)
+    # Each stack attends to its own rows, and the last one to the source as well.
+    *encoders, _ = stacks
+    pairs = [source_len * source_len for _ in encoders]
+    pairs.append(target_len * (target_len + source_len))
 
     products = 0.0
-    for stack, pairs in ((task.p.encoder, encoder_pairs), (task.p.decoder, decoder_pairs)):
+    for stack, pairs_of_a_row in zip(stacks, pairs, strict=True):
         width = stack.layer.attention.num_heads * stack.layer.attention.head_dim
-        products += 2.0 * batch * stack.num_layers * pairs * width
+        products += 2.0 * rows * stack.num_layers * pairs_of_a_row * width
     return products

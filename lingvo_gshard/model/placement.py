@@ -10,36 +10,38 @@ from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh, names_of
 
-# The stacks of layers, and the settings of their rows' lengths.
-STACKS = {"encoder": "source_len", "decoder": "target_len"}
 _BATCHES = ("input", "eval_input", "decode")
 
 
 def partitioning(params: Params, num_partitions: int) -> Partitioning:
     """Returns the experiment's table over its mesh of `num_partitions` devices.
 
-    On a mesh of one axis and with fewer experts (the encoder's) than devices, the experts are
+    On a mesh of one axis and with fewer experts (in the first stack) than devices, the experts are
     replicated along a second axis, `r`, which every other letter is split over, too. Raises
     ValueError if mesh or table make no sense or do not fit the devices.
     """
     mesh = Mesh.parse(params.mesh, num_partitions, params.device_assignment)
     table = Partitioning.parse(mesh, params.sharding)
-    unknown = sorted(table.stacks - STACKS.keys())
+    stacks = params.task.cls.STACKS
+    unknown = sorted(table.stacks - stacks.keys())
     if unknown:
         raise ValueError(
             f"sharding={params.sharding}: no stack {unknown[0]!r}; rows may be for "
-            f"{', '.join(STACKS)} or weights alone."
+            f"{', '.join(stacks) or 'no stack'} or weights alone."
         )
 
     # A mesh of several axes says itself which one splits the experts.
-    encoder_moe = params.task.encoder.moe
-    if encoder_moe is None or len(mesh.axis_names) > 1:
+    first_stack = next(iter(stacks), None)
+    if first_stack is None or len(mesh.axis_names) > 1:
+        return table
+    first_moe = params.task.Get(first_stack).moe
+    if first_moe is None:
         return table
 
     # The experts may be too many to be replicated, or fit no number of whole copies; then
     # check_sizes decides whether they can be split over all devices.
-    num_experts = encoder_moe.num_experts
-    (expert_partitions,) = table.in_stack("encoder").factor("E")
+    num_experts = first_moe.num_experts
+    (expert_partitions,) = table.in_stack(first_stack).factor("E")
     copies = expert_partitions // num_experts if num_experts > 0 else 0
     if copies < 2 or copies * num_experts != num_partitions:
         return table
@@ -73,7 +75,7 @@ def num_groups(params: Params, name: str = "input") -> dict[str, int]:
     """
     batch = params.Get(name)
     groups = {}
-    for stack, length in STACKS.items():
+    for stack, length in params.task.cls.STACKS.items():
         p = params.task.Get(stack)
         if p.moe is None:
             continue
@@ -86,13 +88,16 @@ def num_groups(params: Params, name: str = "input") -> dict[str, int]:
 
 
 def bubble(params: Params) -> float:
-    """Returns the share of the time that a pipeline's stages have no microbatch, at worst."""
+    """Returns the share of the time that a pipeline's stages have no microbatch, at worst.
+
+    It is 0 without a pipeline, and without stacks.
+    """
     shares = []
-    for name in STACKS:
+    for name in params.task.cls.STACKS:
         stack = params.task.Get(name)
         ticks = stack.microbatches + stack.stages - 1
         shares.append((stack.stages - 1) / ticks)
-    return max(shares)
+    return max(shares, default=0.0)
 
 
 def check_sizes(params: Params, table: Partitioning, batches: Collection[str] = _BATCHES) -> None:

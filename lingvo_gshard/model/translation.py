@@ -7,27 +7,35 @@ length.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.base_layer import gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.stack import TransformerStack
 from lingvo_gshard.layers.transformer import Attended
-from lingvo_gshard.layers.vocabulary import EmbeddingLayer, cross_entropies
+from lingvo_gshard.layers.vocabulary import EmbeddingLayer
+from lingvo_gshard.model import decoding, token_loss
+from lingvo_gshard.model.token_loss import named, valid_mask
+from lingvo_gshard.model.token_task import TokenTask
+from lingvo_gshard.sharding.layout import TensorSpec
 
-_ACTIVATION_DTYPES = ("float32", "bfloat16")
-_PRODUCT_DTYPES = (*_ACTIVATION_DTYPES, "auto")
 
-
-class TranslationTask(BaseLayer):
+class TranslationTask(TokenTask):
     """Translates packed sequences. A token attends only to its own example."""
+
+    STACKS: ClassVar[Mapping[str, str]] = {"encoder": "source_len", "decoder": "target_len"}
+    VOCABULARIES: ClassVar[Mapping[str, str]] = {
+        "source_vocab_size": r"theta\.source_embedding\..*",
+        "target_vocab_size": r"theta\.(target_embedding\..*|softmax)",
+    }
 
     source_embedding: EmbeddingLayer
     source_dropout: DropoutLayer
@@ -39,36 +47,15 @@ class TranslationTask(BaseLayer):
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-
-        # The model.
         p.Define("source_vocab_size", REQUIRED, "The source vocabulary's pieces.", optional=int)
         p.Define("target_vocab_size", REQUIRED, "V, the target vocabulary's pieces.", optional=int)
-        p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("encoder", TransformerStack.Params(), "The encoder.")
         p.Define("decoder", TransformerStack.Params(), "The decoder.")
-        p.Define("input_dropout", DropoutLayer.Params(), "Dropout of the embeddings.")
-
-        # Its loss.
-        p.Define("label_smoothing", 0.0, "The target's probability mass spread over all pieces.")
-        p.Define("aux_loss_weight", REQUIRED, "k / E^2, where k is the weight of a layer's l_aux.")
-
-        # Its arithmetic.
-        p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
-        p.Define(
-            "product_dtype",
-            "float32",
-            "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX.",
-        )
         return p
 
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
-        _check_dtype("activation_dtype", p.activation_dtype, _ACTIVATION_DTYPES)
-        _check_dtype("product_dtype", p.product_dtype, _PRODUCT_DTYPES)
-        if not 0 <= p.label_smoothing < 1:
-            raise ValueError(f"task.label_smoothing must be in [0, 1), got {p.label_smoothing}.")
-        self._arithmetic = Arithmetic(p.product_dtype)
 
         # The source's side.
         source_embedding = EmbeddingLayer.Params().Set(vocab_size=p.source_vocab_size, dim=p.dim)
@@ -84,6 +71,22 @@ class TranslationTask(BaseLayer):
         decoder.layer.has_source = True
         self.CreateChild("decoder", decoder)
         self.CreateVariable("softmax", gaussian((p.dim, p.target_vocab_size), "MV", fan_in=p.dim))
+
+    @classmethod
+    def ReadsSource(cls, path: str) -> bool:
+        is_memory = path.endswith(("source_attention.wk", "source_attention.wv"))
+        return path.startswith(("source_embedding", "encoder")) or is_memory
+
+    @classmethod
+    def DecodeLength(cls, decode: hyperparams.Params) -> int:
+        return int(decode.max_source_len)
+
+    @classmethod
+    def DecodeSpecs(cls, rows: int, length: int) -> NestedMap:
+        """Returns the specs of source_ids, source_segment_ids and source_positions."""
+        spec = TensorSpec((rows, length), "int32", "BL")
+        names = ("source_ids", "source_segment_ids", "source_positions")
+        return NestedMap({name: spec for name in names})
 
     def FProp(
         self, theta: NestedMap, features: NestedMap, context: Context
@@ -104,63 +107,55 @@ class TranslationTask(BaseLayer):
         x = self._embed_target(theta, features.target_ids, features.target_positions, context)
         attended = Attended(
             mask,
-            _valid_mask(segments),
+            valid_mask(segments),
             source_mask,
             encoded,
             positions=features.target_positions,
         )
         x, decoder_reports = self.decoder.FProp(theta.decoder, x, attended, context)
 
-        reports |= _named("decoder", decoder_reports)
+        reports |= named("decoder", decoder_reports)
         return self._logits(theta, x), reports
 
     def NumTokens(self, labels: NestedMap) -> tf.Tensor:
-        """Returns the tokens over which the loss is a mean: float32, a scalar."""
         return tf.reduce_sum(labels.target_weights)
 
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap]:
-        """L = l_nll + k * l_aux (section 2.2), summed over the MoE layers; a scalar.
-
-        l_aux is 1 / E^2 in perfect balance, so k is aux_loss_weight * E^2 with the E of the layer:
-        it weighs balance equally for any E, which may differ between encoder and decoder.
+        """Returns L of a batch, and its metrics; see token_loss.
 
         `labels` are target_labels, int32 [B, L], and target_weights, float32 [B, L], 0 at padding.
-        The metrics are loss; nll, in nats a token, without smoothing; aux_loss, the sum of l_aux
-        without weights; num_tokens; padding, the share of positions without a token, by side;
-        activation_norms, the root mean square of each layer's output; and routing, by field of
-        Routing and layer.
+        Metrics of our own are padding, the share of positions without a token, by side.
         """
         logits, reports = self.FProp(theta, features, context)
-        weights = labels.target_weights
+        loss, metrics = token_loss.token_loss(
+            logits,
+            labels.target_labels,
+            labels.target_weights,
+            reports,
+            context,
+            label_smoothing=self.p.label_smoothing,
+            aux_loss_weight=self.p.aux_loss_weight,
+        )
+        metrics.padding = NestedMap(
+            source=1.0 - tf.reduce_mean(valid_mask(features.source_segment_ids)),
+            target=1.0 - tf.reduce_mean(valid_mask(features.target_segment_ids)),
+        )
+        return loss, metrics
 
-        # l_nll of each token, with a share of the target's mass spread over all pieces.
-        with tf.name_scope("softmax"):
-            nll, spread = cross_entropies(logits, labels.target_labels)
-        smoothed = nll + self.p.label_smoothing * (spread - nll)
-
-        # Its mean over the tokens, which are none in a batch of padding.
-        num_tokens = self.NumTokens(labels)
-        per_token = 1.0 / context.tokens_of_mean(num_tokens)
-
-        # l_aux, of which a dense model has none.
-        routings = [report.routing for report in reports.values() if report.routing is not None]
-        aux_loss = _sum([routing.aux_loss for routing in routings])
-        balance_loss = _sum([routing.balance_loss for routing in routings])
-
-        loss = tf.reduce_sum(smoothed * weights) * per_token + self.p.aux_loss_weight * balance_loss
-        return loss, NestedMap(
-            loss=loss,
-            nll=tf.reduce_sum(nll * weights) * per_token,
-            aux_loss=aux_loss,
-            num_tokens=num_tokens,
-            padding=NestedMap(
-                source=1.0 - tf.reduce_mean(_valid_mask(features.source_segment_ids)),
-                target=1.0 - tf.reduce_mean(_valid_mask(features.target_segment_ids)),
-            ),
-            activation_norms=NestedMap({name: report.rms for name, report in reports.items()}),
-            routing=_routing_by_field(reports),
+    def Predict(
+        self, theta: NestedMap, features: NestedMap, decode: hyperparams.Params
+    ) -> NestedMap:
+        """Translates by flat beam search (A.1); see decoding.search."""
+        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
+        return decoding.search(
+            decode,
+            functools.partial(self.InitDecode, theta, features),
+            functools.partial(self.DecodeStep, theta),
+            self.GrowDecode,
+            has_source,
+            self.annotate,
         )
 
     def InitDecode(
@@ -174,7 +169,7 @@ class TranslationTask(BaseLayer):
         context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
         encoded, _ = self._encode(theta, features, context)
 
-        source_real = _valid_mask(features.source_segment_ids)
+        source_real = valid_mask(features.source_segment_ids)
         cache = self.decoder.InitCache(theta.decoder, encoded, cache_len, context)
         state = NestedMap(cache=cache, source_real=source_real)
         if attention_beam:
@@ -211,7 +206,7 @@ class TranslationTask(BaseLayer):
             key_positions=place // beam_size,
         )
         x, cache, attention = self.decoder.ExtendStep(
-            theta.decoder, x, state.cache, attended, step, context
+            theta.decoder, x, state.cache, attended, step * beam_size, context
         )
 
         state = NestedMap(state, cache=cache)
@@ -232,11 +227,11 @@ class TranslationTask(BaseLayer):
         segments = features.source_segment_ids
         attended = Attended(
             segment_mask(segments, segments),
-            _valid_mask(segments),
+            valid_mask(segments),
             positions=features.source_positions,
         )
         x, reports = self.encoder.FProp(theta.encoder, x, attended, context)
-        return x, _named("encoder", reports)
+        return x, named("encoder", reports)
 
     def _embed_target(
         self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context
@@ -244,40 +239,3 @@ class TranslationTask(BaseLayer):
         x = self.target_embedding.FProp(theta.target_embedding, ids, positions)
         x = tf.cast(x, self.p.activation_dtype)
         return self.target_dropout.FProp(theta.target_dropout, x, "BLM", context)
-
-    def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        with tf.name_scope("softmax"):
-            # The sums of products of 16-bit activations stay float32.
-            arithmetic = Arithmetic("bfloat16") if x.dtype == tf.bfloat16 else self._arithmetic
-            logits = arithmetic.project("BLM,MV->BLV", tf.cast(x, tf.float32), theta.softmax)
-        return self.annotate(logits, "ULV")
-
-
-def _check_dtype(setting: str, dtype: str, allowed: Sequence[str]) -> None:
-    if dtype not in allowed:
-        raise ValueError(f"task.{setting} must be {' or '.join(allowed)}, got {dtype!r}.")
-
-
-def _valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:
-    return tf.cast(segment_ids > 0, tf.float32)
-
-
-def _named(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
-    return {f"{stack}_{index}": report for index, report in enumerate(reports)}
-
-
-def _sum(losses: list[tf.Tensor]) -> tf.Tensor:
-    """Returns the sum of scalars, of which there may be none."""
-    return tf.add_n(losses) if losses else tf.constant(0.0)
-
-
-def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:
-    """Returns the tensors of each field of Routing by layer; empty without MoE layers."""
-    by_field = NestedMap()
-    for layer, report in reports.items():
-        if report.routing is None:
-            continue
-        for field, tensor in vars(report.routing).items():
-            by_layer = by_field.setdefault(field, NestedMap())
-            by_layer[layer] = tensor
-    return by_field

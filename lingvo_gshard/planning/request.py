@@ -8,6 +8,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import placement
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.planning import plan
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import topology
@@ -79,7 +80,7 @@ def make_request(
 
     # The trainer takes these sizes from the data, which a plan does not have.
     params = registry.get_params(model, settings)
-    for name in ("source_vocab_size", "target_vocab_size"):
+    for name in params.task.cls.VOCABULARIES:
         if params.task.Get(name) is None:
             raise ValueError(
                 f"task.{name} is taken from the data, which a plan does not have; give "
@@ -87,7 +88,14 @@ def make_request(
             )
 
     partitioning = placement.partitioning(params, len(topology.devices(topology_name)))
-    return Request(model, settings, params, topology_name, partitioning)
+    return Request(model, settings, params, topology_name, partitioning, programs_of(params))
+
+
+def programs_of(params: Params) -> tuple[str, ...]:
+    """Returns the programs of an experiment's runs: all, but for a task that is not decoded."""
+    if Mode.PREDICT in params.task.cls.MODES:
+        return plan.PROGRAMS
+    return tuple(name for name in plan.PROGRAMS if name != plan.DECODE)
 
 
 def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> str:
@@ -96,10 +104,10 @@ def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> 
         raise ValueError("give --batch_tokens or --set=input.batch_size, not both.")
 
     # A row has this many target tokens, padding included.
-    length = registry.get_params(model, settings).input.target_len
+    params = registry.get_params(model, settings)
+    _, length = params.task.cls.Lengths(params.input)
     if batch_tokens < 1 or batch_tokens % length:
         raise ValueError(
-            f"--batch_tokens={batch_tokens}: expected a multiple of {length}, "
-            "the tokens of a row (input.target_len)."
+            f"--batch_tokens={batch_tokens}: expected a multiple of {length}, the tokens of a row."
         )
     return f"input.batch_size={batch_tokens // length}"

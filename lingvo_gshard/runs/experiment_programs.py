@@ -11,10 +11,9 @@ import dataclasses
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input import packing
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import tracer
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train.steps import ModelPrograms
@@ -40,9 +39,9 @@ class ExperimentPrograms:
         settings = self._settings(*groups)
         return tracer.traced(step, settings, self.partitioning, mode, batch_spec, num_steps)
 
-    def decoder(self, source_len: int) -> Program:
-        """Returns the program that decodes sources of one length; its state is theta alone."""
-        return tracer.traced(decoder, self._settings("decode"), self.partitioning, source_len)
+    def decoder(self, length: int) -> Program:
+        """Returns the program that decodes inputs of one length; its state is theta alone."""
+        return tracer.traced(decoder, self._settings("decode"), self.partitioning, length)
 
     def _settings(self, *groups: str) -> Params:
         """Returns the settings that programs depend on, and these groups besides."""
@@ -73,10 +72,9 @@ def step(
     return in_process(params, partitioning).step(mode, batch_spec, num_steps)
 
 
-def decoder(params: Params, partitioning: Partitioning, source_len: int) -> Program:
-    """Traces the program that decodes sources of one length; its state is theta alone."""
-    rows = TensorSpec((params.decode.batch_size, source_len), "int32", "BL")
-    features = NestedMap({name: rows for name in packing.SOURCE})
+def decoder(params: Params, partitioning: Partitioning, length: int) -> Program:
+    """Traces the program that decodes inputs of one length; its state is theta alone."""
+    features = params.task.cls.DecodeSpecs(params.decode.batch_size, length)
 
     # A decoder has no use for the optimizer's slots.
     programs = in_process(params, partitioning)
@@ -88,5 +86,5 @@ def decoder(params: Params, partitioning: Partitioning, source_len: int) -> Prog
 
 def in_process(params: Params, partitioning: Partitioning) -> ModelPrograms:
     """Returns the source that traces an experiment's programs in this process."""
-    model = TranslationModel(params, partitioning)
+    model = TaskModel(params, partitioning)
     return ModelPrograms(model.model_fn, model.init_state, params, partitioning, model.state_spec)

@@ -36,7 +36,10 @@ def test_steps_equal_whole_sequences_also_when_the_cache_grows():
 
     @tf.function(jit_compile=True, autograph=False)
     def step(x, cache, mask, index):
-        return cached_decoding.extend_step(layer, theta, x, cache, _attended(mask), index, _PREDICT)
+        first_place = index * mask.shape[1]
+        return cached_decoding.extend_step(
+            layer, theta, x, cache, _attended(mask), first_place, _PREDICT
+        )
 
     half = L // 2 * _K
     cache = cached_decoding.init_cache(layer, theta, encoded, half, _PREDICT)
@@ -71,7 +74,7 @@ def test_decoding_with_stacked_weights_equals_unrolled():
 
         mask = tf.ones([B, _K, cache_len])
         y, cache, attention = stack.ExtendStep(
-            weights, x, cache, _attended(mask), tf.constant(1), _PREDICT
+            weights, x, cache, _attended(mask), tf.constant(_K), _PREDICT
         )
         return [y, attention, *stack.GrowCache(cache, 2 * cache_len).Flatten()]
 

@@ -16,7 +16,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.accumulation import Accumulation
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.compiled import run_programs
 from lingvo_gshard.planning.request import make_request
 from lingvo_gshard.runs import experiment_programs
@@ -152,7 +152,7 @@ def _trained(num_partitions, *settings):
     for setting in (*_SETTINGS, *settings):
         hyperparams.apply_setting(params, setting)
     parts = placement.partitioning(params, num_partitions)
-    model = TranslationModel(params, parts)
+    model = TaskModel(params, parts)
     programs = Programs(experiment_programs.in_process(params, parts))
     step = programs.get(Mode.TRAIN, small_task.batch_specs())
 

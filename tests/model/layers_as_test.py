@@ -13,7 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train import steps
 from lingvo_gshard.train.programs import Programs
@@ -50,7 +50,7 @@ def _params(
 
 def _start(**changes):
     """A state from the middle of training, in the UNROLLED layout."""
-    model = TranslationModel(_params(*_PLAIN, **changes), functions.partitioning(1))
+    model = TaskModel(_params(*_PLAIN, **changes), functions.partitioning(1))
     rng = np.random.default_rng(2)
     return NestedMap(
         step=np.int32(3),
@@ -66,7 +66,7 @@ class _Step:
 
     def __init__(self, way, num_partitions, **changes):
         params = _params(*way, **changes)
-        model = TranslationModel(params, functions.partitioning(num_partitions))
+        model = TaskModel(params, functions.partitioning(num_partitions))
         self._layers_as = way[0]
         self.executable = building.compile_fn(
             functools.partial(steps.call_model_fn, model.model_fn, Mode.TRAIN, params),

@@ -13,7 +13,7 @@ from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train.programs import Programs
@@ -106,7 +106,7 @@ class _Training:
         parts = placement.partitioning(params, num_partitions)
         placement.check_divisible(params, parts)
 
-        model = TranslationModel(params, parts)
+        model = TaskModel(params, parts)
         programs = Programs(experiment_programs.in_process(params, parts))
         state = _state(model)
         step = programs.get(Mode.TRAIN, small_task.batch_specs())
@@ -182,7 +182,7 @@ def test_training_in_stages_equals_the_loop(training, way):
     for stack in ("encoder", "decoder"):
         names = [f"task.{stack}.{each}" for each in ("layers_as", "remat", "num_layers")]
         settings += map("=".join, zip(names, ("LOOP", "BLOCK", "4"), strict=True))
-        settings += [f"task.{stack}.moe.second_expert=ALL"]
+        settings += [f"task.{stack}.moe.gating.second_expert=ALL"]
         for dropout in ("attention.dropout", "residual_dropout"):
             settings += [f"task.{stack}.layer.{dropout}.rate=0.0"]
         stages += [f"task.{stack}.stages=2", f"task.{stack}.microbatches=2"]
@@ -194,7 +194,7 @@ def _answers(num_partitions, *settings):
     """The metrics of evaluation and the tokens of decoding."""
     params = _params(*_LOOP, f"decode.batch_size={small_task.B}", *settings)
     parts = placement.partitioning(params, num_partitions)
-    model = TranslationModel(params, parts)
+    model = TaskModel(params, parts)
     state = _state(model)
     programs = Programs(experiment_programs.in_process(params, parts))
     evaluate = programs.get(Mode.EVAL, small_task.batch_specs())

@@ -13,7 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.executable import compile_program
@@ -80,7 +80,7 @@ def _computed(num_partitions, *settings):
     params = _params(*settings)
     parts = placement.partitioning(params, num_partitions)
     placement.check_sizes(params, parts)
-    model = TranslationModel(params, parts)
+    model = TaskModel(params, parts)
     programs = Programs(experiment_programs.in_process(params, parts))
     state = NestedMap(
         step=np.int32(0),

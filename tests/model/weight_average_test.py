@@ -10,7 +10,7 @@ from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement, weight_average
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train.programs import Programs
 from tests.layers import building
@@ -57,7 +57,7 @@ def _model(num_partitions, *settings):
         hyperparams.apply_setting(params, setting)
     parts = placement.partitioning(params, num_partitions)
     programs = Programs(experiment_programs.in_process(params, parts))
-    return TranslationModel(params, parts), programs
+    return TaskModel(params, parts), programs
 
 
 def test_averages_are_split_as_slots_are():

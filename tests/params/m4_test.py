@@ -50,7 +50,7 @@ def test_each_core_has_a_group_and_full_experts_lose_few_tokens(model):
     assert list(sizes) == ["encoder", "decoder"]
 
     for stack, (num_experts, group_size, places) in sizes.items():
-        tokens = p.input.batch_size * p.input.Get(placement.STACKS[stack])
+        tokens = p.input.batch_size * p.input.Get(p.task.cls.STACKS[stack])
         assert tokens // group_size >= cores
         assert cores <= group_size
         assert places == max(4, 2 * group_size // num_experts)

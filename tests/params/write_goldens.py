@@ -47,11 +47,13 @@ def num_partitions(name: str) -> int:
 def params_with_vocabularies(name: str) -> Params:
     """Returns the Params with the vocabulary sizes that the module's docstring states."""
     p = registry.get_params(name)
-    if p.task.source_vocab_size is None:
+    settings = p.task.cls.VOCABULARIES
+    if any(p.task.Get(setting) is None for setting in settings):
         stated = re.search(r"vocabularies of\s+(\d+)\s+and\s+(\d+)", module_docstring(name))
         assert stated, f"{name}: the module states no vocabularies"
-        source, target = map(int, stated.groups())
-        p.task.Set(source_vocab_size=source, target_vocab_size=target)
+        # A task with one vocabulary takes the first size.
+        for setting, size in zip(settings, stated.groups(), strict=False):
+            p.task.Set(**{setting: int(size)})
     return p
 
 

@@ -10,7 +10,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import commands, kept_plans, plan
 from lingvo_gshard.planning.compiled import own_process, trainer_executables
 from lingvo_gshard.planning.request import Request
@@ -151,7 +151,7 @@ def test_the_printed_settings_train(searched):
     settings = [word.removeprefix("--set=") for word in line.split() if "--set=" in word]
     params = registry.get_params(_MODEL, settings)
     partitioning = placement.partitioning(params, 8)
-    model = TranslationModel(params, partitioning)
+    model = TaskModel(params, partitioning)
     p = params.input
     made = Programs(experiment_programs.in_process(params, partitioning))
     rows = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))

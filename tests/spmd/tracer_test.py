@@ -191,8 +191,11 @@ def test_a_child_without_tensorflow_says_so(tmp_path):
     )
 
 
-# A user's script, and how it starts its work.
+# A user's script, and how it starts its work. A shell's background jobs ignore SIGINT, and so would
+# theirs.
 _SCRIPT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from lingvo_gshard import cli
 from lingvo_gshard.spmd import tracer
 from tests.spmd import tracing

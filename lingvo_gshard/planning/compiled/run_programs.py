@@ -10,10 +10,9 @@ import time
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input import packing
-from lingvo_gshard.model import flops, placement
+from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.compiled import compiled_step, memory, roofline, suspicious
 from lingvo_gshard.planning.compiled.memory import Refusal
 from lingvo_gshard.planning.estimate import hardware, networks, state_memory
@@ -41,7 +40,7 @@ def make_plan(request: Request) -> Plan:
     """
     params = request.params
     partitioning = request.partitioning
-    model = TranslationModel(params, partitioning)
+    model = TaskModel(params, partitioning)
 
     # This is what takes minutes.
     programs = {
@@ -50,9 +49,7 @@ def make_plan(request: Request) -> Plan:
 
     # The flops of the mathematics show how much of the program's is of use.
     batch = params.input
-    step_flops = flops.train_step_flops(
-        model.task, batch.batch_size, batch.source_len, batch.target_len
-    )
+    step_flops = model.task.TrainStepFlops(batch.batch_size, *model.task.Lengths(batch))
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return Plan(
         model=request.model,
@@ -67,12 +64,11 @@ def make_plan(request: Request) -> Plan:
         programs=programs,
         num_experts=_num_experts(params),
         bubble=placement.bubble(params),
+        unit=model.task.UNIT,
     )
 
 
-def plan_program(
-    name: str, model: TranslationModel, params: Params, topology_name: str
-) -> ProgramPlan:
+def plan_program(name: str, model: TaskModel, params: Params, topology_name: str) -> ProgramPlan:
     """Compiles a program for a topology and returns what was read of it.
 
     Raises ValueError as topology.compile_program, but not for a program that is too large.
@@ -129,23 +125,27 @@ def plan_program(
     )
 
 
-def export(name: str, model: TranslationModel, params: Params, num_steps: int = 1) -> Program:
+def export(name: str, model: TaskModel, params: Params, num_steps: int = 1) -> Program:
     """Returns an exported program, in training one of `num_steps`.
 
     Raises ValueError if the trainer can't export it.
     """
-    batch = _batch(name, params)
     programs = ExperimentPrograms(params, model.partitioning)
 
     if name == INITIALIZE:
         return programs.initializer()
     if name == DECODE:
-        return programs.decoder(batch.source_len)
+        return programs.decoder(params.task.cls.DecodeLength(params.decode))
 
-    # Training and evaluation take packed rows.
-    mode = Mode.TRAIN if name == TRAIN else Mode.EVAL
-    shape = packing.RowShape(batch.source_len, batch.target_len)
-    return programs.step(mode, packing.batch_specs(batch.rows, shape), num_steps)
+    if name == TRAIN:
+        return programs.step(Mode.TRAIN, _specs(params.input), num_steps)
+    return programs.step(Mode.EVAL, _specs(params.eval_input))
+
+
+def _specs(batch: Params) -> NestedMap:
+    """Returns the TensorSpecs of a batch, as its input makes it."""
+    specs: NestedMap = batch.cls.batch_specs(batch)
+    return specs
 
 
 def _compile(exported: Program, topology_name: str) -> TopologyExecutable | Refusal:
@@ -159,7 +159,7 @@ def _compile(exported: Program, topology_name: str) -> TopologyExecutable | Refu
 def _num_experts(params: Params) -> int:
     """Returns the experts of a layer; 0 for a dense model, or if its stacks differ."""
     counts = set()
-    for stack in placement.STACKS:
+    for stack in params.task.cls.STACKS:
         p = params.task.Get(stack)
         counts.add(0 if p.moe is None else p.moe.num_experts)
     return counts.pop() if len(counts) == 1 else 0
@@ -171,7 +171,8 @@ def _batch(name: str, params: Params) -> Batch:
         return Batch(0, 0, 0)
     if name == DECODE:
         decode = params.decode
-        return Batch(decode.batch_size, decode.max_source_len, decode.max_target_len)
+        length = params.task.cls.DecodeLength(decode)
+        return Batch(decode.batch_size, length, decode.max_target_len)
 
     rows = params.input if name == TRAIN else params.eval_input
-    return Batch(rows.batch_size, rows.source_len, rows.target_len)
+    return Batch(rows.batch_size, *params.task.cls.Lengths(rows))

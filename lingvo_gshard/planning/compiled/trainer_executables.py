@@ -2,7 +2,7 @@
 
 import pathlib
 
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.compiled import run_programs
 from lingvo_gshard.planning.estimate import hardware
 from lingvo_gshard.planning.plan import GIB, TRAIN
@@ -16,7 +16,7 @@ def save(request: Request, folder: pathlib.Path) -> list[str]:
 
     Raises ValueError if one needs more memory than a device has or cannot be serialized.
     """
-    model = TranslationModel(request.params, request.partitioning)
+    model = TaskModel(request.params, request.partitioning)
     capacity_gib = hardware.generation(request.topology).capacity_gib
 
     # A program is a loop of iterations_per_loop steps; the last call may have fewer.

@@ -6,14 +6,14 @@ They follow from the devices and the letters' sizes, where those divide and, as 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.estimate import networks
 from lingvo_gshard.planning.estimate.cost_model import CostModel
 from lingvo_gshard.planning.request import Request
@@ -44,18 +44,26 @@ class _Schedule:
 def candidates(request: Request) -> list[Candidate]:
     """Returns all candidates that fit by the cost model, the fastest first.
 
-    Raises ValueError if none does.
+    Raises ValueError if none does, or for a task without stacks of Transformer layers.
     """
+    if not request.params.task.cls.STACKS:
+        raise ValueError(
+            f"--search: {request.model} has no stacks of Transformer layers, of which the cost "
+            "model consists; plan a mesh and a table of your own by --set=mesh and --set=sharding."
+        )
+
     # The cost model needs the shapes of weights and slots alone, which no partitioning changes.
     mesh = request.partitioning.mesh
     network = networks.network(request.topology, mesh)
     unpartitioned = Partitioning(Mesh.flat(1), ())
-    state = TranslationModel(request.params, unpartitioned).state_spec
+    state = TaskModel(request.params, unpartitioned).state_spec
     model = CostModel(request.params, state, network)
 
     # Memory is asked first: it is what most meshes lack.
+    letter_sizes = _letter_sizes(request, state.theta)
+    stacks = tuple(request.params.task.cls.STACKS)
     fitting = []
-    for layout in layouts(_letter_sizes(request, state.theta), mesh.num_partitions):
+    for layout in layouts(letter_sizes, stacks, mesh.num_partitions):
         partitioning = request.changed(layout).partitioning
         for schedule in _schedules(request.params, partitioning):
             estimate = model.estimate(
@@ -76,7 +84,9 @@ def candidates(request: Request) -> list[Candidate]:
     return sorted(fitting, key=lambda candidate: candidate.secs)
 
 
-def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
+def layouts(
+    sizes: Mapping[str, int], stacks: Sequence[str], cores: int
+) -> Iterator[tuple[str, str]]:
     """Yields the settings of all meshes of up to three axes, and tables, that divide the sizes.
 
     The axes `data` and `experts` both split the batch; `model` splits heads, hidden dims and
@@ -98,7 +108,7 @@ def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
 
         # Each row is a choice of its own, and may be left out.
         model_rows = _tensor_parallel_rows(sizes, axes)
-        stack_rows = _stack_rows(sizes, axes)
+        stack_rows = _stack_rows(sizes, stacks, axes)
         weight_rows = _weight_rows(sizes, axes)
         tables: list[tuple[str, ...]] = []
         tables += itertools.product(model_rows, stack_rows, weight_rows)
@@ -168,7 +178,9 @@ def _tensor_parallel_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> 
     return rows
 
 
-def _stack_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
+def _stack_rows(
+    sizes: Mapping[str, int], stacks: Sequence[str], axes: Mapping[str, int]
+) -> list[str]:
     """Returns the possible rows of layers that differ from the others; none is one of them.
 
     A data-parallel stack splits its batch over `model`, too, and has whole heads and hidden dims.
@@ -188,8 +200,11 @@ def _stack_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
     if sizes["B"] % ways or sizes["G"] % ways:
         return [""]
     all_axes = "+".join([*batch_axes, "model"])
-    data_parallel = {stack: f"{stack}.BG:{all_axes},{stack}.HN:-" for stack in placement.STACKS}
-    return ["", *data_parallel.values(), ",".join(data_parallel.values())]
+    data_parallel = [f"{stack}.BG:{all_axes},{stack}.HN:-" for stack in stacks]
+    rows = ["", *data_parallel]
+    if len(stacks) > 1:
+        rows.append(",".join(data_parallel))
+    return rows
 
 
 def _two_dims_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
@@ -245,7 +260,7 @@ def _schedules(params: Params, partitioning: Partitioning) -> list[_Schedule]:
 def _schedule_settings(
     params: Params, partitioning: Partitioning, schedule: _Schedule
 ) -> list[str]:
-    """Returns the settings of both stacks; those of a pipeline only where they change."""
+    """Returns the settings of all stacks; those of a pipeline only where they change."""
     # They name the candidate in the ranking, so what repeats the experiment is left out.
     (stages,) = partitioning.factor("R")
     pipeline = {"stages": stages, "microbatches": schedule.microbatches}
@@ -253,7 +268,7 @@ def _schedule_settings(
     settings = []
     if params.train.scatter_gradients != schedule.scatter_gradients:
         settings.append(f"train.scatter_gradients={schedule.scatter_gradients}")
-    for stack in placement.STACKS:
+    for stack in params.task.cls.STACKS:
         settings.append(f"task.{stack}.remat={schedule.remat.name}")
         for name, value in pipeline.items():
             if params.task.Get(stack).Get(name) != value:
@@ -285,9 +300,9 @@ def _letter_sizes(request: Request, weights: NestedMap) -> dict[str, int]:
     for batch in request.batches:
         occurrences.append(("B", params.Get(batch).batch_size))
 
-    # Both stacks are pipelines, or none.
+    # All stacks are pipelines, or none.
     sizes = _common_divisors(occurrences)
-    if not all(_may_be_pipeline(params.task.Get(stack)) for stack in placement.STACKS):
+    if not all(_may_be_pipeline(params.task.Get(stack)) for stack in params.task.cls.STACKS):
         sizes["R"] = 1
 
     # A dense model has neither experts nor groups.

@@ -20,7 +20,6 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.model import placement
 from lingvo_gshard.planning.estimate.forward_pass import (
     SOFTMAX,
     Einsum,
@@ -66,7 +65,7 @@ class CostModel:
         """`state` has the specs of theta and slots; partitions lie on `network` in its order."""
         # The state's tensors are split by the table of their stack.
         specs = [
-            dataclasses.replace(spec, stack=stack_of(path.partition(".")[2]))
+            dataclasses.replace(spec, stack=stack_of(params, path.partition(".")[2]))
             for path, spec in state.FlattenItems()
         ]
         self._state = state.Pack(specs)
@@ -74,22 +73,23 @@ class CostModel:
         self._products = forward_products(params, state.theta)
         self._activation_bytes = 2 if params.task.activation_dtype == "bfloat16" else 4
 
-        # What passes from stack to stack: activations [B, L, M].
+        # What passes from stack to stack: activations [B, L, M]. Each gets its embedded tokens, and
+        # what the one before it has made of its own; the last one passes its own to the softmax.
         batch = params.input
         rows = {"B": batch.batch_size, "M": params.task.dim}
-        source = {**rows, "L": batch.source_len}
-        target = {**rows, "L": batch.target_len}
-        self._passed_on = [
-            (_OUTSIDE, "encoder", source),
-            ("encoder", "decoder", source),
-            (_OUTSIDE, "decoder", target),
-            ("decoder", SOFTMAX, target),
-        ]
+        self._stacks = tuple(params.task.cls.STACKS)
+        self._passed_on = []
+        # What a pipeline sends from stage to stage: a block's output, and the encoded source with
+        # it, in a stack that reads one.
+        self._sent_on = {}
 
-        # What a pipeline sends from stage to stage: in the encoder a block's output, and in the
-        # decoder the encoded source with it.
-        both = {**rows, "L": batch.source_len + batch.target_len}
-        self._sent_on = {"encoder": source, "decoder": both}
+        length_before = 0
+        for stack, following in zip(self._stacks, (*self._stacks[1:], SOFTMAX), strict=True):
+            length = batch.Get(params.task.cls.STACKS[stack])
+            own = {**rows, "L": length}
+            self._passed_on += [(_OUTSIDE, stack, own), (stack, following, own)]
+            self._sent_on[stack] = {**rows, "L": length_before + length}
+            length_before += length
 
     def estimate(
         self,
@@ -103,7 +103,7 @@ class CostModel:
         `scatter_gradients` is as in Annotator.
         """
         # Stacks that have the same table share what they have looked up in it.
-        tables = _tables(partitioning)
+        tables = _tables(self._stacks, partitioning)
         by_table = {}
         for table in set(tables.values()):
             by_table[table] = _CoreCosts(
@@ -154,9 +154,9 @@ class CostModel:
         return Estimate(held_gib + (kept_bytes + largest_bytes) / GIB, secs)
 
 
-def _tables(partitioning: Partitioning) -> dict[str, Partitioning]:
+def _tables(stacks: Sequence[str], partitioning: Partitioning) -> dict[str, Partitioning]:
     """Returns the tables of embeddings, of each stack, and of the softmax, where B has U's row."""
-    tables = {stack: partitioning.in_stack(stack) for stack in (_OUTSIDE, *placement.STACKS)}
+    tables = {stack: partitioning.in_stack(stack) for stack in (_OUTSIDE, *stacks)}
 
     rows = dict(partitioning.table)
     if "U" in rows:

@@ -14,7 +14,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import moe
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.model import flops, placement
 from lingvo_gshard.sharding.layout import TensorSpec, is_weight
 
 SOFTMAX = "softmax"  # The path of the last product's weight, whose rows are split as U.
@@ -103,18 +102,18 @@ def forward_products(params: Params, weights: NestedMap) -> list[Product]:
         if name == "wq":
             of_weight += _attention_products(sizes)
         if name == "wg":
-            moe_params = params.task.Get(stack_of(path)).moe
+            moe_params = params.task.Get(stack_of(params, path)).moe
             of_weight += _dispatch_products(sizes, moe_params.dispatch)
 
-        stack = SOFTMAX if path == SOFTMAX else stack_of(path)
+        stack = SOFTMAX if path == SOFTMAX else stack_of(params, path)
         products += [dataclasses.replace(product, stack=stack) for product in of_weight]
     return products
 
 
-def stack_of(path: str) -> str:
+def stack_of(params: Params, path: str) -> str:
     """Returns the stack of a weight by its path; empty outside the stacks."""
     child = path.partition(".")[0]
-    return child if child in placement.STACKS else ""
+    return child if child in params.task.cls.STACKS else ""
 
 
 def sizes_of(spec: TensorSpec) -> dict[str, int]:
@@ -204,24 +203,23 @@ def _dispatch_products(sizes: Mapping[str, int], dispatch: Dispatch) -> list[Pro
 def _batch_sizes(params: Params, path: str) -> dict[str, int]:
     """Returns the sizes of a batch's letters where the weight of this path is used."""
     batch = params.input
-    is_encoder = path.startswith(("encoder", "source"))
+    source_len, target_len = params.task.cls.Lengths(batch)
 
     # Queries are the layer's own tokens; keys and values may be the source's.
-    is_source = is_encoder or flops.reads_source(path)
-    length = batch.source_len if is_source else batch.target_len
-    attended = batch.source_len if "source_attention" in path else length
+    length = source_len if params.task.cls.ReadsSource(path) else target_len
+    attended = source_len if "source_attention" in path else length
     sizes = {"B": batch.batch_size, "L": length, "T": attended}
 
-    stack = params.task.encoder if is_encoder else params.task.decoder
-    if stack.moe is None:
+    name = stack_of(params, path)
+    stack = params.task.Get(name) if name else None
+    if stack is None or stack.moe is None:
         return sizes
 
     # Groups of S tokens, each with C places in every expert.
     tokens = batch.batch_size * length
     group_size = moe.group_size(stack.moe, tokens)
-    capacity = stack.moe.train_capacity.Instantiate()
     sizes["G"] = tokens // group_size
     sizes["S"] = group_size
     sizes["E"] = stack.moe.num_experts
-    sizes["C"] = capacity.places(group_size, stack.moe.num_experts)
+    sizes["C"] = moe.train_places(stack.moe, group_size)
     return sizes

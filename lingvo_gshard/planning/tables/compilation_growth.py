@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from lingvo_gshard import registry
 from lingvo_gshard.model import placement
+from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.planning.compiled import run_programs
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.request import Request
@@ -44,7 +45,7 @@ def request(cores: int, num_layers: int) -> Request:
         "input.source_len=64",
         "input.target_len=64",
     ]
-    for stack in placement.STACKS:
+    for stack in TranslationTask.STACKS:
         settings += [
             f"task.{stack}.num_layers={num_layers // 2}",
             f"task.{stack}.remat=ALL_BUT_PRODUCTS",

@@ -13,7 +13,6 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.layers import moe
-from lingvo_gshard.model import placement
 from lingvo_gshard.planning import kept_plans, plan
 from lingvo_gshard.planning.compiled.categories import Category
 from lingvo_gshard.planning.plan import Plan
@@ -113,7 +112,7 @@ def half_batch(request: Request) -> Request:
     cores = request.partitioning.mesh.num_partitions
 
     settings = [f"input.batch_size={rows}"]
-    for stack, length in placement.STACKS.items():
+    for stack, length in params.task.cls.STACKS.items():
         stack_moe = params.task.Get(stack).moe
         if stack_moe is None:
             continue

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from lingvo_gshard import registry
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.model import flops
 from lingvo_gshard.planning.estimate import hardware
 from lingvo_gshard.planning.plan import SECS_PER_YEAR, TRAINING_TOKENS, Plan
 from lingvo_gshard.planning.tables import as_printed, family, figure9
@@ -117,9 +116,7 @@ def own_model(model: str) -> OwnModel:
     batch = params.input
     return OwnModel(
         weights=task.num_weights,
-        step_flops=flops.train_step_flops(
-            task, batch.batch_size, batch.source_len, batch.target_len
-        ),
+        step_flops=task.TrainStepFlops(batch.batch_size, *task.Lengths(batch)),
         remat=params.task.encoder.remat,
     )
 

@@ -5,9 +5,8 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.layers.moe import group_size
+from lingvo_gshard.layers.moe import group_size, train_places
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.model import placement
 from lingvo_gshard.planning.estimate.cost_model import BY_SAVING
 from lingvo_gshard.planning.request import Request
 from lingvo_gshard.planning.tables import trials
@@ -68,7 +67,7 @@ def batch_keeping_changes(params: Params) -> _Changes:
             changes[name] = settings
 
     # These two change what is computed.
-    if params.task.activation_dtype != "bfloat16":
+    if "activation_dtype" in params.task and params.task.activation_dtype != "bfloat16":
         changes["activations in bfloat16"] = ["task.activation_dtype=bfloat16"]
 
     settings = _halved_groups(params)
@@ -80,7 +79,7 @@ def batch_keeping_changes(params: Params) -> _Changes:
 def _remat_settings(params: Params, remat: Remat) -> list[str]:
     """Returns the settings of `remat` for the stacks that keep more than it does."""
     settings = []
-    for stack in placement.STACKS:
+    for stack in params.task.cls.STACKS:
         present = params.task.Get(stack).remat
         if BY_SAVING.index(present) < BY_SAVING.index(remat):
             settings.append(f"task.{stack}.remat={remat.name}")
@@ -94,7 +93,7 @@ def _halved_groups(params: Params) -> list[str]:
     twice the buffers in all.
     """
     settings = []
-    for stack, length in placement.STACKS.items():
+    for stack, length in params.task.cls.STACKS.items():
         p = params.task.Get(stack)
         if p.moe is None:
             continue
@@ -105,9 +104,7 @@ def _halved_groups(params: Params) -> list[str]:
         size = group_size(p.moe, tokens)
         half = size // 2
 
-        capacity = p.moe.train_capacity.Instantiate()
-        places = capacity.places(size, p.moe.num_experts)
-        if half == 0 or capacity.places(half, p.moe.num_experts) == places:
+        if half == 0 or train_places(p.moe, half) == train_places(p.moe, size):
             return []
         settings.append(f"task.{stack}.moe.group_size={half}")
     return settings

@@ -15,8 +15,8 @@ from lingvo_gshard import registry
 from lingvo_gshard.input import sentences
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
-from lingvo_gshard.model import flops, placement
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model import placement
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import plan
 from lingvo_gshard.planning.compiled import run_programs, suspicious
 from lingvo_gshard.planning.plan import GIB
@@ -37,7 +37,7 @@ def made(cpu):
 
 @pytest.fixture(scope="module")
 def model():
-    return TranslationModel(tiny.params(), tiny.request().partitioning)
+    return TaskModel(tiny.params(), tiny.request().partitioning)
 
 
 def test_memory_is_the_size_of_the_arrays(made, model):
@@ -106,7 +106,7 @@ def test_flops_are_those_of_the_layers(made, model):
 def test_model_flops_are_less(made, model):
     """The mathematics asks for no empty places, no dispatch and no combine."""
     kept, p = made[0], tiny.params().input
-    needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len) / 8
+    needed = model.task.TrainStepFlops(p.batch_size, p.source_len, p.target_len) / 8
     assert kept.model_flops_per_core == needed
     assert needed < sum(kept.step.cost.flops_per_core.values()) < 2 * needed
 

@@ -41,7 +41,7 @@ def found():
 
 
 def _layouts(cores, **sizes):
-    return list(candidates.layouts({**_SIZES, **sizes}, cores))
+    return list(candidates.layouts({**_SIZES, **sizes}, _STACKS, cores))
 
 
 def _ways(layout, cores, letters):

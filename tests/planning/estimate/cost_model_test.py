@@ -9,7 +9,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.model import flops
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.estimate.cost_model import CostModel
 from lingvo_gshard.planning.estimate.hardware import GENERATIONS
 from lingvo_gshard.planning.estimate.networks import Torus
@@ -31,7 +31,7 @@ def torus():
 
 def _made(model, *settings):
     params = registry.get_params(model, (*_SIZES, *settings))
-    return params, TranslationModel(params, Partitioning(Mesh.flat(1), ()))
+    return params, TaskModel(params, Partitioning(Mesh.flat(1), ()))
 
 
 def _estimator(torus, model, *settings):

@@ -4,7 +4,7 @@ import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.estimate.forward_pass import Einsum, forward_products
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
@@ -15,7 +15,7 @@ _SIZES = ("task.source_vocab_size=4096", "task.target_vocab_size=2048", "input.t
 @pytest.fixture(scope="module")
 def products():
     params = registry.get_params("toy.MoE8E4L", _SIZES)
-    model = TranslationModel(params, Partitioning(Mesh.flat(1), ()))
+    model = TaskModel(params, Partitioning(Mesh.flat(1), ()))
     return forward_products(params, model.state_spec.theta)
 
 

@@ -8,10 +8,11 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import run
 from lingvo_gshard.spmd import specs
 from tests.layers import building
@@ -59,20 +60,25 @@ class _Batches:
         self._index = state["index"]
 
 
+def _translate(p):
+    """Translates a batch in eager mode."""
+    model = TaskModel(p, functions.partitioning(1))
+    theta = building.random_theta(model.task).Transform(tf.constant)
+    model.task.Predict(theta, small_task.source_batch(0), p.decode)
+
+
 def test_a_minimum_length_above_the_maximum_is_refused():
     p = _params()
     p.decode.Set(min_target_len=9, max_target_len=8)
-    model = TranslationModel(p, functions.partitioning(1))
     with pytest.raises(ValueError, match="min_target_len must be 1 to max_target_len 8, got 9"):
-        model._requests(small_task.random_batch(0).features)
+        _translate(p)
 
 
 def test_a_seed_of_more_than_31_bits_is_refused():
     p = _params()
     p.decode.seed = 2**31
-    model = TranslationModel(p, functions.partitioning(1))
     with pytest.raises(ValueError, match=r"decode.seed must be from 0 to 2\*\*31 - 1, got 2147"):
-        model._requests(small_task.random_batch(0).features)
+        _translate(p)
 
 
 def _train(estimator, max_steps):
@@ -81,7 +87,7 @@ def _train(estimator, max_steps):
 
 def _state(folder, step, num_partitions=2):
     parts = functions.partitioning(num_partitions)
-    spec = TranslationModel(_params(), parts).state_spec
+    spec = TaskModel(_params(), parts).state_spec
     shardings = specs.shardings(parts, spec, specs.device_mesh(parts))
     with Checkpoints(str(folder)) as saved:
         return saved.restore(step, spec, shardings).state
@@ -185,11 +191,11 @@ def test_a_model_and_its_state_spec_need_no_tensorflow():
         import sys
         from lingvo_gshard import registry
         from lingvo_gshard.model import placement
-        from lingvo_gshard.model.translation_model import TranslationModel
+        from lingvo_gshard.model.task_model import TaskModel
 
         params = registry.get_params("toy.MoE8E4L")
         params.task.Set(source_vocab_size=40, target_vocab_size=20)
-        model = TranslationModel(params, placement.partitioning(params, 4))
+        model = TaskModel(params, placement.partitioning(params, 4))
 
         spec = model.state_spec
         assert spec.theta.softmax.shape == (128, 20), spec.theta.softmax

@@ -1,12 +1,10 @@
-"""The translation task in the estimator's terms: a state, its initializer and a model_fn."""
+"""A task in the estimator's terms: a state, its initializer and a model_fn."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from lingvo_gshard.beam_search import flat_beam_search
-from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
@@ -20,7 +18,7 @@ from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 
-class TranslationModel:
+class TaskModel:
     """An experiment on a partitioning; `state_spec` has the specs of step, theta and slots.
 
     With train.ema_decay, the state also has `ema`, the weights' moving averages.
@@ -63,13 +61,14 @@ class TranslationModel:
     def model_fn(
         self, state: NestedMap, features: NestedMap, labels: NestedMap, mode: Mode, params: Any
     ) -> TPUEstimatorSpec:
-        """Trains one step, or evaluates or translates one batch."""
+        """Trains one step, or evaluates or decodes one batch."""
         del params  # The layers have their own.
         if mode is Mode.TRAIN:
             return self._train(state, features, labels)
         if mode is Mode.EVAL:
             return self._evaluate(state, features, labels)
-        return self._predict(state, features)
+        predictions = self.task.Predict(self._evaluated(state), features, self._params.decode)
+        return TPUEstimatorSpec(mode=Mode.PREDICT, predictions=predictions)
 
     def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
         """Takes one step. If the loss or a gradient is not finite, only the step count changes."""
@@ -125,72 +124,7 @@ class TranslationModel:
     def _evaluate(
         self, state: NestedMap, features: NestedMap, labels: NestedMap
     ) -> TPUEstimatorSpec:
-        """Evaluates one batch; each metric is a mean over its tokens."""
+        """Evaluates one batch."""
         theta = self._evaluated(state)
         _, metrics = self.task.Loss(theta, features, labels, Context(Mode.EVAL))
-
-        means = {"nll": metrics.nll, "aux_loss": metrics.aux_loss}
-        for field, by_layer in metrics.routing.items():
-            for layer, value in by_layer.items():
-                means[f"{field}_{layer}"] = value
-
-        num_tokens = metrics.num_tokens
-        eval_metrics = {name: (mean * num_tokens, num_tokens) for name, mean in means.items()}
-        return TPUEstimatorSpec(mode=Mode.EVAL, eval_metrics=eval_metrics)
-
-    def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
-        """Translates one batch by flat beam search (A.1)."""
-        p = self._params.decode
-        theta = self._evaluated(state)
-        requests = self._requests(features)
-        config = BeamSearch(
-            beam_size=p.beam_size,
-            max_steps=p.max_target_len,
-            length_norm_alpha=p.length_norm_alpha,
-            num_best=p.num_best,
-            coverage_weight=p.coverage_weight,
-            temperature=p.temperature,
-        )
-
-        needs_attention = p.tell_attention or p.coverage_weight
-        first_state = self.task.InitDecode(
-            theta,
-            features,
-            config.first_places,
-            attention_beam=p.beam_size if needs_attention else 0,
-        )
-        hypotheses = flat_beam_search.search(
-            config,
-            functools.partial(self.task.DecodeStep, theta),
-            first_state,
-            requests,
-            self._annotator.annotate,
-            self.task.GrowDecode,
-        )
-
-        predictions = NestedMap(
-            ids=hypotheses.ids,
-            lengths=hypotheses.lengths,
-            scores=hypotheses.scores,
-            token_log_probs=hypotheses.token_log_probs,
-        )
-        if p.tell_attention:
-            predictions.attention = hypotheses.attention
-        return TPUEstimatorSpec(mode=Mode.PREDICT, predictions=predictions)
-
-    def _requests(self, features: NestedMap) -> Requests:
-        """Returns the experiment's length limits. A row without a source gets no steps."""
-        p = self._params.decode
-        if not 1 <= p.min_target_len <= p.max_target_len:
-            raise ValueError(
-                f"decode.min_target_len must be 1 to max_target_len {p.max_target_len}, got "
-                f"{p.min_target_len}."
-            )
-        if not 0 <= p.seed < 2**31:
-            raise ValueError(f"decode.seed must be from 0 to 2**31 - 1, got {p.seed}.")
-
-        batch = features.source_ids.shape[:1]
-        shortest = tf.fill(batch, p.min_target_len)
-        longest = tf.fill(batch, p.max_target_len)
-        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
-        return Requests(shortest, longest * has_source, tf.constant((p.seed, 0)))
+        return TPUEstimatorSpec(mode=Mode.EVAL, eval_metrics=self.task.EvalMetrics(metrics))

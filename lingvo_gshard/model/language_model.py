@@ -1,0 +1,240 @@
+"""The language modelling task: a decoder without a source, which predicts each next token.
+
+B batch, L length, M model, V vocabulary, k beam size, T length of a prompt, P cache length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.base_layer import gaussian
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import causal_mask, segment_mask
+from lingvo_gshard.layers.context import Context, LayerReport, Mode
+from lingvo_gshard.layers.dropout import DropoutLayer
+from lingvo_gshard.layers.stack import TransformerStack
+from lingvo_gshard.layers.transformer import Attended
+from lingvo_gshard.layers.vocabulary import EmbeddingLayer
+from lingvo_gshard.model import decoding, token_loss
+from lingvo_gshard.model.spec import MetricSums
+from lingvo_gshard.model.token_loss import named, valid_mask
+from lingvo_gshard.model.token_task import TokenTask
+from lingvo_gshard.sharding.layout import TensorSpec
+
+
+class LanguageModelTask(TokenTask):
+    """Predicts each token of packed documents from those before it."""
+
+    STACKS: ClassVar[Mapping[str, str]] = {"decoder": "row_len"}
+    VOCABULARIES: ClassVar[Mapping[str, str]] = {"vocab_size": r"theta\.(embedding\..*|softmax)"}
+    SHOWN = ("bits_per_byte",)
+
+    embedding: EmbeddingLayer
+    dropout: DropoutLayer
+    decoder: TransformerStack
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("vocab_size", REQUIRED, "V, the vocabulary's pieces.", optional=int)
+        p.Define("embedding", EmbeddingLayer.Params(), "The embedding of tokens.")
+        p.Define("decoder", TransformerStack.Params(), "The layers.")
+        p.Define("tied_softmax", False, "Whether the softmax's weights are the embedding's table.")
+        p.Define("scaled_logits", False, "Whether logits are divided by sqrt(M), as T5's are.")
+        return p
+
+    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+        super().__init__(params, *args)
+        p = self.p
+        embedding = p.embedding.Copy().Set(vocab_size=p.vocab_size, dim=p.dim)
+        self.CreateChild("embedding", embedding)
+        self.CreateChild("dropout", p.input_dropout)
+        self.CreateChild("decoder", p.decoder.Copy().Set(dim=p.dim))
+        if not p.tied_softmax:
+            self.CreateVariable("softmax", gaussian((p.dim, p.vocab_size), "MV", fan_in=p.dim))
+
+    @classmethod
+    def DecodeLength(cls, decode: hyperparams.Params) -> int:
+        return int(decode.max_prompt_len)
+
+    @classmethod
+    def DecodeSpecs(cls, rows: int, length: int) -> NestedMap:
+        """Returns the specs of prompts: ids, segment_ids, positions and seeds; see Predict."""
+        spec = TensorSpec((rows, length), "int32", "BL")
+        seeds = TensorSpec((rows, 2), "int32", "B_")
+        return NestedMap(ids=spec, segment_ids=spec, positions=spec, seeds=seeds)
+
+    def FProp(
+        self, theta: NestedMap, features: NestedMap, context: Context
+    ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
+        """Computes the logits of every position, float32 [B, L, V].
+
+        `features` are ids (the labels shifted right), segment_ids and positions, int32 [B, L].
+        Segment 0 is padding. Each layer's report has a name such as `decoder_1`.
+        """
+        context = dataclasses.replace(context, arithmetic=self._arithmetic)
+        x = self._embed(theta, features.ids, features.positions, context)
+        x, reports = self.decoder.FProp(theta.decoder, x, _attended(features), context)
+        return self._logits(theta, x), named("decoder", reports)
+
+    def NumTokens(self, labels: NestedMap) -> tf.Tensor:
+        return tf.reduce_sum(labels.weights)
+
+    def Loss(
+        self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns L of a batch, and its metrics; see token_loss.
+
+        `labels` are labels, int32 [B, L]; weights, float32 [B, L], 0 at padding; and num_bytes,
+        int32 [B, L], the bytes of text that each label stands for. Metrics of our own are
+        num_bytes, their sum, and padding.target, the share of positions without a token.
+        """
+        logits, reports = self.FProp(theta, features, context)
+        loss, metrics = token_loss.token_loss(
+            logits,
+            labels.labels,
+            labels.weights,
+            reports,
+            context,
+            label_smoothing=self.p.label_smoothing,
+            aux_loss_weight=self.p.aux_loss_weight,
+        )
+        padding = 1.0 - tf.reduce_mean(valid_mask(features.segment_ids))
+        metrics.padding = NestedMap(target=padding)
+        metrics.num_bytes = tf.reduce_sum(tf.cast(labels.num_bytes, tf.float32))
+        return loss, metrics
+
+    def EvalMetrics(self, metrics: NestedMap) -> MetricSums:
+        """As TokenTask's, and bits_per_byte: all nats over all bytes, in bits."""
+        total_bits = metrics.nll * metrics.num_tokens / math.log(2)
+        bits_per_byte = (total_bits, metrics.num_bytes)
+        return {**super().EvalMetrics(metrics), "bits_per_byte": bits_per_byte}
+
+    def Predict(
+        self, theta: NestedMap, features: NestedMap, decode: hyperparams.Params
+    ) -> NestedMap:
+        """Continues prompts by flat beam search (A.1) or by sampling; see decoding.search.
+
+        `features` are those of InitDecode, and seeds, int32 [B, 2]. A sample depends on its prompt
+        and its seed, and not on the batch. A row has one sample: for several, there are several
+        rows with the prompt.
+        """
+        if decode.temperature is not None:
+            decode = decode.Copy().Set(num_best=1)
+        has_prompt = tf.reduce_max(tf.cast(features.segment_ids > 0, tf.int32), 1)
+        return decoding.search(
+            decode,
+            functools.partial(self.InitDecode, theta, features),
+            functools.partial(self.DecodeStep, theta),
+            self.GrowDecode,
+            has_prompt,
+            self.annotate,
+            seeds=features.seeds,
+        )
+
+    def InitDecode(
+        self, theta: NestedMap, features: NestedMap, cache_len: int, *, attention_beam: int = 0
+    ) -> NestedMap:
+        """Reads the prompts once, and makes caches of them and of P empty places for DecodeStep.
+
+        `features` are ids, segment_ids and positions, int32 [B, T]. A prompt is one segment from
+        position 0 on: BOS and its tokens, then padding. Its last token is the first step's. Raises
+        ValueError for an `attention_beam`, since there is no source.
+        """
+        if attention_beam:
+            raise ValueError(
+                "decode.tell_attention and decode.coverage_weight are about a source, which a "
+                "language model does not have."
+            )
+        # PREDICT chooses groups that divide the batch: any number and length of prompts will do.
+        context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
+        x = self._embed(theta, features.ids, features.positions, context)
+        cache = self.decoder.PromptCache(theta.decoder, x, _attended(features), cache_len, context)
+
+        # The last token of each prompt, which is attended to only at the place of its own step.
+        is_token = tf.cast(features.segment_ids > 0, tf.int32)
+        last = tf.maximum(tf.reduce_sum(is_token, 1) - 1, 0)
+        is_before = tf.range(features.ids.shape[1]) < last[:, None]
+        return NestedMap(
+            cache=cache,
+            last_ids=tf.gather(features.ids, last, batch_dims=1),
+            last_positions=last,
+            prompt_mask=self.annotate(tf.cast(is_before, tf.float32), "B_"),
+        )
+
+    def GrowDecode(self, state: NestedMap, cache_len: int) -> NestedMap:
+        """Pads the caches of a decoding state to length P, after the prompts' places."""
+        prompt_len = state.prompt_mask.shape[1]
+        cache = self.decoder.GrowCache(state.cache, prompt_len + cache_len)
+        return NestedMap(state, cache=cache)
+
+    def DecodeStep(
+        self, theta: NestedMap, state: NestedMap, ids: tf.Tensor, mask: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Decodes one step of a flat beam (A.1): the next token's logits, float32 [B, k, V].
+
+        `ids`, int32 [B, k], are the newest tokens of the hypotheses, of which step 0 has the
+        prompts' last ones instead. `mask`, float [B, k, P], is 1 at the places of the flat beam
+        that each one attends to; all of them attend to the prompt. An all-zero row is an absent
+        hypothesis, which takes no expert.
+        """
+        context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
+        beam_size = ids.shape[1]
+        ids = tf.where(step == 0, state.last_ids[:, None], ids)
+
+        # Places T, T + 1, ... go on from the prompt's last position, k places at a time.
+        prompt_len = state.prompt_mask.shape[1]
+        place = tf.range(mask.shape[-1])[None]
+        last = state.last_positions[:, None]
+        positions = tf.tile(last + step, [1, beam_size])
+        prompt_positions = tf.tile(tf.range(prompt_len)[None], [ids.shape[0], 1])
+        key_positions = tf.concat([prompt_positions, last + place // beam_size], 1)
+
+        exists = tf.reduce_max(mask, -1)
+        prompt_mask = exists[..., None] * state.prompt_mask[:, None]
+        attended = Attended(
+            tf.concat([prompt_mask, mask], -1),
+            exists,
+            positions=positions,
+            key_positions=key_positions,
+        )
+        x = self._embed(theta, ids, positions, context)
+        x, cache, _ = self.decoder.ExtendStep(
+            theta.decoder, x, state.cache, attended, prompt_len + step * beam_size, context
+        )
+        return self._logits(theta, x), NestedMap(state, cache=cache)
+
+    def TrainStepFlops(self, rows: int, source_len: int, target_len: int) -> float:
+        flops = super().TrainStepFlops(rows, source_len, target_len)
+        if self.p.tied_softmax:
+            # The table of the embedding is also a factor; backward takes twice forward.
+            flops += 2.0 * 3 * rows * target_len * self.p.dim * self.p.vocab_size
+        return flops
+
+    def _embed(
+        self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context
+    ) -> tf.Tensor:
+        x = self.embedding.FProp(theta.embedding, ids, positions)
+        x = tf.cast(x, self.p.activation_dtype)  # All later layers follow the dtype of their input.
+        return self.dropout.FProp(theta.dropout, x, "BLM", context)
+
+    def _softmax(self, theta: NestedMap) -> tf.Tensor:
+        return tf.transpose(theta.embedding.table) if self.p.tied_softmax else theta.softmax
+
+    def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        logits = super()._logits(theta, x)
+        return logits * self.p.dim**-0.5 if self.p.scaled_logits else logits
+
+
+def _attended(features: NestedMap) -> Attended:
+    """Returns what tokens attend to: those before them, of their own document."""
+    segments = features.segment_ids
+    mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
+    return Attended(mask, valid_mask(segments), positions=features.positions)

@@ -1,0 +1,107 @@
+"""The loss of tasks that predict tokens (section 2.2), and what they tell of a batch.
+
+B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.context import Context, LayerReport
+from lingvo_gshard.layers.vocabulary import cross_entropies
+from lingvo_gshard.model.spec import MetricSums
+
+
+def token_loss(
+    logits: tf.Tensor,
+    labels: tf.Tensor,
+    weights: tf.Tensor,
+    reports: dict[str, LayerReport],
+    context: Context,
+    *,
+    label_smoothing: float,
+    aux_loss_weight: float,
+) -> tuple[tf.Tensor, NestedMap]:
+    """L = l_nll + k * l_aux + the layers' own router_loss, summed over the MoE layers; a scalar.
+
+    l_aux is 1 / E^2 in perfect balance, so k is aux_loss_weight * E^2 with the E of the layer: it
+    weighs balance equally for any E, which may differ between stacks.
+
+    Args:
+      logits: float32 [B, L, V].
+      labels: int32 [B, L].
+      weights: float32 [B, L], 0 at padding.
+      reports: What the layers tell, by layer.
+      context: Of the pass; tells whether it is one of a batch's microbatches.
+      label_smoothing: The share of the target's mass that is spread over all pieces.
+      aux_loss_weight: k / E^2.
+
+    Returns:
+      The loss, and metrics: loss; nll, in nats a token, without smoothing; aux_loss, the sum of
+      l_aux without weights; num_tokens; activation_norms, the root mean square of each layer's
+      output; and routing, by field of Routing and layer.
+    """
+    # l_nll of each token, with a share of the target's mass spread over all pieces.
+    with tf.name_scope("softmax"):
+        nll, spread = cross_entropies(logits, labels)
+    smoothed = nll + label_smoothing * (spread - nll)
+
+    # Its mean over the tokens, which are none in a batch of padding.
+    num_tokens = tf.reduce_sum(weights)
+    per_token = 1.0 / context.tokens_of_mean(num_tokens)
+
+    # l_aux, of which a dense model has none.
+    routings = [report.routing for report in reports.values() if report.routing is not None]
+    aux_loss = _sum([routing.aux_loss for routing in routings])
+    balance_loss = _sum([routing.balance_loss for routing in routings])
+
+    loss = tf.reduce_sum(smoothed * weights) * per_token + aux_loss_weight * balance_loss
+    for routing in routings:
+        if routing.router_loss is not None:
+            loss += routing.router_loss
+    return loss, NestedMap(
+        loss=loss,
+        nll=tf.reduce_sum(nll * weights) * per_token,
+        aux_loss=aux_loss,
+        num_tokens=num_tokens,
+        activation_norms=NestedMap({name: report.rms for name, report in reports.items()}),
+        routing=_routing_by_field(reports),
+    )
+
+
+def eval_metrics(metrics: NestedMap) -> MetricSums:
+    """Returns what evaluation tells of a batch; each metric is a mean over its tokens."""
+    means = {"nll": metrics.nll, "aux_loss": metrics.aux_loss}
+    for field, by_layer in metrics.routing.items():
+        for layer, value in by_layer.items():
+            means[f"{field}_{layer}"] = value
+
+    num_tokens = metrics.num_tokens
+    return {name: (mean * num_tokens, num_tokens) for name, mean in means.items()}
+
+
+def valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [B, L] of int32 segment ids: 0 at padding, whose segment is 0, else 1."""
+    return tf.cast(segment_ids > 0, tf.float32)
+
+
+def named(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
+    """Returns the reports of a stack's layers by names such as `encoder_1`."""
+    return {f"{stack}_{index}": report for index, report in enumerate(reports)}
+
+
+def _sum(losses: list[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of scalars, of which there may be none."""
+    return tf.add_n(losses) if losses else tf.constant(0.0)
+
+
+def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:
+    """Returns the tensors of each field of Routing by layer; empty without MoE layers."""
+    by_field = NestedMap()
+    for layer, report in reports.items():
+        if report.routing is None:
+            continue
+        for field, tensor in report.routing.by_name().items():
+            by_layer = by_field.setdefault(field, NestedMap())
+            by_layer[layer] = tensor
+    return by_field
