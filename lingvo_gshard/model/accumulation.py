@@ -39,6 +39,15 @@ LossFn = Callable[[NestedMap, NestedMap, NestedMap, Context], "tuple[tf.Tensor, 
 _INDEX_STEP = 2**16
 
 
+def check(count: int, rows: int, partitions: int) -> None:
+    """Raises ValueError if the rows of a partition can't be cut into `count` microbatches."""
+    if count > 1 and rows % (count * partitions):
+        raise ValueError(
+            f"train.gradient_accumulation_steps={count} does not divide a batch of {rows} rows "
+            f"into parts for {partitions} partitions; choose a divisor of {rows // partitions}."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
     """Computes a batch's gradients in `count` microbatches, N; with 1, of the batch at once."""
@@ -148,12 +157,7 @@ class Accumulation:
         """Returns x [B, ...] as microbatches [N, B / N, ...]."""
         rows = x.shape[0]
         (partitions,) = self.annotator.factor("B")
-        if rows % (self.count * partitions):
-            raise ValueError(
-                f"train.gradient_accumulation_steps={self.count} does not divide a batch of "
-                f"{rows} rows into parts for {partitions} partitions; choose a divisor of "
-                f"{rows // partitions}."
-            )
+        check(self.count, rows, partitions)
 
         # [D, N, rows of a partition's part, ...] to [N, D, ...]: a partition's parts stay with it.
         inner = x.shape[1:]

@@ -447,6 +447,12 @@ class TPUEstimator(Estimator):
             raise ValueError(
                 "TPUEstimator: give model_dir and either a RunConfig, or Params and a partitioning."
             )
+        if "train" in params and params.train.gradient_accumulation_steps != 1:
+            steps = params.train.gradient_accumulation_steps
+            raise ValueError(
+                f"TPUEstimator: train.gradient_accumulation_steps={steps}, but a model_fn computes "
+                "its own gradients."
+            )
         super().__init__(
             ModelPrograms(self._call_model_fn, init_fn, params, partitioning, state_spec),
             model_dir,

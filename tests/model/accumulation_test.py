@@ -122,6 +122,12 @@ def test_microbatches_that_do_not_divide_the_rows_are_refused():
     with pytest.raises(ValueError, match=expected):
         _accumulated(3, 2, _batch())
 
+    # A run is refused before anything is traced.
+    params = small_task.Experiment.params()
+    params.train.gradient_accumulation_steps = 3
+    with pytest.raises(ValueError, match=r"accumulation_steps=3 does not divide a batch of 8 rows"):
+        placement.check_sizes(params, placement.partitioning(params, 2))
+
 
 # Without random numbers, which differ by microbatch.
 _SETTINGS = [

@@ -6,6 +6,8 @@ import safetensors.numpy
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import weight_average
+from lingvo_gshard.train import config
+from lingvo_gshard.train.config import train_params
 from lingvo_gshard.train.estimator import Estimator
 from tests.train import regression
 
@@ -95,3 +97,10 @@ def test_a_decay_without_averages_is_refused(tmp_path):
         regression.make(tmp_path, ema_decay=0.9)
     with pytest.raises(ValueError, match=r"train.ema_decay must be in \[0, 1\), or None, got 1.0"):
         regression.make(tmp_path, ema_decay=1.0)
+
+
+def test_a_model_fn_does_not_accumulate(tmp_path):
+    with pytest.raises(ValueError, match="accumulation_steps=2, but a model_fn computes its own"):
+        regression.make(tmp_path, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="gradient_accumulation_steps must be 1 or more, got 0"):
+        config.check(train_params().Set(max_steps=1, gradient_accumulation_steps=0))
