@@ -276,7 +276,9 @@ class Estimator:
             arrays = self._evaluated(saved.arrays(step, average))
             means = stored.placed(arrays, dict(replaced.FlattenItems()))
             state = NestedMap(restored.state, **replaced.Pack(means.values()))
-            digest = digests.of_json(restored.digest, average, saved.steps())
+            digest = restored.digest
+            if average > 1:
+                digest = digests.of_json(digest, average, saved.steps())
             return dataclasses.replace(restored, state=state, digest=digest)
 
         return self._with_checkpoint(checkpoint_step, read)

@@ -166,6 +166,7 @@ class TrainLoop:
         unsaved: Group | None = None  # The last group, unless its state was saved.
         requests = self._requests()
         upcoming = iter(groups)
+        self._laps.lap(Category.START)
         waits_for = Category.START
 
         while not requests.ends:
@@ -215,7 +216,7 @@ class TrainLoop:
 
         # Hooks are not told of a save at a stop, which must be quick: one of them evaluates then.
         if unsaved is not None:
-            self._save(step, state, unsaved, notify=not requests.ends)
+            self._save(step, state, unsaved, notify=not requests.interrupts)
         self._checkpoints.wait()
         self._laps.lap(Category.CHECKPOINTS)
         if requests.interrupts:

@@ -53,11 +53,12 @@ class TimesLog(TrainHook):
     def __init__(self, model_dir: str | pathlib.Path, laps: Laps) -> None:
         self._path = pathlib.Path(model_dir) / RUN_TIMES
         self._laps = laps
-        self._began = time.time()
+        self._began: float | None = None  # None if training did not begin.
         self._step = 0
         self._from_step = 0
 
     def begin(self, step: int) -> None:
+        self._began = time.time()
         self._from_step = step
         self._step = step
 
@@ -69,8 +70,9 @@ class TimesLog(TrainHook):
         storage.publish(self._path)
 
     def end(self) -> None:
-        self._append()
-        storage.publish(self._path)
+        if self._began is not None:
+            self._append()
+            storage.publish(self._path)
 
     def _append(self) -> None:
         secs = {category.name: round(value, 3) for category, value in self._laps.secs.items()}
