@@ -124,7 +124,10 @@ def opened_run(command: str | None = None) -> Iterator[Run]:
         _check_language(launches.trained_on(launch, params), kind)
 
         # Flags are settings of the experiment; what is not given is as it was in training.
-        settings = {"num_best": NBEST.value, "tell_attention": ATTENTION.value}
+        settings: dict[str, float] = {
+            "num_best": NBEST.value,
+            "tell_attention": ATTENTION.value,
+        }
         if _TEMPERATURE.value is not None:
             settings["beam_size"] = 1  # Samples that share a beam would be no samples.
         for flag in _SETTINGS:

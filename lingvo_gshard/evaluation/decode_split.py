@@ -43,7 +43,10 @@ class _Texts:
 class _SplitDecoding(Protocol):
     """How a kind of data is decoded."""
 
-    text_decoder: TextDecoder
+    @property
+    def text_decoder(self) -> TextDecoder:
+        """Decodes lines."""
+        ...
 
     def examples(self, path: pathlib.Path) -> Iterator[_Example]:
         """Yields the examples of a language's file."""
@@ -70,7 +73,7 @@ def decode_split(run: Run, split: str) -> None:
     check_decoded(run.launch.model, run.params)
     recorded(run.logdir)  # Refuses a folder that was never trained in.
     languages = _languages(run, split)
-    decoding = _KINDS[manifest.load(run.launch.data_dir).kind](run)
+    decoding = _KINDS[manifest.load(_data_dir(run)).kind](run)
     folder = pathlib.Path(run.logdir, f"decode_{split}")
     folder.mkdir(exist_ok=True)
 
@@ -150,9 +153,15 @@ _KINDS: dict[str, type[_Translations] | type[_Continuations]] = {
 }
 
 
+def _data_dir(run: Run) -> str:
+    """Returns the prepared folder, which every run has whose task decodes text."""
+    assert run.launch.data_dir is not None
+    return run.launch.data_dir
+
+
 def _languages(run: Run, split: str) -> list[Language]:
     """Returns the languages that have the split, with their text checked."""
-    data_dir = run.launch.data_dir
+    data_dir = _data_dir(run)
     max_sentences = run.params.decode.max_sentences
     if max_sentences is not None and max_sentences < 1:
         raise ValueError(f"decode.max_sentences must be 1 or more, or None, got {max_sentences}.")
@@ -185,7 +194,7 @@ def _examples(
     run: Run, split: str, language: Language, decoding: _SplitDecoding
 ) -> Iterator[_Example]:
     """Yields the examples of a language that are decoded."""
-    path = digests.local(run.launch.data_dir, language.text[split])
+    path = digests.local(_data_dir(run), language.text[split])
     return itertools.islice(decoding.examples(path), run.params.decode.max_sentences)
 
 

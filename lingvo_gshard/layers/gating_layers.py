@@ -14,8 +14,9 @@ import dataclasses
 import enum
 from typing import Any
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, constant
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
@@ -40,7 +41,7 @@ class GatingLayer(BaseLayer, abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def num_choices(cls, p: Params) -> int:
+    def num_choices(cls, p: hyperparams.Params) -> int:
         """Returns k, the experts that a token chooses at most, for Params of this class."""
 
     @abc.abstractmethod
@@ -98,7 +99,7 @@ class Top2Gating(GatingLayer):
         return p
 
     @classmethod
-    def num_choices(cls, p: Params) -> int:
+    def num_choices(cls, p: hyperparams.Params) -> int:
         """Returns 2."""
         return 2
 
@@ -161,7 +162,7 @@ class TopKGating(GatingLayer):
         return p
 
     @classmethod
-    def num_choices(cls, p: Params) -> int:
+    def num_choices(cls, p: hyperparams.Params) -> int:
         """Returns p.k."""
         return p.k
 

@@ -118,8 +118,8 @@ class Annotator:
             axes = self.partitioning.axes(result_dims)
             whole = manual.manual_to_auto_spmd_partition(result, mesh, axes)
             if logical_sizes:
-                sizes = zip(result_dims, whole.shape, strict=True)
-                ends = [logical_sizes.get(letter, size) for letter, size in sizes]
+                named = zip(result_dims, whole.shape, strict=True)
+                ends = [logical_sizes.get(letter, size) for letter, size in named]
                 whole = tf.slice(whole, [0] * len(ends), ends)
             wholes.append(whole)
         return wholes
