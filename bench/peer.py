@@ -14,6 +14,7 @@ from bench.torch_peer.sizes import Sizes
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import SecondExpert
+from lingvo_gshard.layers.moe import train_places
 
 PYTHON = ".venv-torch/bin/python"
 
@@ -91,13 +92,13 @@ def sizes_json(params: Params) -> str:
         head_dim=attention.head_dim,
         num_experts=moe.num_experts,
         group_size=moe.group_size,
-        capacity=moe.train_capacity.Instantiate().places(moe.group_size, moe.num_experts),
+        capacity=train_places(moe, moe.group_size),
         source_vocab_size=task.source_vocab_size,
         target_vocab_size=task.target_vocab_size,
         dropout=stack.layer.residual_dropout.rate,
         label_smoothing=task.label_smoothing,
         aux_loss_weight=task.aux_loss_weight * moe.num_experts**2,
-        random_second=moe.second_expert is not SecondExpert.ALL,
+        random_second=moe.gating.second_expert is not SecondExpert.ALL,
     )
     return json.dumps(dataclasses.asdict(sizes))
 

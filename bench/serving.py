@@ -36,6 +36,7 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.files import table
+from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.serving.batcher import Limits
 
@@ -215,7 +216,7 @@ def _requests(lines: Sequence[str], seed: int) -> Iterator[list[str]]:
 
 def _largest(lines: Sequence[str]) -> list[str]:
     """Returns the longest lines that may be sent, as many as a request may have."""
-    tokenizer = Tokenizer(vocabulary_files(_SERVED.value)[0])
+    tokenizer = Tokenizer(vocabulary_files(_SERVED.value, Kind.PARALLEL)[0])
     limits = Limits()
     text = []
     size = 1

@@ -62,7 +62,7 @@ def _check_peer(params: Params, num_partitions: int) -> None:
 def _without_randomness(params: Params) -> Params:
     params = params.Copy()
     for stack in (params.task.encoder, params.task.decoder):
-        stack.moe.second_expert = SecondExpert.ALL
+        stack.moe.gating.second_expert = SecondExpert.ALL
         stack.layer.attention.dropout.rate = stack.layer.residual_dropout.rate = 0.0
     params.task.input_dropout.rate = 0.0
     return params

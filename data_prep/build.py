@@ -1,12 +1,14 @@
-"""Prepares parallel text for training.
+"""Prepares text for training: pairs of sentences or, with --kind=text, documents.
 
     python -m data_prep.build --input=TEXT_DIR --out=DATA_DIR \\
         --source_vocab_size=8000 --target_vocab_size=5000
+    python -m data_prep.build --input=TEXT_DIR --kind=text --out=DATA_DIR --text_vocab_size=8000
     python -m data_prep.build --config=FILE --out=DATA_DIR
 
-TEXT_DIR contains {train,dev,test}/<lang>-en.tsv[.gz], or only <lang>-en.tsv[.gz]. FILE names
-sources of any kind and sets everything else (docs/data.md); data_prep/recipes has some for public
-corpora. The same command continues a run that was stopped. --verbosity=1 shows tracebacks.
+TEXT_DIR contains {train,dev,test}/<lang>-en.tsv[.gz], or only <lang>-en.tsv[.gz]. Of documents,
+these are <name>.txt[.gz], with a document a line. FILE names sources of any format and sets
+everything else (docs/data.md); data_prep/recipes has some for public corpora. The same command
+continues a run that was stopped. --verbosity=1 shows tracebacks.
 
 --engine=dask runs the tasks on the Dask cluster of --scheduler=HOST:PORT, whose workers need the
 same packages and see the same folders under the same absolute paths; one thread each is best. On
@@ -23,13 +25,14 @@ from typing import Any
 
 from absl import flags, logging
 
-from data_prep import config, engines, pipeline, tsv_folder
+from data_prep import config, engines, pipeline
 from data_prep.sources import Source
 from lingvo_gshard import cli
 from lingvo_gshard.files import atomic_file, storage
 from lingvo_gshard.input import manifest
+from lingvo_gshard.input.manifest import Kind
 
-_INPUT = flags.DEFINE_string("input", None, "A folder of parallel text.")
+_INPUT = flags.DEFINE_string("input", None, "A folder of text.")
 _CONFIG = flags.DEFINE_string("config", None, "A TOML file that names the sources.")
 _OUT = flags.DEFINE_string("out", None, "The folder to prepare.", required=True)
 _THROUGH = flags.DEFINE_enum_class("through", pipeline.Step.REPORT, pipeline.Step, "The last step.")
@@ -38,8 +41,10 @@ _SCHEDULER = flags.DEFINE_string("scheduler", None, "HOST:PORT of a Dask cluster
 _WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Local processes.", 1)
 # Settings of BuildConfig. These flags override the file.
 _SETTINGS = (
+    flags.DEFINE_enum("kind", None, list(Kind), "What the text is: pairs or documents."),
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
     flags.DEFINE_integer("target_vocab_size", None, "Pieces of the target vocabulary."),
+    flags.DEFINE_integer("text_vocab_size", None, "Pieces of the vocabulary of documents."),
     flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "SentencePiece's algorithm."),
     flags.DEFINE_float("character_coverage", None, "Share of the characters that get pieces."),
     flags.DEFINE_integer("max_vocab_sentences", None, "Sentences that vocabularies learn from."),
@@ -79,7 +84,8 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
         return config.load(pathlib.Path(_CONFIG.value), settings, folder)
     if folder is None:
         raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
-    return tsv_folder.sources_in(folder), config.BuildConfig(**settings)
+    made = config.BuildConfig(**settings)
+    return config.FOLDERS[Kind(made.kind)](folder), made
 
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:
@@ -107,28 +113,42 @@ def _log_languages(data: manifest.Manifest) -> None:
 
 
 def _warn_of_bytes(data: manifest.Manifest) -> None:
-    """Warns of languages with many characters that the source vocabulary has no piece for."""
+    """Warns of languages with many characters that the vocabulary has no piece for."""
     for code, records in _training_records(data).items():
+        side = "source"
         share = records.num_source_byte_tokens / max(records.num_source_tokens, 1)
+        if data.kind == Kind.TEXT:
+            side = "text"
+            share = records.num_target_byte_tokens / max(records.num_target_tokens, 1)
+
         if share > _MANY_BYTES:
             logging.warning(
-                f"{code}: {100 * share:.1f} % of the source's tokens are bytes of characters "
-                "without a piece: a larger source vocabulary or character_coverage makes it shorter"
+                f"{code}: {100 * share:.1f} % of the {side}'s tokens are bytes of characters "
+                f"without a piece: a larger {side} vocabulary or character_coverage makes it "
+                "shorter"
             )
 
 
 def _log_totals(data: manifest.Manifest, elapsed_secs: float) -> None:
     # Of training text alone: dev and test are small.
     train = _training_records(data)
-    num_pairs = sum(records.num_examples for records in train.values())
+    num_examples = sum(records.num_examples for records in train.values())
     num_source = sum(records.num_source_tokens for records in train.values())
     num_target = sum(records.num_target_tokens for records in train.values())
-    logging.info(
-        f"{_OUT.value}: {num_pairs} training examples in {len(train)} directions, "
-        f"{num_source} source and {num_target} target tokens; vocabularies "
-        f"{data.source_vocabulary.size} and {data.target_vocabulary.size}; "
-        f"{elapsed_secs:.1f} s; tables in {_OUT.value}/report"
-    )
+
+    if data.kind == Kind.TEXT:
+        num_bytes = sum(records.num_target_bytes for records in train.values())
+        totals = (
+            f"{num_examples} training documents in {len(train)} corpora, {num_target} tokens of "
+            f"{num_bytes} bytes; vocabulary {data.target_vocabulary.size}"
+        )
+    else:
+        totals = (
+            f"{num_examples} training examples in {len(train)} directions, {num_source} source "
+            f"and {num_target} target tokens; vocabularies {data.source_vocabulary.size} and "
+            f"{data.target_vocabulary.size}"
+        )
+    logging.info(f"{_OUT.value}: {totals}; {elapsed_secs:.1f} s; tables in {_OUT.value}/report")
 
 
 def _training_records(data: manifest.Manifest) -> dict[str, manifest.Records]:

@@ -1,7 +1,7 @@
-"""Cleaning of parallel text: both sides are repaired and normalized, then a pair may be dropped.
+"""Cleaning: all sides of an example are repaired and normalized, then it may be dropped.
 
-The first rule that applies counts. Dev and test, which measure, lose only malformed rows, and pairs
-with an empty side or a low score.
+The first rule that applies counts. Dev and test, which measure, lose only malformed rows, and
+examples with an empty side or a low score.
 """
 
 import collections
@@ -11,9 +11,9 @@ import re
 
 import ftfy
 
-from data_prep import languages
+from data_prep import languages, tsv
 from data_prep.config import BuildConfig
-from data_prep.tsv import Pair
+from data_prep.tsv import Example, Pair
 from lingvo_gshard.input.normalization import normalize
 
 # Kana, Han and Hangul. A character of these carries about as much as three of an alphabet.
@@ -21,8 +21,9 @@ _WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-
 _WESTERN = ("latin-1", "windows-1252")
 # Short sentences may differ by any factor, so both lengths are increased by this much.
 _RATIO_SLACK_CHARS = 10
-# The same character ten times in a row, with or without spaces.
-_RUN = re.compile(r"(\S)(?: ?\1){9}")
+# The same character ten times in a row, or more, with or without spaces.
+_RUN = re.compile(r"(\S)(?: ?\1){9,}")
+_MAX_RUNS_SHARE = 0.1  # Of a document's characters. A ruler between its parts is no reason.
 # The first two bytes of a UTF-8 sequence, decoded as Latin-1 or Windows-1252.
 _LEAD_BYTES = bytes(range(0xC2, 0xF5)).decode("latin-1")
 _CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
@@ -34,24 +35,27 @@ ENGLISH_SCRIPTS = frozenset({"Latn"})
 
 
 class Rule(enum.StrEnum):
-    """Why a pair is dropped; the manifest counts the pairs under these names."""
+    """Why an example is dropped; the manifest counts them under these names.
 
-    MALFORMED = "malformed"  # The line holds no pair.
+    Rules of pairs alone are marked so.
+    """
+
+    MALFORMED = "malformed"  # The line holds no pair or document.
     LOW_SCORE = "low_score"  # The source gives the pair a score below the threshold.
     UNDECODABLE = "undecodable"  # A replacement character: the text was damaged before.
     EMPTY = "empty"  # Nothing is left of a side.
-    TOO_LONG = "too_long"  # A side has too many characters.
-    RATIO = "ratio"  # One side is many times longer than the other.
-    IDENTICAL = "identical"  # The source equals the English.
+    TOO_LONG = "too_long"  # Pairs: a side has too many characters.
+    RATIO = "ratio"  # Pairs: one side is many times longer than the other.
+    IDENTICAL = "identical"  # Pairs: the source equals the English.
     REPEATED = "repeated"  # One character is repeated many times, as in a ruler.
     WRONG_SCRIPT = "wrong_script"  # A side is mostly in scripts that are not its language's.
     WRONG_LANGUAGE = "wrong_language"  # A side is surely in another language, if that is checked.
-    HELD_OUT = "held_out"  # The English, or the source, is also in dev or test.
-    DUPLICATE = "duplicate"  # The same pair occurs earlier in this language.
-    TOO_MANY_PIECES = "too_many_pieces"  # A side has too many pieces of its vocabulary.
+    HELD_OUT = "held_out"  # The English, or the source, or the document is also in dev or test.
+    DUPLICATE = "duplicate"  # The same example occurs earlier in this language or corpus.
+    TOO_MANY_PIECES = "too_many_pieces"  # Pairs: a side has too many pieces of its vocabulary.
 
 
-Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of pairs by language and rule.
+Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of examples by language and rule.
 
 
 def repair(text: str, own_scripts: frozenset[str]) -> str:
@@ -70,13 +74,19 @@ def repair(text: str, own_scripts: frozenset[str]) -> str:
     return text
 
 
-def normalize_pair(pair: Pair) -> Pair:
-    """Returns a pair with both sides normalized: see normalization.py."""
-    return Pair(normalize(pair.source), normalize(pair.english))
+def repair_sides(example: Example, own_scripts: frozenset[str]) -> Example:
+    """Returns an example with all sides repaired; the first one is written in `own_scripts`."""
+    repaired = map(repair, example.sides, (own_scripts, ENGLISH_SCRIPTS))
+    return tsv.with_sides(example, repaired)
+
+
+def normalize_sides(example: Example) -> Example:
+    """Returns an example with all sides normalized: see normalization.py."""
+    return tsv.with_sides(example, map(normalize, example.sides))
 
 
 def english_key(normalized: str) -> str:
-    """Returns what English sentences are compared by: their letters and digits, without case."""
+    """Returns what English and documents are compared by: letters and digits, without case."""
     key = _NOT_ALPHANUMERIC.sub("", normalized.casefold())
     return key or normalized  # A sentence of punctuation alone is compared as it is.
 
@@ -87,44 +97,57 @@ def digest(text: str) -> int:
 
 
 def broken_rule(
-    pair: Pair, language: str, own_scripts: frozenset[str], config: BuildConfig
+    example: Example, language: str, own_scripts: frozenset[str], config: BuildConfig
 ) -> Rule | None:
-    """Returns the first rule that a normalized pair breaks, among those that need only the pair.
+    """Returns the first rule that a normalized example breaks, of those that need no other one.
 
-    `language` and `own_scripts` are the source's.
+    `language` and `own_scripts` are those of its first side.
     """
-    source = pair.source
-    english = pair.english
-    if "\ufffd" in source or "\ufffd" in english:
+    sides = example.sides
+    if any("\ufffd" in side for side in sides):
         return Rule.UNDECODABLE
-    if not source or not english:
+    if not all(sides):
         return Rule.EMPTY
 
+    # Text that was not translated, or is no sentence.
+    if isinstance(example, Pair):
+        rule = _broken_rule_of_pairs(example, config)
+        if rule is not None:
+            return rule
+    elif _runs_share(example.text) > _MAX_RUNS_SHARE:
+        return Rule.REPEATED
+
+    # Text of another language. The scripts are cheap to count and catch most of it.
+    for side, scripts in zip(sides, (own_scripts, ENGLISH_SCRIPTS), strict=False):
+        if languages.is_mostly_foreign(side, scripts):
+            return Rule.WRONG_SCRIPT
+    if config.check_language:
+        for side, expected in zip(sides, (language, languages.ENGLISH), strict=False):
+            if languages.is_surely_another(side, expected):
+                return Rule.WRONG_LANGUAGE
+    return None
+
+
+def _broken_rule_of_pairs(pair: Pair, config: BuildConfig) -> Rule | None:
+    """Returns the first rule of length and repetition that a pair breaks."""
     # Lengths in characters of an alphabet.
-    longer = max(_length(source), _length(english))
-    shorter = min(_length(source), _length(english))
+    longer = max(_length(pair.source), _length(pair.english))
+    shorter = min(_length(pair.source), _length(pair.english))
     if longer > config.max_chars:
         return Rule.TOO_LONG
     if (longer + _RATIO_SLACK_CHARS) / (shorter + _RATIO_SLACK_CHARS) > config.max_length_ratio:
         return Rule.RATIO
 
-    # Text that was not translated, or is no sentence.
-    if source == english:
+    if pair.source == pair.english:
         return Rule.IDENTICAL
-    if _RUN.search(source) or _RUN.search(english):
+    if _RUN.search(pair.source) or _RUN.search(pair.english):
         return Rule.REPEATED
-
-    # Text of another language. The scripts are cheap to count and catch most of it.
-    if languages.is_mostly_foreign(source, own_scripts):
-        return Rule.WRONG_SCRIPT
-    if languages.is_mostly_foreign(english, ENGLISH_SCRIPTS):
-        return Rule.WRONG_SCRIPT
-    if config.check_language:
-        if languages.is_surely_another(source, language):
-            return Rule.WRONG_LANGUAGE
-        if languages.is_surely_another(english, languages.ENGLISH):
-            return Rule.WRONG_LANGUAGE
     return None
+
+
+def _runs_share(text: str) -> float:
+    """Returns the share of a text that is one character many times in a row."""
+    return sum(len(run[0]) for run in _RUN.finditer(text)) / len(text)
 
 
 def _length(text: str) -> int:

@@ -14,59 +14,86 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data_prep import directions, languages, patterns, tsv_folder
+from data_prep import directions, languages, patterns, text_folder, tsv_folder
+from data_prep.documents import (
+    DOCUMENTS,
+    SIDES,
+    JsonlDocuments,
+    OneSide,
+    ParquetDocuments,
+    TextFile,
+    TfdsDocuments,
+)
 from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.parquet import ParquetFile
 from data_prep.sources import ColumnsFile, JsonlFile, MosesFiles, PoFile, Source, TsvFile
-from lingvo_gshard.input.manifest import SPLITS
+from lingvo_gshard.input.manifest import SPLITS, Kind
 
 MODEL_TYPES = ("bpe", "unigram")
-_FORMATS: dict[str, type[Source]] = {
-    "tsv": TsvFile,
-    "tmx": TmxFile,
-    "jsonl": JsonlFile,
-    "po": PoFile,
-    "moses": MosesFiles,
-    "columns": ColumnsFile,
-    "parquet": ParquetFile,
-    "tfds": TfdsSplit,
+# The formats of each kind of data; of pairs, text takes one side, too.
+_FORMATS: dict[Kind, dict[str, type[Source]]] = {
+    Kind.PARALLEL: {
+        "tsv": TsvFile,
+        "tmx": TmxFile,
+        "jsonl": JsonlFile,
+        "po": PoFile,
+        "moses": MosesFiles,
+        "columns": ColumnsFile,
+        "parquet": ParquetFile,
+        "tfds": TfdsSplit,
+    },
+    Kind.TEXT: {
+        "text": TextFile,
+        "jsonl": JsonlDocuments,
+        "parquet": ParquetDocuments,
+        "tfds": TfdsDocuments,
+    },
+}
+FOLDERS: dict[Kind, Callable[..., Sequence[Source]]] = {
+    Kind.PARALLEL: tsv_folder.sources_in,
+    Kind.TEXT: text_folder.sources_in,
 }
 # Two sources with the same text may differ in these fields, which choose from it.
-_CHOICES = ("language", "languages", "language_codes", "score_column", "min_score")
+_CHOICES = ("language", "languages", "language_codes", "score_column", "min_score", "corpus")
 _PLAIN_TYPES = {bool, int, float, str, types.NoneType}
 _MIN_VOCAB_SIZE = 4 + 256 + 1  # The special ids, a piece for each byte, and one character.
 _Result = TypeVar("_Result")
 
 
-def _number(default: float, least: float, most: float = math.inf) -> Any:
-    """Returns a field for a setting from `least` to `most`."""
-    return dataclasses.field(default=default, metadata={"range": (least, most)})
+def _number(default: float, least: float, most: float = math.inf, kind: Kind | None = None) -> Any:
+    """Returns a field for a setting from `least` to `most`, of one kind of data alone if given."""
+    return dataclasses.field(default=default, metadata={"range": (least, most), "kind": kind})
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildConfig:
     """The settings of a build. Lengths in pieces include EOS."""
 
-    source_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE)  # In pieces.
-    target_vocab_size: int = _number(4000, _MIN_VOCAB_SIZE)
+    kind: str = Kind.PARALLEL.value  # Or text.
+    source_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE, kind=Kind.PARALLEL)  # In pieces.
+    target_vocab_size: int = _number(4000, _MIN_VOCAB_SIZE, kind=Kind.PARALLEL)
+    text_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE, kind=Kind.TEXT)
     model_type: str = "bpe"  # SentencePiece's algorithm.
-    directions: str = "many_to_english"  # Or english_to_many or many_to_many: see directions.py.
+    # Or english_to_many or many_to_many: see directions.py.
+    directions: str = dataclasses.field(default="many_to_english", metadata={"kind": Kind.PARALLEL})
     # The share of the characters that get pieces; others are written as bytes. For three languages
     # in Han among 71, 0.9995 makes 8 to 17 % of the pieces bytes, and 0.9999 only 1 to 5 %; the
     # other languages' sentences become 0.2 % longer with 64000 pieces, and 4 % with 8000.
     character_coverage: float = _number(0.9999, 0.98, 1)
     max_vocab_sentences: int = _number(300_000, 1)  # From which the vocabularies learn.
     vocab_temperature: float = _number(5.0, 1)  # T: languages share them in proportion to n**(1/T).
-    max_pieces: int = _number(128, 1)  # Longer training pairs are dropped.
+    max_pieces: int = _number(128, 1, kind=Kind.PARALLEL)  # Longer training pairs are dropped.
     max_malformed_share: float = _number(0.01, 0, 1)  # Of a file's lines; more is an error.
     held_out_share: float = _number(0.01, 0, 0.5)  # Each of dev's and test's, if there is no split.
-    max_chars: int = _number(1000, 1)  # Of the longer side of a training pair.
-    max_length_ratio: float = _number(5.0, 1)  # Between the sides' lengths in characters.
+    max_chars: int = _number(1000, 1, kind=Kind.PARALLEL)  # Of a training pair's longer side.
+    # Between the sides' lengths in characters.
+    max_length_ratio: float = _number(5.0, 1, kind=Kind.PARALLEL)
     check_language: bool = False  # Whether to drop sentences that are surely in another language.
     # ISO 15924 codes by language, if its text should not decide.
     scripts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    pairs_per_chunk: int = _number(32_768, 1)  # A process holds one chunk in memory.
-    # Most pairs in a file of records, if no chunk has more. Its writer takes 200 bytes for each.
+    # Pairs or documents; a process holds the digests of one chunk in memory.
+    pairs_per_chunk: int = _number(32_768, 1)
+    # The most in a file of records, if no chunk has more. Its writer takes 200 bytes for each.
     pairs_per_shard: int = _number(32_768, 1)
     seed: int = _number(1, 0, 2**64 - 1)  # Decides which sentences the vocabularies learn from.
 
@@ -76,8 +103,34 @@ class BuildConfig:
             if "range" in field.metadata:
                 least, most = field.metadata["range"]
                 _check_range(field.name, getattr(self, field.name), least, most)
+        _check_one_of("kind", self.kind, tuple(Kind))
         _check_one_of("model_type", self.model_type, MODEL_TYPES)
         _check_one_of("directions", self.directions, tuple(directions.SETTINGS))
+
+        # A limit that would not hold must not be given.
+        for name in self._of_other_kinds():
+            default = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) != default:
+                raise ValueError(f"{name} is no setting of data of kind {self.kind}")
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that data of this kind has, by name."""
+        settings = dataclasses.asdict(self)
+        for name in self._of_other_kinds():
+            del settings[name]
+
+        # Of pairs alone, plans and manifests are those from before there were other kinds.
+        if self.kind == Kind.PARALLEL:
+            del settings["kind"]
+        return settings
+
+    def _of_other_kinds(self) -> list[str]:
+        """Returns the names of the settings that data of this kind does not have."""
+        return [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.metadata.get("kind") not in (None, self.kind)
+        ]
 
 
 def load(
@@ -96,12 +149,13 @@ def load(
             raise ValueError("sources: expected tables, each under [[sources]]")
 
         # What is left beside the sources are the settings of the build.
-        fields["scripts"] = _scripts(fields.get("scripts", {}), tables)
+        names_corpora = fields.get("kind") == Kind.TEXT
+        fields["scripts"] = _scripts(fields.get("scripts", {}), tables, names_corpora)
         config = _call(BuildConfig, "the file", fields)
 
         sources: list[Source] = []
         for table in tables:
-            sources += _sources(table, folder or path.parent)
+            sources += _sources(table, folder or path.parent, Kind(config.kind))
         _check_distinct(sources)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -111,10 +165,12 @@ def load(
     return tuple(sources), config
 
 
-def _scripts(codes_by_tag: Mapping[str, Any], tables: Sequence[Any]) -> dict[str, tuple[str, ...]]:
-    """Returns the file's setting `scripts`, with languages as its sources name them."""
+def _scripts(
+    codes_by_tag: Mapping[str, Any], tables: Sequence[Any], names_corpora: bool
+) -> dict[str, tuple[str, ...]]:
+    """Returns the file's setting `scripts`, with languages or corpora as its sources name them."""
     kinds_of_codes = {table.get("language_codes") for table in tables if isinstance(table, dict)}
-    codes = "source" if "source" in kinds_of_codes else "standard"
+    codes = "source" if names_corpora or "source" in kinds_of_codes else "standard"
 
     scripts: dict[str, tuple[str, ...]] = {}
     for tag, script_codes in codes_by_tag.items():
@@ -134,6 +190,10 @@ class _Claim:
     @classmethod
     def of(cls, source: Source) -> "_Claim":
         """Returns a source's claim. Its text is every field but those that choose from it."""
+        if isinstance(source, OneSide):
+            of_pairs = cls.of(source.pairs)
+            return cls((source.side, *of_pairs.text), of_pairs.languages)
+
         text: list[Any] = [type(source)]
         for name, value in vars(source).items():
             if name not in _CHOICES:
@@ -163,24 +223,49 @@ def _check_distinct(sources: Sequence[Source]) -> None:
         claims[claim.text].append(claim)
 
 
-def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
-    """Returns the sources of a table, in which paths are relative to `folder`."""
+def _sources(table: Mapping[str, Any], folder: pathlib.Path, kind: Kind) -> list[Source]:
+    """Returns the sources of a table for a kind of data; its paths are relative to `folder`."""
     tables: Sequence[Mapping[str, Any]] = [table]
     if any("{" in str(table.get(field)) for field in ("path", "source")):
         tables = patterns.expand(table, folder)
 
     sources: list[Source] = []
     for filled_in in tables:
-        sources += _sources_without_placeholders(filled_in, folder)
+        if kind is Kind.TEXT and "side" in filled_in:
+            sources += _one_sides(filled_in, folder)
+        else:
+            sources += _sources_without_placeholders(filled_in, folder, kind)
     return sources
 
 
+def _one_sides(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
+    """Returns the sources of a table that takes one side of pairs."""
+    fields = dict(table)
+    side = fields.pop("side")
+    _check_one_of("sources: side", side, SIDES)
+    corpus = fields.pop("corpus", None)
+    if corpus is not None:
+        _check_corpus(corpus)
+
+    sources: list[Source] = []
+    for pairs in _sources_without_placeholders(fields, folder, Kind.PARALLEL):
+        sources.append(OneSide(pairs, side, corpus, pairs.split))
+    return sources
+
+
+def _check_corpus(corpus: Any) -> None:
+    """Raises ValueError unless this names a corpus."""
+    # Names are parts of the names of files.
+    if not isinstance(corpus, str) or not re.fullmatch(r"[\w-]+", corpus):
+        raise ValueError(f"sources: corpus {corpus!r}: expected letters, digits, - and _")
+
+
 def _sources_without_placeholders(
-    table: Mapping[str, Any], folder: pathlib.Path
+    table: Mapping[str, Any], folder: pathlib.Path, kind: Kind
 ) -> Sequence[Source]:
     fields = dict(table)
     format_name = fields.pop("format", None)
-    _check_one_of("sources: format", format_name, ("folder", *_FORMATS))
+    _check_format(format_name, kind)
     language_codes = fields.get("language_codes", "standard")
     _check_one_of("sources: language_codes", language_codes, languages.NAMES)
 
@@ -188,10 +273,14 @@ def _sources_without_placeholders(
     if format_name == "folder":
         if "path" in fields:
             fields["path"] = folder / fields["path"]
-        return _call(tsv_folder.sources_in, "a folder", fields)
+        return _call(FOLDERS[kind], "a folder", fields)
 
     # All other formats have these fields in common.
     _set_split(fields)
+    if "corpus" in fields:
+        _check_corpus(fields["corpus"])
+    if "document" in fields:
+        _check_one_of("sources: document", fields["document"], DOCUMENTS)
     if "languages" in fields:
         fields["languages"] = tuple(
             languages.named(tag, language_codes) for tag in fields["languages"]
@@ -206,7 +295,7 @@ def _sources_without_placeholders(
         fields.pop("language_codes", None)
 
     # These name their files one by one, or not at all.
-    source_type = _FORMATS[format_name]
+    source_type = _FORMATS[kind][format_name]
     if format_name in ("moses", "tfds"):
         for name in ("source", "english", "data_dir"):
             if name in fields:
@@ -217,6 +306,17 @@ def _sources_without_placeholders(
     if not files:
         raise ValueError(f"sources: no file in {folder} matches path {fields.get('path')!r}")
     return [_call(source_type, format_name, fields | {"path": file}) for file in files]
+
+
+def _check_format(name: Any, kind: Kind) -> None:
+    """Raises ValueError unless this kind of data has a format of this name."""
+    expected = ("folder", *_FORMATS[kind])
+    if kind is Kind.TEXT and name not in expected and name in _FORMATS[Kind.PARALLEL]:
+        raise ValueError(
+            f"sources: format {name!r} has pairs: text takes one side of them, such as "
+            f"side = {SIDES[-1]!r}"
+        )
+    _check_one_of("sources: format", name, expected)
 
 
 def _matching_files(folder: pathlib.Path, pattern: Any) -> list[pathlib.Path]:

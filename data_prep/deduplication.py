@@ -1,5 +1,7 @@
 """The rules that need the whole corpus: no pair of dev or test in training, and no pair twice.
 
+A document counts as a pair whose only text is its source and its English.
+
 Texts are compared by 64-bit digests. As in an external sort, a language's chunks are divided into
 groups, and the digests into as many ranges. Three steps of tasks follow:
 
@@ -42,7 +44,7 @@ class Selected:
 
 def groups(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
     """Divides a language's chunks, in order, into groups of about _PAIRS_PER_GROUP pairs."""
-    sizes = [chunk.num_pairs for chunk in chunks]
+    sizes = [chunk.num_examples for chunk in chunks]
     return tsv.grouped(chunks, sizes, _PAIRS_PER_GROUP)
 
 
@@ -171,7 +173,7 @@ def _keep(
     pairs_per_block: int,
 ) -> Selected:
     """Writes which pairs of a group's chunks are kept: those sorted and not repeated."""
-    sizes = [chunk.num_pairs for chunk in group]
+    sizes = [chunk.num_examples for chunk in group]
     is_kept = np.zeros(sum(sizes), bool)
 
     # What was sorted is not held out.

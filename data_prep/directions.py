@@ -7,7 +7,7 @@ each source begins with a token, a symbol of the source vocabulary: `<2de> a hou
 import dataclasses
 
 from data_prep.languages import ENGLISH
-from data_prep.tsv import Pair
+from data_prep.tsv import Example
 from lingvo_gshard.input import example_codec
 
 # For each setting, whether English is the source: of one direction, or of both.
@@ -28,18 +28,18 @@ class Direction:
 
     @property
     def code(self) -> str:
-        """The code in the manifest: de if into English, en-de if from English."""
+        """The code in the manifest: de if into English, en-de if from English; a corpus's name."""
         return f"{ENGLISH}-{self.language}" if self.from_english else self.language
 
-    def turned(self, pair: Pair) -> tuple[str, str]:
-        """Returns the source, with its token, and the target of a pair."""
-        source = pair.source
-        target = pair.english
+    def turned(self, example: Example) -> tuple[str, ...]:
+        """Returns the source, with its token, and the target of a pair; of a document its text."""
+        sides = example.sides
         if self.from_english:
-            source, target = target, source
+            sides = sides[::-1]
         if self.token:
-            source = f"{self.token} {source}"
-        return source, target
+            source, *others = sides
+            sides = (f"{self.token} {source}", *others)
+        return sides
 
 
 def of(language: str, setting: str) -> list[Direction]:

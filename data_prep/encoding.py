@@ -1,7 +1,8 @@
 """Writes a split in a direction: its raw text, and its selected text, tokenized, as records.
 
-A shard's pairs go through the two vocabularies in batches. The pieces become records at once, so
-that one batch is in memory; their statistics and lengths are collected meanwhile.
+A shard's examples go through the vocabularies of their sides in batches. The pieces become records
+at once, so that one batch is in memory; their statistics and lengths are collected meanwhile. A
+document is the target of a record without source ids.
 """
 
 import collections
@@ -21,10 +22,14 @@ from data_prep.cleaning import Dropped, Rule
 from data_prep.directions import Direction
 from data_prep.shards import Shard
 from data_prep.text_chunks import Chunk
+from data_prep.tsv import Example
 from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest
+from lingvo_gshard.input.manifest import Kind
 
-_PAIRS_PER_BATCH = 2048  # Of which text and pieces are in memory.
+# What has its text and pieces in memory: so many examples, or so many characters of them.
+_EXAMPLES_PER_BATCH = 2048
+_CHARACTERS_PER_BATCH = 1 << 22
 # To read a record, the reader reads its group, here about 2 kB; to open a file, it reads an index
 # with an entry for each group.
 _WRITER_OPTIONS = "group_size:16,uncompressed"
@@ -51,6 +56,7 @@ class SideStatistics(_Summable):
     num_characters: int = 0  # Other than white space.
     num_byte_pieces: int = 0  # Each stands for one byte of a character without a piece.
     num_unknown: int = 0  # Pieces with the unknown id.
+    num_bytes: int = 0  # In UTF-8, with white space.
 
     @property
     def num_pieces(self) -> int:
@@ -60,7 +66,10 @@ class SideStatistics(_Summable):
 
 @dataclasses.dataclass(frozen=True)
 class Encoded(_Summable):
-    """Files of records, the statistics of their two sides, and the number of pairs dropped."""
+    """Files of records, the statistics of their sides, and the number of pairs dropped.
+
+    Documents have no source.
+    """
 
     shards: tuple[manifest.Shard, ...] = ()
     source: SideStatistics = SideStatistics()
@@ -75,83 +84,94 @@ class Encoded(_Summable):
             num_source_tokens=self.source.num_pieces,
             num_target_tokens=self.target.num_pieces,
             num_source_byte_tokens=self.source.num_byte_pieces,
+            num_target_byte_tokens=self.target.num_byte_pieces,
+            num_target_bytes=self.target.num_bytes,
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class _TokenizedPair:
-    """The source and target of a pair in a direction, as text and as ids with EOS."""
+class _Tokenized:
+    """The sides of an example in a direction, as text and as ids with EOS."""
 
-    source: str
-    target: str
-    source_ids: list[int]
-    target_ids: list[int]
+    texts: tuple[str, ...]
+    ids: tuple[list[int], ...]
 
     @property
-    def longer_side(self) -> int:
-        """The larger number of pieces of the two sides."""
-        return max(len(self.source_ids), len(self.target_ids))
+    def source_ids(self) -> list[int]:
+        """The source's ids; a document has none."""
+        return self.ids[0] if len(self.ids) == 2 else []
+
+    @property
+    def target_ids(self) -> list[int]:
+        """The target's ids, or the document's."""
+        return self.ids[-1]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The number of pieces of source and target."""
+        return len(self.source_ids), len(self.target_ids)
 
 
 class _Encoder:
-    """Turns pairs into records, and counts what it has seen."""
+    """Turns examples into records, and counts what it has seen."""
 
     def __init__(
-        self, direction: Direction, models: tuple[pathlib.Path, ...], max_pieces: float
+        self, direction: Direction, models: Sequence[pathlib.Path], max_pieces: float
     ) -> None:
-        source_model, target_model = models
         self._direction = direction
-        self._source_processor = SentencePieceProcessor(model_file=str(source_model))
-        self._target_processor = SentencePieceProcessor(model_file=str(target_model))
+        self._processors = [SentencePieceProcessor(model_file=str(model)) for model in models]
         self._max_pieces = max_pieces
 
-        self.source = SideStatistics()
-        self.target = SideStatistics()
+        self.sides = [SideStatistics() for _ in models]
         self.num_dropped = 0
-        self.lengths: list[tuple[int, int]] = []  # In pieces, of each record's two sides.
+        self.lengths: list[tuple[int, int]] = []  # In pieces, of each record's source and target.
 
-    def records(self, pairs: Iterable[tsv.Pair]) -> Iterator[bytes]:
-        """Yields the record of each pair that is short enough."""
-        remaining = iter(pairs)
-        while batch := list(itertools.islice(remaining, _PAIRS_PER_BATCH)):
+    def records(self, examples: Iterable[Example]) -> Iterator[bytes]:
+        """Yields the record of each example that is short enough."""
+        for batch in _batches(examples):
             # What is dropped counts nowhere else.
             tokenized = self._tokenized(batch)
-            kept = [pair for pair in tokenized if pair.longer_side <= self._max_pieces]
+            kept = [example for example in tokenized if max(example.lengths) <= self._max_pieces]
             self._count(kept, num_dropped=len(tokenized) - len(kept))
-            for pair in kept:
-                yield example_codec.encode(pair.source_ids, pair.target_ids)
+            for example in kept:
+                yield example_codec.encode(example.source_ids, example.target_ids)
 
-    def _tokenized(self, batch: Sequence[tsv.Pair]) -> list[_TokenizedPair]:
-        sources: list[str] = []
-        targets: list[str] = []
-        for pair in batch:
-            source, target = self._direction.turned(pair)
-            sources.append(source)
-            targets.append(target)
+    def _tokenized(self, batch: Sequence[Example]) -> list[_Tokenized]:
+        texts = [self._direction.turned(example) for example in batch]
 
         # The whole batch in one call, which takes less time than a call for each sentence.
-        source_ids = self._source_processor.encode(sources, add_eos=True)
-        target_ids = self._target_processor.encode(targets, add_eos=True)
-        columns = zip(sources, targets, source_ids, target_ids, strict=True)
-        return list(itertools.starmap(_TokenizedPair, columns))
+        ids_of_sides = []
+        for processor, of_side in zip(self._processors, zip(*texts, strict=True), strict=True):
+            ids_of_sides.append(processor.encode(list(of_side), add_eos=True))
+        return list(map(_Tokenized, texts, zip(*ids_of_sides, strict=True)))
 
-    def _count(self, kept: Sequence[_TokenizedPair], num_dropped: int) -> None:
-        """Adds the pairs that were kept to the statistics and lengths."""
+    def _count(self, kept: Sequence[_Tokenized], num_dropped: int) -> None:
+        """Adds the examples that were kept to the statistics and lengths."""
         self.num_dropped += num_dropped
-        self.source += _statistics(
-            [pair.source for pair in kept],
-            [pair.source_ids for pair in kept],
-            self._source_processor,
-        )
-        self.target += _statistics(
-            [pair.target for pair in kept],
-            [pair.target_ids for pair in kept],
-            self._target_processor,
-        )
+        for side, processor in enumerate(self._processors):
+            self.sides[side] += _statistics(
+                [example.texts[side] for example in kept],
+                [example.ids[side] for example in kept],
+                processor,
+            )
 
         # In the order of the records.
-        for pair in kept:
-            self.lengths.append((len(pair.source_ids), len(pair.target_ids)))
+        self.lengths += [example.lengths for example in kept]
+
+
+def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    """Divides examples, in order, into batches that fit into memory."""
+    batch: list[Example] = []
+    num_characters = 0
+    for example in examples:
+        batch.append(example)
+        num_characters += sum(map(len, example.sides))
+        if len(batch) == _EXAMPLES_PER_BATCH or num_characters >= _CHARACTERS_PER_BATCH:
+            yield batch
+            batch = []
+            num_characters = 0
+    if batch:
+        yield batch
 
 
 def encode(
@@ -159,24 +179,24 @@ def encode(
     direction: Direction,
     data_dir: pathlib.Path,
     name: str,
-    models: tuple[pathlib.Path, ...],
-    max_pieces: int,
+    models: Sequence[pathlib.Path],
+    max_pieces: float,
 ) -> Encoded:
     """Writes a shard's records to `name`.array_record and their lengths to `name`.lengths.npy.
 
-    `models` are the source's and the target's. Training pairs with a side of more than `max_pieces`
-    of its model, with EOS, are dropped.
+    `models` are the source's and the target's, or a document's. Training examples with a side of
+    more than `max_pieces` of its model, with EOS, are dropped.
     """
-    pairs: Iterable[tsv.Pair] = shard.pairs()
-    limit: float = max_pieces
+    examples: Iterable[Example] = shard.examples()
+    limit = max_pieces
     if shard.chunks[0].split != "train":
         # Their chunks are as they were read, and a test set loses nothing to a limit.
-        pairs = map(cleaning.normalize_pair, pairs)
+        examples = map(cleaning.normalize_sides, examples)
         limit = math.inf
 
     encoder = _Encoder(direction, models, limit)
     records_path = f"{name}.array_record"
-    num_examples = write_records(data_dir / records_path, encoder.records(pairs))
+    num_examples = write_records(data_dir / records_path, encoder.records(examples))
 
     # In the smallest type that holds the longest: most shards need one byte a length.
     lengths = np.array(encoder.lengths, np.int64).reshape(-1, 2)
@@ -188,32 +208,39 @@ def encode(
         file=digests.describe(data_dir, records_path),
         lengths=digests.describe(data_dir, lengths_path),
         num_examples=num_examples,
+        num_target_tokens=int(lengths[:, 1].sum()),
     )
     dropped: Dropped = collections.Counter()
     if encoder.num_dropped > 0:
         dropped[direction.language, Rule.TOO_MANY_PIECES] = encoder.num_dropped
-    return Encoded((written,), encoder.source, encoder.target, dropped)
+    source = encoder.sides[0] if len(encoder.sides) == 2 else SideStatistics()
+    return Encoded((written,), source, encoder.sides[-1], dropped)
 
 
 def write_text(
-    chunks: Sequence[Chunk], split: str, direction: Direction, data_dir: pathlib.Path
+    chunks: Sequence[Chunk],
+    split: str,
+    direction: Direction,
+    data_dir: pathlib.Path,
+    kind: Kind = Kind.PARALLEL,
 ) -> digests.File:
     """Writes the raw text of a split in a direction, and returns its file."""
-    languages_of_pair = direction.code  # en-de already has both.
-    if not direction.from_english:
-        languages_of_pair = f"{direction.code}-{languages.ENGLISH}"
+    name = f"{direction.code}.tsv.gz"  # en-de already has both.
+    if kind is Kind.TEXT:
+        name = f"{direction.code}.txt.gz"
+    elif not direction.from_english:
+        name = f"{direction.code}-{languages.ENGLISH}.tsv.gz"
 
-    path = f"text/{split}/{languages_of_pair}.tsv.gz"
-    tsv.write(data_dir / path, _turned_pairs(chunks, direction))
+    path = f"text/{split}/{name}"
+    tsv.write(data_dir / path, _turned(chunks, direction))
     return digests.describe(data_dir, path)
 
 
-def _turned_pairs(chunks: Sequence[Chunk], direction: Direction) -> Iterator[tsv.Pair]:
-    """Yields the pairs of chunks with the direction's source, and its token, first."""
+def _turned(chunks: Sequence[Chunk], direction: Direction) -> Iterator[Example]:
+    """Yields the examples of chunks with the direction's source, and its token, first."""
     for chunk in chunks:
-        for pair in chunk.pairs():
-            source, target = direction.turned(pair)
-            yield tsv.Pair(source, target)
+        for example in chunk.examples():
+            yield tsv.with_sides(example, direction.turned(example))
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
@@ -236,7 +263,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
 def _statistics(
     texts: Sequence[str], ids: Sequence[Sequence[int]], processor: SentencePieceProcessor
 ) -> SideStatistics:
-    """Counts over one side of some pairs, given their texts and ids."""
+    """Counts over one side of some examples, given its texts and ids."""
     # Of the text itself, which the report compares with the pieces.
     num_words = 0
     num_characters = 0
@@ -250,6 +277,7 @@ def _statistics(
         lengths=collections.Counter(map(len, ids)),
         num_words=num_words,
         num_characters=num_characters,
+        num_bytes=sum(len(text.encode()) for text in texts),
         num_byte_pieces=sum(processor.is_byte(all_ids)),
         num_unknown=all_ids.count(example_codec.UNK_ID),
     )

@@ -56,21 +56,18 @@ def _texts_of_unit(unit: Any) -> list[tuple[str, str]]:
     return texts
 
 
-@dataclasses.dataclass(frozen=True)
-class TfdsSplit(Source):
-    """A split of a TensorFlow Datasets translation set, such as ted_multi_translate."""
+class TfdsSource(Source):
+    """A split of a set of TensorFlow Datasets, which downloads one that is not prepared yet."""
 
-    name: str  # As for tfds.load, like the next. It downloads a set that is not prepared yet.
+    name: str  # As for tfds.load, like the next two.
     tfds_split: str
-    data_dir: pathlib.Path | None = None
-    languages: tuple[str, ...] | None = None  # None takes all.
-    split: str | None = None
-    language_codes: str = "standard"
+    data_dir: pathlib.Path | None
 
     def __str__(self) -> str:
         return f"tfds {self.name}, split {self.tfds_split}"
 
-    def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
+    def examples(self) -> Iterator[dict[str, Any]]:
+        """Yields the split's examples. Raises ValueError if it, or the library, is not there."""
         # It loads TensorFlow, which takes seconds and which the other sources don't need.
         try:
             import tensorflow_datasets as tfds
@@ -83,7 +80,22 @@ class TfdsSplit(Source):
             data = tfds.load(self.name, split=self.tfds_split, data_dir=self.data_dir)
         except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
             raise ValueError(f"{self}: {error}") from error
-        for example in tfds.as_numpy(data):
+        yield from tfds.as_numpy(data)
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsSplit(TfdsSource):
+    """A translation set, such as ted_multi_translate."""
+
+    name: str
+    tfds_split: str
+    data_dir: pathlib.Path | None = None
+    languages: tuple[str, ...] | None = None  # None takes all.
+    split: str | None = None
+    language_codes: str = "standard"
+
+    def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
+        for example in self.examples():
             yield from _rows_of(self._texts(example), self)
 
     def _texts(self, example: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,30 +1,31 @@
-"""Parquet files of parallel text, with named columns."""
+"""Parquet files with named columns. Those of documents are in documents.py."""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import pathlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow
 from pyarrow import parquet
 
 from data_prep import sources, tsv
-from data_prep.sources import Row
-from data_prep.tsv import Pair
+from data_prep.sources import Row, Source
+from data_prep.tsv import Example, Pair
 
 
-@dataclasses.dataclass(frozen=True)
-class ParquetFile(sources.File):
-    """Named columns; dots lead into structs.
+class Table(Source):
+    """A file of row groups; dots in a column's name lead into structs."""
 
-    If there is a column of scores, rows with less than `min_score`, or without one, are dropped.
-    """
+    path: pathlib.Path
 
-    source_column: str
-    english_column: str
-    score_column: str | None = None
-    min_score: float = 0.0
-    split: str | None = None
+    def _columns(self) -> Sequence[str]:
+        """Returns the names of the columns that are read."""
+        raise NotImplementedError
+
+    def _example(self, record: dict[str, Any]) -> Example | None:
+        """Returns what a row holds; None has too low a score. Raises ValueError without text."""
+        raise NotImplementedError
 
     def spans(self) -> list[range]:
         """Returns ranges of row groups, each of about as many bytes as a span of plain text."""
@@ -39,10 +40,7 @@ class ParquetFile(sources.File):
         return spans or [tsv.WHOLE]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        columns = [self.source_column, self.english_column]
-        if self.score_column is not None:
-            columns.append(self.score_column)
-
+        columns = self._columns()
         with self._opened() as file:
             # Columns in structs have paths with dots, as the settings do.
             known = sorted({file.schema.column(i).path for i in range(len(file.schema))})
@@ -52,9 +50,9 @@ class ParquetFile(sources.File):
 
             # A span of all rows ends far behind the last group.
             row_groups = range(span.start, min(span.stop, file.num_row_groups))
-            for batch in file.iter_batches(row_groups=row_groups, columns=columns):
+            for batch in file.iter_batches(row_groups=row_groups, columns=list(columns)):
                 for record in batch.to_pylist():
-                    yield Row(self.language, tsv.parsed(record, self._pair))
+                    yield Row(self._row_language, tsv.parsed(record, self._example))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[parquet.ParquetFile]:
@@ -67,7 +65,27 @@ class ParquetFile(sources.File):
             reason = " ".join(str(error).split())
             raise ValueError(f"{self.path} is not a whole Parquet file: {reason}") from error
 
-    def _pair(self, record: dict[str, Any]) -> Pair | None:
+
+@dataclasses.dataclass(frozen=True)
+class ParquetFile(Table, sources.File):
+    """Pairs in named columns.
+
+    If there is a column of scores, rows with less than `min_score`, or without one, are dropped.
+    """
+
+    source_column: str
+    english_column: str
+    score_column: str | None = None
+    min_score: float = 0.0
+    split: str | None = None
+
+    def _columns(self) -> Sequence[str]:
+        columns = [self.source_column, self.english_column]
+        if self.score_column is not None:
+            columns.append(self.score_column)
+        return columns
+
+    def _example(self, record: dict[str, Any]) -> Pair | None:
         if self.score_column is not None:
             score = sources.value_at(record, self.score_column)
             if score is None or not float(score) >= self.min_score:  # NaN is no score.

@@ -16,6 +16,7 @@ _PLACEHOLDER = re.compile(r"\{\w+\}")
 # What each placeholder may stand for.
 _EXPRESSIONS = {
     "language": r"[\w-]+",
+    "corpus": r"[\w-]+",
     "pair": r"\w+-\w+",
     "side": r"\w+",
     "split": "train|dev|test",
@@ -42,7 +43,7 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
             continue  # English is never the source.
 
         filled_in = {name: _filled(value, values) for name, value in others.items()}
-        for name in ("language", "split"):
+        for name in ("language", "corpus", "split"):
             if name in values:
                 filled_in[name] = values[name]
 

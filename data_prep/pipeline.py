@@ -1,9 +1,9 @@
-"""Turns parallel text into a prepared data folder, step by step.
+"""Turns pairs, or documents, into a prepared data folder, step by step.
 
     survey   finds the scripts that each source's languages are written in
     clean    repairs, normalizes and cleans each span of a source, in chunks
-    select   drops held-out pairs and duplicates from each language
-    vocab    draws text from each language and trains the two vocabularies
+    select   drops held-out examples and duplicates from each language
+    vocab    draws text from each language and trains the vocabularies
     records  tokenizes each shard
     report   writes tables, a picture and, last, the manifest
 
@@ -48,6 +48,7 @@ from data_prep.text_chunks import Chunk
 from data_prep.vocabulary import Side
 from lingvo_gshard.files import digests, storage
 from lingvo_gshard.input import manifest
+from lingvo_gshard.input.manifest import Kind
 
 
 class Step(enum.StrEnum):
@@ -69,13 +70,27 @@ _SplitKey = tuple[str, str]  # A split, and a language or the code of a directio
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What all steps of a build share: its sources and settings, its folders, and its runner."""
+    """What all steps of a build share: its sources and settings, its folders, and its runner.
+
+    An example is a pair or a document, by the kind of the data. A document's language is its
+    corpus, which has one direction.
+    """
 
     sources: Sequence[Source]
     out_dir: pathlib.Path
     work_dir: pathlib.Path  # Deleted at the end.
     config: BuildConfig
     run: Runner
+
+    @property
+    def kind(self) -> Kind:
+        """What the examples are."""
+        return Kind(self.config.kind)
+
+    @property
+    def max_pieces(self) -> float:
+        """The most pieces of a training example. A document goes on in the next row."""
+        return self.config.max_pieces if self.kind is Kind.PARALLEL else math.inf
 
     def directions_of(self, language: str, corpus: "Corpus") -> list[Direction]:
         """Returns a language's directions. Only languages with training text are targets."""
@@ -122,7 +137,7 @@ def run_through(
 ) -> None:
     """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
 
-    Raises ValueError if text cannot be read, if no pair is left, if the folder was begun with
+    Raises ValueError if text cannot be read, if no example is left, if the folder was begun with
     another plan, or if files of a finished folder are gone.
     """
     runs.claim(out_dir, runs.plan(sources, config), _OUTPUTS)
@@ -220,12 +235,12 @@ def _numbered(
         for chunk in chunks:
             key = (chunk.split, chunk.language)
             by_split[key].append(dataclasses.replace(chunk, start=ends[key]))
-            ends[key] += chunk.num_pairs
+            ends[key] += chunk.num_examples
     return dict(sorted(by_split.items()))
 
 
 def select(job: Job, corpus: Corpus) -> dict[str, Selected]:
-    """Decides which training pairs of each language are kept. Raises ValueError if none is."""
+    """Decides which training examples of each language are kept; ValueError if none is."""
     selected = deduplication.select(
         corpus.train,
         corpus.held_out,
@@ -234,17 +249,20 @@ def select(job: Job, corpus: Corpus) -> dict[str, Selected]:
         job.run,
     )
     if not any(of_language.block_sizes.total() for of_language in selected.values()):
-        raise _nothing_left(corpus.dropped + _sum_of_dropped(selected.values()))
+        raise _nothing_left(job.kind, corpus.dropped + _sum_of_dropped(selected.values()))
     return selected
 
 
 def train_vocabularies(
     job: Job, corpus: Corpus, selected: dict[str, Selected]
 ) -> dict[Side, manifest.Vocabulary]:
-    """Draws text from all languages, and trains the two vocabularies on it."""
+    """Draws text from all languages, and trains the vocabularies of all sides on it."""
     config = job.config
     counts = [of_language.block_sizes.total() for of_language in selected.values()]
     quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
+    if job.kind is Kind.TEXT:
+        # A few documents may be most of the text, so none is drawn twice.
+        quotas = list(map(min, quotas, counts))
 
     # Draw from each group of chunks in a task; all groups together have the language's quota.
     folder = job.work_dir / "drawn"
@@ -261,7 +279,8 @@ def train_vocabularies(
     # The two sides are trained at the same time, on the same pairs.
     drawn = list(draw_calls)
     train_calls = {
-        side: partial(vocabulary.train_drawn, drawn, config, job.out_dir, side) for side in Side
+        side: partial(vocabulary.train_drawn, drawn, config, job.out_dir, side)
+        for side in vocabulary.SIDES[job.kind]
     }
     return job.run("vocab", train_calls)
 
@@ -274,11 +293,10 @@ def write_records(
 ) -> dict[_SplitKey, Encoded]:
     """Writes the records of all splits; returns those of each, by split and direction's code.
 
-    Raises ValueError if no training pair is short enough.
+    Raises ValueError if no training example is short enough.
     """
     config = job.config
-    source_model = job.out_dir / vocabularies[Side.SOURCE].file.path
-    target_model = job.out_dir / vocabularies[Side.TARGET].file.path
+    models = [job.out_dir / of_side.file.path for of_side in vocabularies.values()]
 
     calls: dict[tuple[str, str, int], Callable[[], Encoded]] = {}
     for split, direction, chunks in _splits_by_direction(job, corpus):
@@ -299,8 +317,8 @@ def write_records(
                 direction,
                 job.out_dir,
                 name,
-                (source_model, target_model),
-                config.max_pieces,
+                models,
+                job.max_pieces,
             )
 
     # Statistics and drops are wanted by split and direction, not by file.
@@ -309,8 +327,8 @@ def write_records(
         records[split, code] += encoded
 
     of_train = [encoded for (split, _), encoded in records.items() if split == "train"]
-    if not any(encoded.source.lengths for encoded in of_train):
-        raise _nothing_left(_sum_of_dropped(records.values()))
+    if not any(encoded.target.lengths for encoded in of_train):
+        raise _nothing_left(job.kind, _sum_of_dropped(records.values()))
     return dict(records)
 
 
@@ -326,7 +344,7 @@ def write_report(
     texts = _write_texts(job, corpus)
     dropped = corpus.dropped + _sum_of_dropped(selected.values())
 
-    # Also languages that lost all of their pairs.
+    # Also languages that lost all of their examples.
     codes = set(scripts)
     codes.update(language for _, language in corpus.chunks)
     codes.update(language for language, _ in dropped)
@@ -338,19 +356,21 @@ def write_report(
             )
 
     of_train = [records.get(("train", language.code), Encoded()) for language in described]
-    report.write(zip(described, of_train, strict=True), job.out_dir / "report")
+    report.write(zip(described, of_train, strict=True), job.out_dir / "report", job.kind)
 
     # The manifest says that the folder is complete, so nothing may be left to do.
     for path in job.out_dir.rglob("*.partial"):  # Left by processes that were killed.
         path.unlink(missing_ok=True)
-    config: dict[str, Any] = dataclasses.asdict(job.config)
+    config: dict[str, Any] = job.config.settings()
     config["sources"] = [str(source) for source in job.sources]
+    of_sides = list(vocabularies.values())  # Text has one, for both sides.
     data = manifest.Manifest(
         languages=tuple(described),
-        source_vocabulary=vocabularies[Side.SOURCE],
-        target_vocabulary=vocabularies[Side.TARGET],
+        source_vocabulary=of_sides[0],
+        target_vocabulary=of_sides[-1],
         config=config,
         library_versions=runs.library_versions(),
+        kind=job.kind,
     )
     manifest.save(data, job.out_dir)
     shutil.rmtree(job.work_dir, ignore_errors=True)
@@ -362,7 +382,7 @@ def _write_texts(job: Job, corpus: Corpus) -> dict[_SplitKey, digests.File]:
     for split, direction, chunks in _splits_by_direction(job, corpus):
         if split != "train":
             calls[split, direction.code] = partial(
-                encoding.write_text, chunks, split, direction, job.out_dir
+                encoding.write_text, chunks, split, direction, job.out_dir, job.kind
             )
     return job.run("text", calls)
 
@@ -384,7 +404,7 @@ def _describe(
 ) -> manifest.Language:
     """Returns a direction's entry in the manifest.
 
-    `dropped` are the pairs that the steps before dropped; those that were too long for the
+    `dropped` are the examples that the steps before dropped; those that were too long for the
     direction's records come on top.
     """
     # A language may lack a split, and a direction may lack all: then it has only its drops.
@@ -415,12 +435,12 @@ def _sum_of_dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
     return total
 
 
-def _nothing_left(dropped: Dropped) -> ValueError:
-    """Returns an error that counts the dropped pairs by rule."""
+def _nothing_left(kind: Kind, dropped: Dropped) -> ValueError:
+    """Returns an error that counts the dropped examples by rule."""
     by_rule: collections.Counter[str] = collections.Counter()
     for (_, rule), number in dropped.items():
         by_rule[rule] += number
     if not by_rule:
-        return ValueError("the sources hold no training pair")
+        return ValueError(f"the sources hold no training {kind.noun}")
     counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())
-    return ValueError(f"no training pair is left: dropped {counts}")
+    return ValueError(f"no training {kind.noun} is left: dropped {counts}")

@@ -3,6 +3,8 @@
 report/report.md    tables of sizes, lengths, cleaning and coverage, by language
 report/report.json  the same numbers
 report/sizes.png    training pairs by language, from high to low resource, as in section 4.1
+
+Of text, these are documents by corpus.
 """
 
 import json
@@ -15,38 +17,51 @@ import numpy as np
 from data_prep.encoding import Encoded, SideStatistics
 from lingvo_gshard.files import table
 from lingvo_gshard.input import manifest
+from lingvo_gshard.input.manifest import Kind
 
 _QUANTILES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
-_SIDES = ("source", "target")
+_SIDES = {Kind.PARALLEL: ("source", "target"), Kind.TEXT: ("text",)}
 # The columns of the tables of lengths and of coverage.
 _LENGTHS = ("mean", *_QUANTILES, "longest")
 _COVERAGE = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
 _Row = Mapping[str, Any]  # An entry of report.json.
 
 
-def write(reports: Iterable[tuple[manifest.Language, Encoded]], folder: pathlib.Path) -> None:
+def write(
+    reports: Iterable[tuple[manifest.Language, Encoded]],
+    folder: pathlib.Path,
+    kind: Kind = Kind.PARALLEL,
+) -> None:
     """Writes the report's three files, from languages and what was made of their training text."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [_numbers(language, train) for language, train in reports]
+    rows = [_numbers(language, train, kind) for language, train in reports]
     # From high to low resource, as in the paper's figures.
-    rows.sort(key=lambda row: (-row["pairs"]["train"], row["code"]))
+    rows.sort(key=lambda row: (-row[_plural(kind)]["train"], row["code"]))
 
     (folder / "report.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    (folder / "report.md").write_text(_page(rows))
-    _draw_sizes(rows, folder / "sizes.png")
+    (folder / "report.md").write_text(_page(rows, kind))
+    _draw_sizes(rows, kind, folder / "sizes.png")
 
 
-def _numbers(language: manifest.Language, train: Encoded) -> dict[str, Any]:
+def _plural(kind: Kind) -> str:
+    return f"{kind.noun}s"
+
+
+def _numbers(language: manifest.Language, train: Encoded, kind: Kind) -> dict[str, Any]:
     """Returns a language's entry of report.json."""
-    return {
+    numbers: dict[str, Any] = {
         "code": language.code,
         "scripts": list(language.scripts),
-        "pairs": {split: language.num_examples(split) for split in manifest.SPLITS},
+        _plural(kind): {split: language.num_examples(split) for split in manifest.SPLITS},
         "dropped": language.dropped,
         "repaired": language.repaired,
-        "source": _side_numbers(train.source),
-        "target": _side_numbers(train.target),
     }
+
+    # A document is a target without a source.
+    sides = (train.source, train.target)[-len(_SIDES[kind]) :]
+    for name, side in zip(_SIDES[kind], sides, strict=True):
+        numbers[name] = _side_numbers(side)
+    return numbers
 
 
 def _side_numbers(side: SideStatistics) -> dict[str, float]:
@@ -75,42 +90,44 @@ def _side_numbers(side: SideStatistics) -> dict[str, float]:
     }
 
 
-def _page(rows: Sequence[_Row]) -> str:
+def _page(rows: Sequence[_Row], kind: Kind) -> str:
     """Returns report.md, given the languages' entries of report.json in their order."""
-    sections = {
-        "Sizes": _table(rows, _sizes),
-        "Tokens of a training pair, as the mixture of temperature T draws them": table.markdown(
+    sides = _SIDES[kind]
+
+    def sizes(row: _Row) -> dict[str, Any]:
+        tokens = {f"{side} tokens": row[side]["tokens"] for side in sides}
+        return {"scripts": " ".join(row["scripts"]), **row[_plural(kind)], **tokens}
+
+    sections = {"Sizes": _table(rows, kind, sizes)}
+    if kind is Kind.PARALLEL:
+        title = "Tokens of a training pair, as the mixture of temperature T draws them"
+        sections[title] = table.markdown(
             [
-                ("T", *_SIDES, "target to source: of the rows' lengths, too"),
+                ("T", *sides, "target to source: of the rows' lengths, too"),
                 _tokens_of_drawn_pair(rows, temperature=1),
                 _tokens_of_drawn_pair(rows, temperature=5),
             ]
-        ),
-        "Pairs dropped, by rule": _table_of_drops(rows),
-    }
-    for side in _SIDES:
-        sections[f"Lengths in pieces, {side}"] = _table_of_side(rows, side, _LENGTHS)
-    for side in _SIDES:
-        sections[f"Coverage of the {side} vocabulary"] = _table_of_side(rows, side, _COVERAGE)
+        )
+    sections[f"{_plural(kind).capitalize()} dropped, by rule"] = _table_of_drops(rows, kind)
+    for side in sides:
+        sections[f"Lengths in pieces, {side}"] = _table_of_side(rows, kind, side, _LENGTHS)
+    for side in sides:
+        sections[f"Coverage of the {side} vocabulary"] = _table_of_side(rows, kind, side, _COVERAGE)
 
     text = "\n".join(f"## {title}\n\n{section}" for title, section in sections.items())
-    return f"# Prepared data\n\n![training pairs by language](sizes.png)\n\n{text}"
+    sizes_picture = f"![training {_plural(kind)} by {kind.group}](sizes.png)"
+    return f"# Prepared data\n\n{sizes_picture}\n\n{text}"
 
 
-def _table(rows: Sequence[_Row], columns: Callable[[_Row], Mapping[str, Any]]) -> str:
+def _table(rows: Sequence[_Row], kind: Kind, columns: Callable[[_Row], Mapping[str, Any]]) -> str:
     """Returns a table with a line for each language; `columns` gives its cells by their headers."""
-    lines = [{"language": row["code"], **columns(row)} for row in rows]
+    lines = [{kind.group: row["code"], **columns(row)} for row in rows]
     header = list(lines[0])
     return table.markdown([header, *(list(line.values()) for line in lines)])
 
 
-def _sizes(row: _Row) -> dict[str, Any]:
-    tokens = {f"{side} tokens": row[side]["tokens"] for side in _SIDES}
-    return {"scripts": " ".join(row["scripts"]), **row["pairs"], **tokens}
-
-
-def _table_of_drops(rows: Sequence[_Row]) -> str:
-    # A rule that drops pairs of one language has a column for all.
+def _table_of_drops(rows: Sequence[_Row], kind: Kind) -> str:
+    # A rule that drops examples of one language has a column for all.
     rules: set[str] = set()
     for row in rows:
         rules |= row["dropped"].keys()
@@ -119,14 +136,14 @@ def _table_of_drops(rows: Sequence[_Row]) -> str:
     def drops(row: _Row) -> dict[str, int]:
         return no_drops | row["dropped"] | {"(repaired)": row["repaired"]}
 
-    return _table(rows, drops)
+    return _table(rows, kind, drops)
 
 
-def _table_of_side(rows: Sequence[_Row], side: str, names: Sequence[str]) -> str:
+def _table_of_side(rows: Sequence[_Row], kind: Kind, side: str, names: Sequence[str]) -> str:
     def numbers(row: _Row) -> dict[str, float]:
         return {name.replace("_", " "): row[side][name] for name in names}
 
-    return _table(rows, numbers)
+    return _table(rows, kind, numbers)
 
 
 def _tokens_of_drawn_pair(rows: Sequence[_Row], temperature: int) -> tuple[str, str, str, str]:
@@ -140,11 +157,11 @@ def _tokens_of_drawn_pair(rows: Sequence[_Row], temperature: int) -> tuple[str, 
     return f"{temperature}", f"{source:.2f}", f"{target:.2f}", f"{target / source:.3f}"
 
 
-def _draw_sizes(rows: Sequence[_Row], path: pathlib.Path) -> None:
-    """Draws the numbers of training pairs as bars, on a logarithmic axis."""
+def _draw_sizes(rows: Sequence[_Row], kind: Kind, path: pathlib.Path) -> None:
+    """Draws the numbers of training examples as bars, on a logarithmic axis."""
     from matplotlib.figure import Figure  # It takes half a second, which a mistake need not wait.
 
-    sizes = [row["pairs"]["train"] for row in rows]
+    sizes = [row[_plural(kind)]["train"] for row in rows]
     picture = Figure(figsize=(max(6.0, 0.16 * len(sizes)), 4), layout="constrained")
     axes = picture.add_subplot()
     axes.bar([row["code"] for row in rows], sizes, color="#3b6ea5")
@@ -155,7 +172,8 @@ def _draw_sizes(rows: Sequence[_Row], path: pathlib.Path) -> None:
     axes.set(yscale="log", ylim=(10 ** np.floor(low), 10 ** np.ceil(high)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    axes.set(xlabel="direction, from high to low resource", ylabel="training pairs")
+    groups = "direction" if kind is Kind.PARALLEL else kind.group
+    axes.set(xlabel=f"{groups}, from high to low resource", ylabel=f"training {_plural(kind)}")
     axes.tick_params(axis="x", labelrotation=90, labelsize=7)
     axes.margins(x=0.01)
     axes.spines[["top", "right"]].set_visible(False)

@@ -4,7 +4,6 @@ The plan names everything that the outcome depends on. A run continues a folder 
 is the same.
 """
 
-import dataclasses
 import functools
 import importlib.metadata
 import itertools
@@ -40,7 +39,7 @@ def plan(sources: Sequence[Source], config: BuildConfig) -> str:
     lines = [f"manifest version = {manifest.VERSION}"]
     for name, version in library_versions().items():
         lines.append(f"{name} = {version}")
-    for name, value in dataclasses.asdict(config).items():
+    for name, value in config.settings().items():
         lines.append(f"{name} = {value!r}")
     lines += [repr(source) for source in sources]
 

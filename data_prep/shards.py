@@ -1,7 +1,7 @@
-"""Which pairs are written to one file of records.
+"""Which examples are written to one file of records.
 
-A block is a fixed number of consecutive cleaned pairs of a source, only some of which are kept. A
-file holds whole blocks, so it does not depend on the spans and chunks of the tasks before.
+A block is a fixed number of consecutive cleaned examples of a source, only some of which are kept.
+A file holds whole blocks, so it does not depend on the spans and chunks of the tasks before.
 """
 
 import bisect
@@ -13,28 +13,28 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from data_prep.text_chunks import Chunk
-from data_prep.tsv import Pair
+from data_prep.tsv import Example
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """The kept pairs at some positions of a split of a language, which lie in these chunks."""
+    """The kept examples at some positions of a split of a language, which lie in these chunks."""
 
     chunks: Sequence[Chunk]
     positions: range
 
-    def pairs(self) -> Iterator[Pair]:
-        """Yields the pairs in order."""
+    def examples(self) -> Iterator[Example]:
+        """Yields the examples in order."""
         for chunk in self.chunks:
-            yield from chunk.kept_pairs(self.positions)
+            yield from chunk.kept_examples(self.positions)
 
 
 def block_sizes(chunks: Sequence[Chunk], pairs_per_block: int) -> collections.Counter[int]:
-    """Counts the kept pairs of each block, by its number, in some chunks."""
+    """Counts the kept examples of each block, by its number, in some chunks."""
     sizes: collections.Counter[int] = collections.Counter()
     for chunk in chunks:
         # A chunk may begin and end inside a block.
-        block_of_pair = (chunk.start + np.arange(chunk.num_pairs)) // pairs_per_block
+        block_of_pair = (chunk.start + np.arange(chunk.num_examples)) // pairs_per_block
         first_block = int(block_of_pair[0])
         counts = np.bincount(block_of_pair - first_block, weights=chunk.is_kept()).astype(int)
         for block, number in enumerate(counts.tolist(), start=first_block):
@@ -45,9 +45,9 @@ def block_sizes(chunks: Sequence[Chunk], pairs_per_block: int) -> collections.Co
 def divide(
     chunks: Sequence[Chunk], sizes: Mapping[int, int], pairs_per_block: int, pairs_per_shard: int
 ) -> list[Shard]:
-    """Divides the kept pairs of a split of a language into shards, given the `sizes` of its blocks.
+    """Divides the kept examples of a split of a language into shards, given its blocks' `sizes`.
 
-    A shard is one block, or several with at most `pairs_per_shard` kept pairs together.
+    A shard is one block, or several with at most `pairs_per_shard` kept examples together.
     """
     # The positions at which shards begin; a block that fits no more begins the next shard.
     bounds: list[int] = []
@@ -57,7 +57,7 @@ def divide(
             bounds.append(block * pairs_per_block)
             shard_size = 0
         shard_size += number
-    bounds.append(chunks[-1].start + chunks[-1].num_pairs)
+    bounds.append(chunks[-1].start + chunks[-1].num_examples)
 
     # From the chunk that a shard begins in to the last one that begins before its end.
     chunk_starts = [chunk.start for chunk in chunks]

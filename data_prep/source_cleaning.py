@@ -1,4 +1,4 @@
-"""The first two steps over one source: survey its scripts, then clean its pairs into chunks.
+"""The first two steps over one source: survey its scripts, then clean its rows into chunks.
 
 A source is cleaned in tasks, span by span, and what became of its spans is joined afterwards.
 """
@@ -16,7 +16,7 @@ from data_prep.cleaning import Dropped, Rule
 from data_prep.config import BuildConfig
 from data_prep.sources import Row, Source
 from data_prep.text_chunks import Chunk, ChunkWriter
-from data_prep.tsv import Malformed, Pair
+from data_prep.tsv import Example, Malformed
 
 _SURVEYED_ROWS = 2000  # Of each source: enough to tell its scripts.
 _LOGGED_LINES = 10
@@ -35,22 +35,22 @@ class Cleaned:
     @property
     def num_rows(self) -> int:
         """The number of rows read, whether they were dropped or kept."""
-        return self.dropped.total() + sum(chunk.num_pairs for chunk in self.chunks)
+        return self.dropped.total() + sum(chunk.num_examples for chunk in self.chunks)
 
     @property
     def num_malformed(self) -> int:
-        """The number of rows that hold no pair."""
+        """The number of rows that hold no example."""
         malformed = (n for (_, rule), n in self.dropped.items() if rule is Rule.MALFORMED)
         return sum(malformed)
 
 
 def survey(source: Source) -> dict[str, collections.Counter[str]]:
     """Counts the characters of each script in a source's first rows, by language."""
-    # English is known to be in Latin letters, so the source's text alone is counted.
+    # English is known to be in Latin letters, so only the first side of a pair is counted.
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in itertools.islice(source.rows(), _SURVEYED_ROWS):
-        if isinstance(row.pair, Pair):
-            counts[row.language] += languages.count_scripts(row.pair.source)
+        if isinstance(row.example, Example):
+            counts[row.language] += languages.count_scripts(row.example.sides[0])
     return dict(counts)
 
 
@@ -83,58 +83,58 @@ def clean(
     cannot be read.
     """
     cleaned = Cleaned()
-    writer = ChunkWriter(folder, config.pairs_per_chunk)
     known_scripts = dict(scripts)
 
-    for language, pair in _well_formed_pairs(source.rows(span), cleaned):
-        # A language that begins after the rows that were surveyed.
-        if language not in known_scripts:
-            known_scripts[language] = languages.own_scripts(language, {}, config.scripts)
-        own_scripts = known_scripts[language]
+    with ChunkWriter(folder, config.pairs_per_chunk) as writer:
+        for language, example in _well_formed(source.rows(span), cleaned):
+            # A language that begins after the rows that were surveyed.
+            if language not in known_scripts:
+                known_scripts[language] = languages.own_scripts(language, {}, config.scripts)
+            own_scripts = known_scripts[language]
 
-        # Dev and test, too, are normalized to be compared with training text.
-        repaired = Pair(
-            cleaning.repair(pair.source, own_scripts),
-            cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS),
-        )
-        normalized = cleaning.normalize_pair(repaired)
-        split = source.split or _split_of(normalized.english, config.held_out_share)
+            # Dev and test, too, are normalized to be compared with training text.
+            repaired = cleaning.repair_sides(example, own_scripts)
+            normalized = cleaning.normalize_sides(repaired)
+            split = source.split or _split_of(normalized.sides[-1], config.held_out_share)
 
-        # Dev and test measure, so they stay as they are; they lose only what has no text.
-        if split == "train":
-            written = normalized
-            rule = cleaning.broken_rule(normalized, language, own_scripts, config)
-        else:
-            written = pair
-            rule = None if normalized.source and normalized.english else Rule.EMPTY
+            # Dev and test measure, so they stay as they are; they lose only what has no text.
+            if split == "train":
+                written = normalized
+                rule = cleaning.broken_rule(normalized, language, own_scripts, config)
+            else:
+                written = example
+                rule = None if all(normalized.sides) else Rule.EMPTY
 
-        if rule is not None:
-            cleaned.dropped[language, rule] += 1
-            continue
-        writer.add(split, language, written, normalized)
-        if split == "train" and repaired != pair:
-            cleaned.repaired[language] += 1
+            if rule is not None:
+                cleaned.dropped[language, rule] += 1
+                continue
+            writer.add(split, language, written, normalized)
+            if split == "train" and repaired != example:
+                cleaned.repaired[language] += 1
 
-    cleaned.chunks.extend(writer.close())
+        cleaned.chunks.extend(writer.close())
     return cleaned
 
 
-def _well_formed_pairs(rows: Iterable[Row], cleaned: Cleaned) -> Iterator[tuple[str, Pair]]:
-    """Yields the language and pair of each row that has one; counts the others in `cleaned`."""
+def _well_formed(rows: Iterable[Row], cleaned: Cleaned) -> Iterator[tuple[str, Example]]:
+    """Yields the language and example of each row that has one; counts the others in `cleaned`."""
     for number, row in enumerate(rows, start=1):
-        if isinstance(row.pair, Pair):
-            yield row.language, row.pair
-        elif isinstance(row.pair, Malformed):
+        if isinstance(row.example, Example):
+            yield row.language, row.example
+        elif isinstance(row.example, Malformed):
             cleaned.dropped[row.language, Rule.MALFORMED] += 1
             if len(cleaned.malformed) < _LOGGED_LINES:
-                cleaned.malformed.append((number, row.pair))
+                cleaned.malformed.append((number, row.example))
         else:
             cleaned.dropped[row.language, Rule.LOW_SCORE] += 1
 
 
-def _split_of(english: str, held_out_share: float) -> str:
-    """Returns the split of a pair by a hash of its `english_key`, the same in every language."""
-    position = cleaning.digest(cleaning.english_key(english)) / 2**64  # From 0 to 1.
+def _split_of(text: str, held_out_share: float) -> str:
+    """Returns the split of English, or a document, by a hash of its `english_key`.
+
+    It is the same in every language and corpus.
+    """
+    position = cleaning.digest(cleaning.english_key(text)) / 2**64  # From 0 to 1.
     if position < held_out_share:
         return "dev"
     if position < 2 * held_out_share:

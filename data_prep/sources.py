@@ -1,4 +1,7 @@
-"""Formats of parallel text, as streams of rows; see also multilingual.py and parquet.py."""
+"""Formats of parallel text, as streams of rows; see also multilingual.py and parquet.py.
+
+Formats of text in one language are in documents.py.
+"""
 
 import dataclasses
 import itertools
@@ -6,28 +9,34 @@ import json
 import math
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import polib
 
 from data_prep import tsv
-from data_prep.tsv import Malformed, Pair
+from data_prep.tsv import Example, Malformed, Pair
+from lingvo_gshard.input.manifest import Kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one line holds, and the code of its source language; None has too low a score."""
+    """What one line holds; None has too low a score.
+
+    `language` is the code of its source language, or the name of a document's corpus.
+    """
 
     language: str
-    pair: Pair | Malformed | None
+    example: Example | Malformed | None
 
 
 class Source:
     """One file, or whatever else is named together; sources are read in parallel.
 
-    `split` is train, dev, test, or another that is only decoded; None: each pair's English decides.
+    `split` is train, dev, test, or another that is only decoded; None: the text of each example
+    decides, of a pair its English.
     """
 
+    kind: ClassVar[Kind] = Kind.PARALLEL  # What its rows are.
     split: str | None
 
     @property
@@ -37,6 +46,11 @@ class Source:
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.files))
+
+    @property
+    def _row_language(self) -> str:
+        """The language or corpus of all rows, if there is one."""
+        raise NotImplementedError
 
     def spans(self) -> list[range]:
         """Returns the parts that tasks may read separately, in order; most formats have one."""
@@ -54,9 +68,15 @@ class File(Source):
     path: pathlib.Path
     language: str
 
+    @property
+    def _row_language(self) -> str:
+        return self.language
 
-class _LineFile(File):
-    """A file with one pair a line, plain or gzip; a plain one is split by ranges of bytes."""
+
+class LineFile(Source):
+    """A file with one example a line, plain or gzip; a plain one is split by ranges of bytes."""
+
+    path: pathlib.Path
 
     def spans(self) -> list[range]:
         # A compressed file can only be read from its start.
@@ -69,11 +89,11 @@ class _LineFile(File):
         return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        pairs = tsv.read_lines(self.path, self._parse, span)
-        return (Row(self.language, pair) for pair in pairs)
+        examples = tsv.read_lines(self.path, self._parse, span)
+        return (Row(self._row_language, example) for example in examples)
 
-    def _parse(self, line: str) -> Pair | None:
-        """Returns a line's pair, or None if its score is too low.
+    def _parse(self, line: str) -> Example | None:
+        """Returns a line's example, or None if its score is too low.
 
         Raises ValueError if the line is malformed.
         """
@@ -81,7 +101,7 @@ class _LineFile(File):
 
 
 @dataclasses.dataclass(frozen=True)
-class TsvFile(_LineFile):
+class TsvFile(LineFile, File):
     """`source<TAB>english` lines."""
 
     split: str | None = None
@@ -91,7 +111,7 @@ class TsvFile(_LineFile):
 
 
 @dataclasses.dataclass(frozen=True)
-class ColumnsFile(_LineFile):
+class ColumnsFile(LineFile, File):
     """Columns between tabs, numbered from 0. Lines with a score below `min_score` are dropped."""
 
     source_column: int
@@ -142,7 +162,7 @@ class MosesFiles(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class JsonlFile(_LineFile):
+class JsonlFile(LineFile, File):
     """One JSON object a line; dots in a field's name lead into inner objects."""
 
     source_field: str
@@ -150,10 +170,7 @@ class JsonlFile(_LineFile):
     split: str | None = None
 
     def _parse(self, line: str) -> Pair:
-        try:
-            fields = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"not JSON: {error}") from error
+        fields = parse_json(line)
         return Pair.of(text_at(fields, self.source_field), text_at(fields, self.english_field))
 
 
@@ -182,6 +199,14 @@ class PoFile(File):
             yield Row(self.language, Pair.of(forms[0], message.msgid))
             if message.msgid_plural:
                 yield Row(self.language, Pair.of(forms[-1], message.msgid_plural))
+
+
+def parse_json(line: str) -> Any:
+    """Returns a line's JSON. Raises ValueError if it is none."""
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
 
 
 def value_at(fields: Any, dotted: str) -> Any:

@@ -1,23 +1,26 @@
-"""Chunks: the files that hold cleaned pairs between the steps of a build.
+"""Chunks: the files that hold cleaned pairs or documents between the steps of a build.
 
-A chunk holds pairs of one span of a source, few enough to be in memory:
+A chunk holds examples of one span of a source, few enough that their digests are in memory:
 
-    <name>.tsv          source<TAB>english, in the order of the source
+    <name>.tsv          source<TAB>english or a document a line, in the order of the source
     <name>.digests.npy  uint64 [n, 3]: of the pair, of the English's key, of the source's key
     <name>.kept.npy     bool [n]: the pairs that deduplication.py keeps; only for training text
+
+The only text of a document is its source and its English.
 """
 
 import array
+import contextlib
 import dataclasses
 import pathlib
 import uuid
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Self
 
 import numpy as np
 
 from data_prep import cleaning, tsv
-from data_prep.tsv import Pair
+from data_prep.tsv import Example
 from lingvo_gshard.files import atomic_file
 
 # The columns of a chunk's digests.
@@ -29,12 +32,12 @@ _NUM_COLUMNS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A chunk of a language's split: its pairs from position `start` on; `path` has their text."""
+    """A chunk of a language's split: its examples from position `start`; `path` has their text."""
 
     split: str
     language: str
     path: pathlib.Path
-    num_pairs: int
+    num_examples: int
     start: int = 0
 
     def array_path(self, name: str) -> pathlib.Path:
@@ -45,21 +48,19 @@ class Chunk:
         """Maps the digests from their file, uint64 [n, 3]."""
         return np.load(self.array_path("digests"), mmap_mode="r")
 
-    def pairs(self) -> Iterator[Pair]:
-        """Yields all pairs, in order."""
+    def examples(self) -> Iterator[Example]:
+        """Yields all examples, in order."""
         with self.path.open(encoding="utf-8", newline="\n") as file:
-            for line in file:
-                source, english = line.rstrip("\n").split("\t")
-                yield Pair(source, english)
+            yield from map(tsv.of_line, file)
 
     def is_kept(self) -> np.ndarray:
-        """Returns which pairs were selected, bool [n]: in dev and test, all of them."""
+        """Returns which examples were selected, bool [n]: in dev and test, all of them."""
         if self.split != "train":
-            return np.ones(self.num_pairs, bool)
+            return np.ones(self.num_examples, bool)
         return np.load(self.array_path("kept"))
 
-    def kept_pairs(self, positions: range = tsv.WHOLE) -> Iterator[Pair]:
-        """Yields the pairs that were selected and are at `positions`."""
+    def kept_examples(self, positions: range = tsv.WHOLE) -> Iterator[Example]:
+        """Yields the examples that were selected and are at `positions`."""
         is_wanted = self.is_kept()
 
         # Positions count over all chunks of the split, indices within this one.
@@ -69,9 +70,9 @@ class Chunk:
         is_wanted[end_index:] = False
 
         # Text has no index, so all of the chunk is read.
-        for pair, wanted in zip(self.pairs(), is_wanted.tolist(), strict=True):
+        for example, wanted in zip(self.examples(), is_wanted.tolist(), strict=True):
             if wanted:
-                yield pair
+                yield example
 
 
 def save_array(path: pathlib.Path, array: np.ndarray) -> None:
@@ -82,18 +83,21 @@ def save_array(path: pathlib.Path, array: np.ndarray) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _OpenChunk:
-    """A chunk that is being written, and the digests of its pairs so far, row after row."""
+    """A chunk that is being written, and the digests of its examples so far, row after row."""
 
     file: IO[str]
     digests: "array.array[int]" = dataclasses.field(default_factory=lambda: array.array("Q"))
 
     @property
-    def num_pairs(self) -> int:
+    def num_examples(self) -> int:
         return len(self.digests) // _NUM_COLUMNS
 
 
 class ChunkWriter:
-    """Writes the chunks of one span to a new folder in `folder`."""
+    """Writes the chunks of one span to a new folder in `folder`.
+
+    As a context, it closes the files of unfinished chunks if an error ends it.
+    """
 
     def __init__(self, folder: pathlib.Path, pairs_per_chunk: int) -> None:
         # The same task may be running elsewhere, given up as lost. It has a folder of its own.
@@ -102,8 +106,17 @@ class ChunkWriter:
         self._open: dict[tuple[str, str], _OpenChunk] = {}  # By split and language.
         self._closed: list[Chunk] = []
 
-    def add(self, split: str, language: str, pair: Pair, normalized: Pair) -> None:
-        """Writes `pair` and the digests of `normalized`."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for chunk in self._open.values():
+            # The error that is raised already may be that of a full disk.
+            with contextlib.suppress(OSError):
+                chunk.file.close()
+
+    def add(self, split: str, language: str, example: Example, normalized: Example) -> None:
+        """Writes `example` and the digests of `normalized`."""
         key = (split, language)
         if key not in self._open:
             self._open[key] = self._new_chunk(split, language)
@@ -111,11 +124,11 @@ class ChunkWriter:
 
         # One row of digests, in the order of the columns.
         chunk.digests.append(cleaning.digest(normalized.line))
-        chunk.digests.append(cleaning.digest(cleaning.english_key(normalized.english)))
-        chunk.digests.append(cleaning.digest(normalized.source.casefold()))
-        chunk.file.write(pair.line)
+        chunk.digests.append(cleaning.digest(cleaning.english_key(normalized.sides[-1])))
+        chunk.digests.append(cleaning.digest(normalized.sides[0].casefold()))
+        chunk.file.write(example.line)
 
-        if chunk.num_pairs == self._pairs_per_chunk:
+        if chunk.num_examples == self._pairs_per_chunk:
             self._close(key)
 
     def close(self) -> list[Chunk]:
@@ -134,7 +147,7 @@ class ChunkWriter:
         written = self._open.pop(key)
         written.file.close()
 
-        chunk = Chunk(split, language, pathlib.Path(written.file.name), written.num_pairs)
+        chunk = Chunk(split, language, pathlib.Path(written.file.name), written.num_examples)
         digests = np.array(written.digests, np.uint64).reshape(-1, _NUM_COLUMNS)
         np.save(chunk.array_path("digests"), digests)
         self._closed.append(chunk)

@@ -1,4 +1,4 @@
-"""Parallel text with one pair a line, plain or gzip: `source<TAB>english`."""
+"""Files with a pair a line, `source<TAB>english`, or a document a line, plain or gzip."""
 
 import collections
 import contextlib
@@ -30,9 +30,50 @@ class Pair:
         return Pair(" ".join(source.split()), " ".join(english.split()))
 
     @property
+    def sides(self) -> tuple[str, ...]:
+        """The texts, English last."""
+        return self.source, self.english
+
+    @property
     def line(self) -> str:
         """The pair as a line of TSV, with the line break."""
         return f"{self.source}\t{self.english}\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A text in one language, without a tab or a line break."""
+
+    text: str
+
+    @staticmethod
+    def of(text: str) -> "Document":
+        """Returns a document of any text, with white space collapsed."""
+        return Document(" ".join(text.split()))
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The text, as the only one."""
+        return (self.text,)
+
+    @property
+    def line(self) -> str:
+        """The document as a line, with the line break."""
+        return f"{self.text}\n"
+
+
+Example = Pair | Document  # What data is made of, of either kind.
+
+
+def with_sides(example: Example, sides: Iterable[str]) -> Example:
+    """Returns an example of the same kind with other texts."""
+    return type(example)(*sides)
+
+
+def of_line(line: str) -> Example:
+    """Returns what a `line` holds; only a pair's has a tab."""
+    sides = line.rstrip("\n").split("\t")
+    return Document(*sides) if len(sides) == 1 else Pair(*sides)
 
 
 class Malformed(str):
@@ -133,7 +174,7 @@ def open_binary(path: pathlib.Path) -> Iterator[gzip.GzipFile | BinaryIO]:
             raise ValueError(f"{path} is corrupt gzip: {error}") from error
 
 
-def write(path: pathlib.Path, pairs: Iterable[Pair]) -> None:
+def write(path: pathlib.Path, examples: Iterable[Example]) -> None:
     """Writes a gzip file whose bytes depend on the pairs alone (no name, no time)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -141,5 +182,5 @@ def write(path: pathlib.Path, pairs: Iterable[Pair]) -> None:
         partial.open("wb") as file,
         gzip.GzipFile(fileobj=file, filename="", mode="wb", compresslevel=6, mtime=0) as text,
     ):
-        for pair in pairs:
-            text.write(pair.line.encode("utf-8"))
+        for example in examples:
+            text.write(example.line.encode("utf-8"))

@@ -1,4 +1,4 @@
-"""Trains the two SentencePiece vocabularies: one for all sources, one for all targets.
+"""Trains the SentencePiece vocabularies: one for all sources, one for all targets; or one of text.
 
 After the special ids (example_codec.py) come pieces for the bytes, so that any text can be encoded.
 The models are byte-identical between runs: the text is drawn with a fixed seed, and the number of
@@ -8,7 +8,7 @@ threads, on which the order of floating-point sums depends, is constant.
 import enum
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,22 @@ from data_prep.text_chunks import Chunk
 from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.input.manifest import Kind
 
 _NUM_THREADS = 2
+_MAX_SEGMENT_CHARS = 1000  # SentencePiece leaves out texts of more than 4192 bytes.
 _ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads numbers that differ in few bits.
 
 
 class Side(enum.StrEnum):
-    """A side of a pair in a direction of translation. Each has a vocabulary."""
+    """A side of a pair in a direction of translation, or a document. Each has a vocabulary."""
 
     SOURCE = enum.auto()
     TARGET = enum.auto()
+    TEXT = enum.auto()
+
+
+SIDES = {Kind.PARALLEL: (Side.SOURCE, Side.TARGET), Kind.TEXT: (Side.TEXT,)}
 
 
 def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> list[int]:
@@ -46,9 +52,9 @@ def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> lis
 
 
 def draw(chunks: Sequence[Chunk], num_kept: int, quota: int, seed: int, path: pathlib.Path) -> None:
-    """Draws pairs of a group of chunks, in one pass, and writes them to `path`.
+    """Draws examples of a group of chunks, in one pass, and writes them to `path`.
 
-    About `quota` of the `num_kept` pairs in all groups are drawn; see `num_copies`.
+    About `quota` of the `num_kept` examples in all groups are drawn; see `num_copies`.
     """
     rate = quota / max(num_kept, 1)
     with (
@@ -56,20 +62,20 @@ def draw(chunks: Sequence[Chunk], num_kept: int, quota: int, seed: int, path: pa
         partial.open("w", encoding="utf-8", newline="\n") as file,
     ):
         for chunk in chunks:
-            pair_digests = chunk.digests()[chunk.is_kept(), text_chunks.PAIR]
-            copies = num_copies(pair_digests, rate, seed)
-            for pair, number in zip(chunk.kept_pairs(), copies.tolist(), strict=True):
-                file.write(pair.line * number)
+            kept_digests = chunk.digests()[chunk.is_kept(), text_chunks.PAIR]
+            copies = num_copies(kept_digests, rate, seed)
+            for example, number in zip(chunk.kept_examples(), copies.tolist(), strict=True):
+                file.write(example.line * number)
 
 
-def num_copies(pair_digests: np.ndarray, rate: float, seed: int) -> np.ndarray:
-    """Returns how often to draw each pair, int64 [n]: floor or ceil of `rate`, and that on average.
+def num_copies(hashes: np.ndarray, rate: float, seed: int) -> np.ndarray:
+    """Returns how often to draw each example: floor or ceil of `rate`, and that on average.
 
-    `pair_digests` are evenly distributed hashes of the pairs, uint64 [n]. The seed decides which
-    pairs get one copy more than the others.
+    `hashes` of the examples are evenly distributed, uint64 [n], and the result is int64 [n]. The
+    seed decides which examples get one copy more than the others.
     """
     with np.errstate(over="ignore"):
-        mixed = (pair_digests ^ np.uint64(seed)) * np.uint64(_ODD)
+        mixed = (hashes ^ np.uint64(seed)) * np.uint64(_ODD)
     # A product's high bits depend on all bits of its factors.
     positions = mixed / 2.0**64  # From 0 to 1.
     gets_one_more = positions < rate % 1
@@ -94,6 +100,12 @@ def train_drawn(
         tokens = sorted({direction.token for direction, _ in files} - {""})
 
     sentences: Iterable[str] = _sentences(files, side)
+    if side is Side.TEXT:
+
+        def read() -> Iterator[str]:
+            return segments(_sentences(files, side))
+
+        sentences = sample(read, config.max_vocab_sentences)
     if side is Side.TARGET and config.directions == "many_to_english":
         sentences = dict.fromkeys(sentences)  # Many languages share sentences, which count once.
 
@@ -103,12 +115,35 @@ def train_drawn(
 
 
 def _sentences(files: Iterable[tuple[Direction, pathlib.Path]], side: Side) -> Iterator[str]:
-    """Yields one side of every pair in some files, each read in a direction."""
+    """Yields one side of every example in some files, each read in a direction."""
     for direction, path in files:
-        for pair in tsv.read(path):
-            if isinstance(pair, tsv.Pair):
-                source, target = direction.turned(pair)
-                yield source if side is Side.SOURCE else target
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                sides = direction.turned(tsv.of_line(line))
+                yield sides[0] if side is Side.SOURCE else sides[-1]
+
+
+def segments(documents: Iterable[str]) -> Iterator[str]:
+    """Yields documents, cut at spaces into texts that SentencePiece takes."""
+    for document in documents:
+        start = 0
+        while len(document) - start > _MAX_SEGMENT_CHARS:
+            end = document.rfind(" ", start + 1, start + _MAX_SEGMENT_CHARS)
+            if end == -1:  # As in languages that are written without spaces.
+                end = start + _MAX_SEGMENT_CHARS
+            yield document[start:end]
+            start = end
+        yield document[start:]
+
+
+def sample(read: Callable[[], Iterator[str]], most: int) -> Iterator[str]:
+    """Yields all of the texts that `read` yields, or about `most` of them if there are more."""
+    num_texts = sum(1 for _ in read())
+    rate = min(1.0, most / max(num_texts, 1))
+    for number, text in enumerate(read()):
+        # The same share of every part of the stream.
+        if math.floor((number + 1) * rate) > math.floor(number * rate):
+            yield text
 
 
 def train(
@@ -125,9 +160,7 @@ def train(
     no text.
     """
     logging.info("training the %s vocabulary", side)
-    wanted_size = config.target_vocab_size
-    if side is Side.SOURCE:
-        wanted_size = config.source_vocab_size
+    wanted_size: int = getattr(config, f"{side}_vocab_size")
 
     prefix_options: dict[str, Any] = {}  # A default that is named would change the model's bytes.
     if tokens:

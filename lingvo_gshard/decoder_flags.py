@@ -1,4 +1,4 @@
-"""The flags that name a trained model, for the programs that translate with it."""
+"""The flags that name a trained model, for the programs that decode with it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,39 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.files import storage
-from lingvo_gshard.input import example_codec
+from lingvo_gshard.input import example_codec, manifest
 
 if TYPE_CHECKING:
+    from lingvo_gshard.decoding.bundle import DecoderSpec
+    from lingvo_gshard.decoding.text_decoder import TextDecoder
     from lingvo_gshard.runs.run import Run
-    from lingvo_gshard.translation.bundle import DecoderSpec
-    from lingvo_gshard.translation.translator import Translator
 
 LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
 BUNDLE = flags.DEFINE_string("bundle", None, "A folder that lingvo_gshard.export_bundle wrote.")
-NBEST = flags.DEFINE_integer("nbest", 1, "Translations of each line.", lower_bound=1)
+NBEST = flags.DEFINE_integer("nbest", 1, "Translations, or continuations, of each line.", 1)
 _SOURCE_LANG = flags.DEFINE_string("source_lang", None, "The lines' language; checked, not used.")
 _BEAM_SIZE = flags.DEFINE_integer("beam_size", None, "Active hypotheses of each line.", 1)
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Lines to translate together.", 1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Lines to decode together.", 1)
+_MAX_PROMPT_LEN = flags.DEFINE_integer("max_prompt_len", None, "The longest prompt, in tokens.", 1)
+_MAX_TARGET_LEN = flags.DEFINE_integer("max_target_len", None, "The longest result, in tokens.", 1)
+_TEMPERATURE = flags.DEFINE_float("temperature", None, "Draw samples, at this temperature.", 0.0)
+_TOP_K = flags.DEFINE_integer("top_k", None, "Draw among so many of the likeliest tokens.", 1)
+_TOP_P = flags.DEFINE_float("top_p", None, "Draw among the likeliest tokens of this mass.", 0, 1)
 _AVERAGE = flags.DEFINE_integer("average_checkpoints", None, "Average the last N checkpoints.", 1)
 ATTENTION = flags.DEFINE_bool("attention", False, "Record attention, which a server can draw.")
+
+
+# Settings of decoding by these names, which a bundle has fixed.
+_SETTINGS = (
+    _BEAM_SIZE,
+    _BATCH_SIZE,
+    _AVERAGE,
+    _MAX_PROMPT_LEN,
+    _MAX_TARGET_LEN,
+    _TEMPERATURE,
+    _TOP_K,
+    _TOP_P,
+)
 
 
 def check() -> None:
@@ -36,75 +54,83 @@ def check() -> None:
     if BUNDLE.value is None:
         return
 
-    # A bundle's batch size and weights are fixed; only a run leaves the choice.
-    for flag in (_BATCH_SIZE, _AVERAGE):
-        if flag.value is not None:
+    # A bundle's programs and weights are fixed; only a run leaves the choice.
+    for flag in _SETTINGS:
+        if flag is not _BEAM_SIZE and flag.value is not None:
             raise ValueError(f"--{flag.name} needs --logdir.")
     if ATTENTION.value:
         raise ValueError("--attention needs --logdir; a bundle has it if it was exported with it.")
 
 
 @contextlib.contextmanager
-def translator() -> Iterator[Translator]:
-    """Starts the devices and yields a translator with the model of --bundle or --logdir.
+def text_decoder(command: str | None = None) -> Iterator[TextDecoder]:
+    """Starts the devices and yields what decodes lines with the model of --bundle or --logdir.
 
-    Raises ValueError as `check`, and for a bundle or run that is missing or damaged.
+    Raises ValueError as `check`, for a bundle or run that is missing or damaged, and for a model
+    that another program than `command` is for; None is for all.
     """
     check()
     if BUNDLE.value is None:
-        with cli.joined(), opened_run() as run:
-            from lingvo_gshard.translation.translator import Translator
-
-            decoder, source, target = run.decoder()
-            yield Translator(decoder, source, target)
+        with cli.joined(), opened_run(command) as run:
+            yield run.text_decoder()
         return
 
-    from lingvo_gshard.translation import bundle
+    from lingvo_gshard.decoding import bundle
 
     # The spec alone tells how many devices to start; weights and programs are read after that.
     spec = bundle.load_spec(BUNDLE.value)
+    _check_command(spec.model, spec.kind, command)
     with cli.joined(spec.num_partitions):
         yield from_bundle(spec)
 
 
-def from_bundle(spec: DecoderSpec) -> Translator:
-    """Starts the devices and returns a translator with the model of --bundle."""
+def from_bundle(spec: DecoderSpec) -> TextDecoder:
+    """Starts the devices and returns what decodes lines with the model of --bundle."""
     if _BEAM_SIZE.value is not None or NBEST.value > spec.num_best:
         raise ValueError(
-            f"{BUNDLE.value}: its beam is fixed and gives {spec.num_best} translations of a "
-            "line; export it again with another --beam_size or --nbest."
+            f"{BUNDLE.value}: its beam is fixed and gives {spec.num_best} {spec.noun}s of a line;"
+            " export it again with another --beam_size or --nbest."
         )
-    _check_language(spec.languages)
+    _check_language(spec.languages, spec.kind)
     _start_devices(spec.model, spec.num_partitions)
     return reloaded()
 
 
-def reloaded() -> Translator:
-    """Returns a translator with the model that --bundle holds by now, on the same devices."""
-    from lingvo_gshard.translation import bundle
-    from lingvo_gshard.translation.translator import Translator
+def reloaded() -> TextDecoder:
+    """Returns what decodes lines with the model that --bundle holds by now, on the same devices."""
+    from lingvo_gshard.decoding import bundle, kinds
 
     assert BUNDLE.value is not None
-    decoder, source, target = bundle.load(BUNDLE.value)
-    return Translator(decoder, source, target)
+    return kinds.text_decoder(*bundle.load(BUNDLE.value))
 
 
 @contextlib.contextmanager
-def opened_run() -> Iterator[Run]:
+def opened_run(command: str | None = None) -> Iterator[Run]:
     """Starts the devices and yields the run of --logdir, with the settings that the flags change.
 
-    Raises ValueError if there is no run, or it does not fit the devices.
+    Raises ValueError if there is no run, it does not fit the devices, or another program than
+    `command` is for it; None is for all.
     """
     from lingvo_gshard.runs import launch as launches
 
     assert LOGDIR.value is not None
     with storage.working(LOGDIR.value) as logdir:
         launch = launches.recorded(str(logdir))
-        _check_language(launches.trained_on(launch, launches.experiment_params(launch)))
+        params = launches.experiment_params(launch)
+        launches.check_decoded(launch.model, params)
+        kind = launch.facts.kind
+        assert kind is not None, "check_decoded"
+        _check_command(launch.model, kind, command)
+        _check_language(launches.trained_on(launch, params), kind)
 
         # Flags are settings of the experiment; what is not given is as it was in training.
-        settings = {"num_best": NBEST.value, "tell_attention": ATTENTION.value}
-        for flag in (_BEAM_SIZE, _BATCH_SIZE, _AVERAGE):
+        settings: dict[str, float] = {
+            "num_best": NBEST.value,
+            "tell_attention": ATTENTION.value,
+        }
+        if _TEMPERATURE.value is not None:
+            settings["beam_size"] = 1  # Samples that share a beam would be no samples.
+        for flag in _SETTINGS:
             if flag.value is not None:
                 settings[flag.name] = flag.value
         launch = launch.changed(f"decode.{name}={value}" for name, value in settings.items())
@@ -116,6 +142,13 @@ def opened_run() -> Iterator[Run]:
         yield open_run(launch, str(logdir), num_partitions)
 
 
+def _check_command(model: str, kind: str, command: str | None) -> None:
+    from lingvo_gshard.decoding import reading
+
+    if command is not None:
+        reading.check_command(model, kind, command)
+
+
 def _start_devices(model: str, partitions: int | None = None) -> int:
     """Starts the devices and prints what they are; returns the number of partitions."""
     partitions, devices = cli.start_devices(model, partitions)
@@ -123,9 +156,11 @@ def _start_devices(model: str, partitions: int | None = None) -> int:
     return partitions
 
 
-def _check_language(trained_on: Sequence[str]) -> None:
+def _check_language(trained_on: Sequence[str], kind: str) -> None:
     """Raises ValueError if --source_lang is none of the model's languages."""
     code = _SOURCE_LANG.value
+    if code is not None and kind == manifest.Kind.TEXT:
+        raise ValueError(f"--source_lang={code}: the model does not translate.")
     languages = example_codec.source_languages(trained_on)
     if code is None or code in languages:
         return

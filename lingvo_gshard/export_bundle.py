@@ -1,7 +1,9 @@
-"""Exports a trained model as a bundle: a folder that translates without TensorFlow or the run.
+"""Exports a trained model as a bundle: a folder that decodes without TensorFlow or the run.
 
     python -m lingvo_gshard.export_bundle --logdir=RUN --bundle=DIR --num_partitions=2
     python -m lingvo_gshard.translate --bundle=DIR < in.txt > out.txt
+
+A language model's bundle is for lingvo_gshard.generate, and lingvo_gshard.serve serves both.
 
 A bundle holds programs, weights, vocabularies and the code that runs them. Its number of devices
 and its beam are fixed. JAX promises to read its programs for six months after the release that
@@ -10,7 +12,8 @@ wrote them. A newer release makes them again from the bundle itself:
     python -m lingvo_gshard.export_bundle --from_bundle=DIR --bundle=NEW
 
 For TensorFlow Serving and programs that have TensorFlow alone, it writes a SavedModel in place of a
-bundle. It takes text and gives text, on one device, and needs the extra `saved-model`:
+bundle, of a model that translates. It takes text and gives text, on one device, and needs the extra
+`saved-model`:
 
     python -m lingvo_gshard.export_bundle --logdir=RUN --export_saved_model=DIR
     python -m lingvo_gshard.export_bundle --from_bundle=BUNDLE --export_saved_model=DIR
@@ -60,7 +63,10 @@ def main() -> None:
         with decoder_flags.opened_run() as run:
             run.export_bundle(folder)
 
-    command = f"python -m lingvo_gshard.translate --bundle={folder} < in.txt > out.txt"
+    from lingvo_gshard.decoding import bundle
+
+    program = bundle.load_spec(folder).command
+    command = f"python -m lingvo_gshard.{program} --bundle={folder} < in.txt > out.txt"
     print(f"Wrote {folder}: {command}")
 
 
@@ -81,7 +87,7 @@ def _write_saved_model(folder: str, older: str | None) -> None:
 
 def _prepare_for(older: str) -> None:
     """Prepares the devices that a bundle is for."""
-    from lingvo_gshard.translation import bundle
+    from lingvo_gshard.decoding import bundle
 
     # Nothing is computed, so CPU devices may stand for them.
     environment.prepare(bundle.load_spec(older).num_partitions, "cpu")

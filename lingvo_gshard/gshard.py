@@ -3,6 +3,7 @@
 gshard prepare --input=CORPUS --out=DATA
 gshard train --model=toy.MoE8E4L --data_dir=DATA --logdir=RUN
 gshard translate --logdir=RUN < in.txt > out.txt
+gshard generate --logdir=RUN --temperature=0.8 < prompts.txt
 """
 
 import runpy
@@ -13,6 +14,7 @@ _PROGRAMS = {
     "prepare": "data_prep.build",
     "train": "lingvo_gshard.trainer",
     "translate": "lingvo_gshard.translate",
+    "generate": "lingvo_gshard.generate",
     "export": "lingvo_gshard.export_bundle",
     "serve": "lingvo_gshard.serve",
     "compare": "lingvo_gshard.compare",

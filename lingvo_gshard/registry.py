@@ -44,8 +44,9 @@ def get_class(name: str) -> Any:
     """Returns the class registered as `name`; ValueError, with the nearest name, if none is."""
     names = registered_names()
     if name not in _experiments:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        by_lowercase = {registered.lower(): registered for registered in names}
+        near = difflib.get_close_matches(name.lower(), by_lowercase, n=1)
+        hint = f" Did you mean {by_lowercase[near[0]]}?" if near else ""
         raise ValueError(f"No model {name!r}.{hint} Registered are {', '.join(names)}.")
     return _experiments[name]
 

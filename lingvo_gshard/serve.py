@@ -1,9 +1,10 @@
-"""Serves translations over HTTP, with a page to type in, for any number of people.
+"""Serves translations or continuations over HTTP, with a page to type in, for many people.
 
     python -m lingvo_gshard.serve --bundle=DIR --port=8080
 
-POST /translate takes lines, and /openapi.json describes it. The target is English; if the data was
-prepared with other directions, requests choose it by target_lang. SIGHUP loads a bundle again.
+POST /translate takes lines and, of a language model, POST /generate prompts; /openapi.json
+describes both. The target is English; if the data was prepared with other directions, requests
+choose it by target_lang. SIGHUP loads a bundle again.
 """
 
 from absl import flags
@@ -33,11 +34,11 @@ def main() -> None:
             "requirements-serve.txt."
         ) from error
 
-    with decoder_flags.translator() as translator:
+    with decoder_flags.text_decoder() as text_decoder:
         # A run has no bundle to load again.
         load = decoder_flags.reloaded if decoder_flags.BUNDLE.value else None
         app.serve(
-            translator, _HOST.value, _PORT.value, load=load, client_header=_CLIENT_HEADER.value
+            text_decoder, _HOST.value, _PORT.value, load=load, client_header=_CLIENT_HEADER.value
         )
 
 

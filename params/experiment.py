@@ -175,6 +175,18 @@ class TransformerExperiment(Experiment):
             "If set, tokens are sampled at this temperature; needs beam_size 1.",
             optional=float,
         )
+        p.Define(
+            "top_k",
+            None,
+            "If set, sampling is among this many of the most probable tokens.",
+            optional=int,
+        )
+        p.Define(
+            "top_p",
+            None,
+            "If set, sampling is among the fewest tokens that have this probability in sum.",
+            optional=float,
+        )
         p.Define("seed", 0, "The seed of sampling.")
         p.Define("tell_attention", False, "Whether to return each token's attention.")
 

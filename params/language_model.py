@@ -38,4 +38,9 @@ class LanguageModelExperiment(TransformerExperiment):
         p = super().Decode()
         longest = self.TARGET_LEN // 2 if self.MAX_PROMPT_LEN is None else self.MAX_PROMPT_LEN
         p.Define("max_prompt_len", longest, "The longest prompt, in tokens with BOS.")
+        p.Define(
+            "prompt_len",
+            min(32, longest),
+            "The first tokens of a document that --mode=decode continues, with BOS.",
+        )
         return p

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.translation.conftest import made  # noqa: F401  (a fixture)
+from tests.decoding.conftest import made  # noqa: F401  (a fixture)
 
 
 def _export(*flags):

@@ -15,7 +15,7 @@ def _gshard(*args):
 def test_it_names_its_programs(args):
     done = _gshard(*args)
     assert done.returncode == 0 and not done.stderr
-    for name in ("prepare", "train", "translate", "export", "serve", "compare", "plan"):
+    for name in ("prepare", "train", "translate", "generate", "export", "serve", "compare", "plan"):
         assert f"  gshard {name} " in done.stdout
 
 
@@ -25,11 +25,12 @@ def test_it_names_its_programs(args):
         (("prepare", "--out=/none", "--input=/no"), "data_prep.build: no input folder /no"),
         (("train", "--logdir=/no", "--mode=trian"), "trainer: flag --mode=trian: value should be"),
         (("translate", "--logdir=/no"), "translate: /no: no experiment.json"),
+        (("generate", "--logdir=/no"), "generate: /no: no experiment.json"),
         (("export", "--logdir=/no"), "export_bundle: give --bundle, the folder to write, and"),
         (("serve", "--bundle=/no", "--port=99999"), "serve: flag --port=99999: 99999 is not an"),
         (("compare", "--run=a"), "compare: --run=a: expected NAME=LOGDIR."),
         (("plan", "--compare=/no,/none"), "plan: /no: no plan.json there"),
-        (("fly",), "gshard: no program 'fly'; expected one of prepare, train, translate, exp"),
+        (("fly",), "gshard: no program 'fly'; expected one of prepare, train, translate, gen"),
     ],
 )
 def test_a_program_gets_its_flags_and_tells_mistakes_in_one_line(args, message):

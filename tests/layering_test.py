@@ -33,16 +33,29 @@ _PROGRAMS = {
     "compare.py",
     "decoder_flags.py",
     "export_bundle.py",
+    "generate.py",
     "gshard.py",
+    "line_program.py",
     "plan.py",
     "serve.py",
     "trainer.py",
     "translate.py",
 }
 # What a program may import at its top: nothing of it loads JAX, TensorFlow or Grain.
-_QUICK = {"cli", "core", "decoder_flags", "files", "input", "registry", "runs", "spmd"}
+_QUICK = {
+    "cli",
+    "core",
+    "decoder_flags",
+    "files",
+    "input",
+    "line_program",
+    "registry",
+    "runs",
+    "spmd",
+}
 _QUICK_MODULES = {
     f"{_LIBRARY}.input.example_codec",
+    f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.runs.launch",
     f"{_LIBRARY}.spmd.environment",
 }

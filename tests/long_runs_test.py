@@ -12,7 +12,8 @@ import pytest
 
 from data_prep import constructed, pipeline
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
-from lingvo_gshard.runs import launch, run
+from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.runs import run
 from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.spmd import specs
 from tests.data_prep import prepared
@@ -63,7 +64,7 @@ def test_the_demo_model_learns_to_translate(data_dir, tmp_path, monkeypatch):
 def _launch(data_dir):
     overrides = ("train.iterations_per_loop=5", "train.save_checkpoints_steps=10")
     overrides += (f"train.max_steps={_STEPS}", "input.batch_size=16")
-    return Launch("toy.MoE8E4L", overrides, data_dir, launch.data_facts(data_dir))
+    return Launch("toy.MoE8E4L", overrides, data_dir, TranslationInput.Facts(data_dir))
 
 
 def _start_trainer(run):

@@ -19,6 +19,7 @@ from lingvo_gshard.checkpoints import exported
 from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.evaluation import decode_split, run_report
 from lingvo_gshard.input import manifest, sentences
+from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.planning import profile
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import modes
@@ -203,7 +204,7 @@ def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, caps
 
 def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
     anew = "train.max_steps=9"
-    facts = launches.data_facts(data_dir)
+    facts = TranslationInput.Facts(data_dir)
     kept = tuple(anew if given.startswith("train.max_steps=") else given for given in _SMALL)
     products = launches.recorded(str(run_dir)).overrides[-1]
     assert products.startswith("task.product_dtype=")
@@ -445,7 +446,7 @@ def test_nothing_is_evaluated_or_decoded_before_training(data_dir, tmp_path):
 def test_a_folder_that_holds_no_data_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ValueError, match=f"no .*{folder}: prepare it with .*--out={folder}"):
-            launches.data_facts(str(folder))
+            TranslationInput.Facts(str(folder))
 
 
 def _one_line(done, binary):

@@ -10,8 +10,8 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from lingvo_gshard import cli, translate
-from lingvo_gshard.translation.translator import Translation
+from lingvo_gshard import cli, line_program
+from lingvo_gshard.decoding.text_decoder import Hypothesis
 
 _ROOT = pathlib.Path(__file__).parent.parent
 
@@ -29,23 +29,23 @@ _ROOT = pathlib.Path(__file__).parent.parent
     ],
 )
 def test_lines_end_at_newlines_alone_and_any_bytes_are_read(data, lines):
-    assert [line for some in translate.read_lines(io.BytesIO(data)) for line in some] == lines
+    assert [line for some in line_program.read_lines(io.BytesIO(data)) for line in some] == lines
 
 
 def test_lines_are_there_as_soon_as_they_have_come(monkeypatch):
-    monkeypatch.setattr(translate, "_READ_BYTES", 4)
+    monkeypatch.setattr(line_program, "_READ_BYTES", 4)
     stream = io.BytesIO("ab\nc\u00e4d e\n\nf".encode())
-    assert list(translate.read_lines(stream)) == [["ab"], ["c\u00e4d e", ""], ["f"]]
+    assert list(line_program.read_lines(stream)) == [["ab"], ["c\u00e4d e", ""], ["f"]]
 
 
 def test_translations_of_a_line_stand_between_tabs():
-    found = (Translation("good day", -0.25, 3), Translation("hello", -1.5, 2))
+    found = (Hypothesis("good day", -0.25, 3), Hypothesis("hello", -1.5, 2))
     flags.FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(nbest=2):
-        assert translate._line(found) == "good day\thello"
+        assert line_program._line(found) == "good day\thello"
     with flagsaver.flagsaver(nbest=2, scores=True):
-        assert translate._line(found) == "-0.2500\tgood day\t-1.5000\thello"
-    assert translate._line(found) == "good day"
+        assert line_program._line(found) == "-0.2500\tgood day\t-1.5000\thello"
+    assert line_program._line(found) == "good day"
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_files_that_cannot_be_read_or_written_are_refused(tmp_path, monkeypatch,
         flagsaver.flagsaver(bundle="b", **given),
         pytest.raises(ValueError, match=message),
     ):
-        translate._check_files()
+        line_program._check_files()

@@ -26,13 +26,13 @@ from absl import app, flags, logging
 
 from lingvo_gshard.checkpoints import checkpoints, exported
 from lingvo_gshard.checkpoints.stored import Stored
+from lingvo_gshard.decoding import bundle
 from lingvo_gshard.files import digests, table
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.train import config
-from lingvo_gshard.translation import bundle
 
 _DATA_DIR = flags.DEFINE_string("data", None, "A prepared data folder.")
 _LOGDIR = flags.DEFINE_string("run_dir", None, "A finished run.")
@@ -205,7 +205,7 @@ def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     logdir = str(folder)
     within = pathlib.Path(checkpoints.folder(folder))
     yield Kind("experiment.json", [folder / "experiment.json"], lambda: launches.recorded(logdir))
-    vocabularies = vocabulary_files(folder)
+    vocabularies = vocabulary_files(folder, "parallel")
     yield Kind(
         "vocabularies of a run",
         vocabularies,
@@ -231,13 +231,13 @@ def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
 def _of_bundle(folder: pathlib.Path) -> Iterator[Kind]:
     def read() -> Any:
         decoder, *tokenizers = bundle.load(folder)
-        programs = [decoder.program_for(length) for length in decoder.spec.source_lengths]
+        programs = [decoder.program_for(length) for length in decoder.spec.input_lengths]
         return decoder.spec, _bytes(decoder.theta.FlattenItems()), programs, _pieces(*tokenizers)
 
     yield Kind("bundle.json", [folder / "bundle.json"], read)
     yield Kind("programs", sorted(folder.glob("programs/*")), read)
     yield Kind("weights", [folder / "weights.safetensors"], read)
-    yield Kind("vocabularies of a bundle", vocabulary_files(folder), read)
+    yield Kind("vocabularies of a bundle", vocabulary_files(folder, "parallel"), read)
 
 
 def _pieces(*tokenizers: Tokenizer) -> list[Any]:

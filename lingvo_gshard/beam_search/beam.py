@@ -34,6 +34,10 @@ class BeamSearch:
     # If set, each token is sampled from softmax(logits / temperature) and the first sampled EOS
     # ends the hypothesis; beam_size must be 1. None searches for the best.
     temperature: float | None = None
+    # If set, sampling is among the top_k most probable tokens, and then among the fewest of those
+    # whose probabilities sum to top_p; see sampling.py. Both need a temperature.
+    top_k: int | None = None
+    top_p: float | None = None
     # The flat sequence grows in at most 4 stages of at least this many places. A stage does not
     # attend to the places of later stages, but compiles a loop of its own.
     min_stage_places: int = 128
@@ -55,6 +59,20 @@ class BeamSearch:
             self._check("temperature", self.temperature > 0, "above 0")
             # Samples that share a beam would be ranked against each other, and so be no samples.
             self._check("temperature", k == 1, f"None for beam_size {k}")
+
+        if self.top_k is not None:
+            self._check("top_k", self.top_k >= 1, "at least 1")
+        if self.top_p is not None:
+            self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        if self.temperature is None:
+            # A search for the best has nothing to draw.
+            self._check("top_k", self.top_k is None, "None without a temperature")
+            self._check("top_p", self.top_p is None, "None without a temperature")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises ValueError if top_k is above V."""
+        if self.top_k is not None:
+            self._check("top_k", self.top_k <= vocab_size, f"at most the vocabulary, {vocab_size}")
 
     def _check(self, name: str, is_valid: bool, expected: str) -> None:
         if not is_valid:
@@ -88,7 +106,7 @@ class Requests:
 
     min_steps: tf.Tensor  # int32 [B].
     max_steps: tf.Tensor  # int32 [B], at most T; 0 skips the example.
-    seed: tf.Tensor  # int32 [2], for sampling.
+    seed: tf.Tensor  # For sampling, int32 [2] of the batch, or [B, 2] of each example.
 
 
 @dataclasses.dataclass(frozen=True)

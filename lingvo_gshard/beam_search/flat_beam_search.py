@@ -29,7 +29,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
-from lingvo_gshard.beam_search import selection
+from lingvo_gshard.beam_search import sampling, selection
 from lingvo_gshard.beam_search.beam import BeamSearch, Hypotheses, Requests
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -78,11 +78,11 @@ def search(
         [B, k, S], from the newest tokens to the source, the search records it. A coverage penalty
         needs it and `source_real`, float32 [B, S], 1 for tokens.
       requests: The limits of each example.
-      annotate: Annotates a tensor whose dims begin with B.
+      annotate: Annotates a tensor by its dims, which begin with B or, as the logits' do, with U.
       grow: Makes room for more places in the model's state.
 
     Raises:
-      ValueError: if the model's state lacks what the coverage penalty needs.
+      ValueError: if the model's state lacks what the coverage penalty needs, or top_k is above V.
     """
     if config.coverage_weight and not {"attention", "source_real"} <= set(model_state):
         raise ValueError(
@@ -200,6 +200,7 @@ class _Loop:
         exists = state.alive[:, None] & (active.log_probs > _NEVER / 2)  # [B, k]
         mask = active.mask * tf.cast(exists, tf.float32)[..., None]
         logits, model = self.decode_step(state.model, active.ids, mask, state.step)
+        self.config.check_vocabulary(logits.shape[-1])
         if "attention" in flat:
             place = state.step * self.config.beam_size
             flat.attention = write_at(flat.attention, model.attention, place)
@@ -208,7 +209,7 @@ class _Loop:
         # subtract their maximum.
         log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
         token_log_probs = self._permitted(log_probs, state.step)
-        ranks = self._ranks(active.log_probs[..., None] + token_log_probs, state.step)
+        ranks = self._ranks(active.log_probs[..., None], token_log_probs, state.step)
 
         # The k best continuations of each example that do not end, out of k * V.
         is_end = tf.range(ranks.shape[-1]) == self.config.eos_id
@@ -288,23 +289,34 @@ class _Loop:
         forbidden = too_soon & (tf.range(log_probs.shape[-1]) == self.config.eos_id)  # [B, V]
         return tf.where(forbidden[:, None], _NEVER, tf.maximum(log_probs, _NEVER))
 
-    def _ranks(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def _ranks(
+        self, log_probs_before: tf.Tensor, token_log_probs: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
         """Returns the numbers [B, k, V] that continuations are ranked by.
 
-        These are log-probabilities or, with a temperature, log p / temperature + g with g drawn
-        from Gumbel's distribution: the token with the largest sum is a sample of that softmax.
+        These are log-probabilities, the sums of those before, [B, k, 1], and the tokens' own. With
+        a temperature they are log p / temperature + g with g drawn from Gumbel's distribution: the
+        token with the largest sum is a sample of that softmax. With top_k or top_p, it is a sample
+        of what they keep.
         """
-        if self.config.temperature is None:
+        log_probs = log_probs_before + token_log_probs
+        temperature = self.config.temperature
+        if temperature is None:
             return log_probs
 
         # g = -log(-log(u)) with u uniform in (0, 1); 0 is replaced by a smaller number than any
         # other that is drawn.
         seed = self.requests.seed + tf.stack([step, 0])
         uniform = random_uniform(tuple(log_probs.shape), seed)
-        uniform = tf.maximum(self.annotate(uniform, "B__"), 2.0**-25)
-        ranks = log_probs / self.config.temperature - tf.math.log(-tf.math.log(uniform))
+        uniform = tf.maximum(self.annotate(uniform, "U_V"), 2.0**-25)
+        ranks = log_probs / temperature - tf.math.log(-tf.math.log(uniform))
 
-        return tf.where(log_probs > _NEVER / 2, ranks, _NEVER)
+        permitted = log_probs > _NEVER / 2
+        if self.config.top_k is not None or self.config.top_p is not None:
+            permitted &= sampling.may_be_drawn(
+                token_log_probs / temperature, self.config.top_k, self.config.top_p
+            )
+        return tf.where(permitted, ranks, _NEVER)
 
     def _branch(
         self, active: NestedMap, token_log_probs: tf.Tensor, ranks: tf.Tensor, index: tf.Tensor

@@ -7,6 +7,17 @@ rules = (
 )
 
 The first rule whose pattern matches an array's path applies to it; others are initialized.
+
+A run without experts starts a model that has them (upcycling: Komatsuzaki et al., 2023): by rule
+COPY_EXPERTS each expert is a copy of the layer's feed-forward, and the gate is NEW.
+
+rules = (
+    (r"theta\..*\.feed_forward\.wg", "NEW"),
+    (r"theta\..*\.feed_forward\..*", "COPY_EXPERTS"),
+    (r"theta\..*", "SAME"),
+)
+
+The old run's stacks may have another form, UNROLLED or LOOP: see stack_forms.py.
 """
 
 import dataclasses
@@ -18,7 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lingvo_gshard.checkpoints import exported
+from lingvo_gshard.checkpoints import exported, stack_forms
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.checkpoints.stored import Index
 from lingvo_gshard.core.nested_map import NestedMap
@@ -30,8 +41,9 @@ class Rule(enum.StrEnum):
     """How an array is made from the old run's.
 
     SAME: unchanged. COPY_EXPERTS: dims that differ grow by whole copies, so new expert i is old
-    expert i mod E. BY_PIECE: along V, pieces that the old vocabulary has are taken from it; other
-    pieces are new. NEW: initialized.
+    expert i mod E, and an old array without experts is one expert, of which all are copies.
+    BY_PIECE: along V, pieces that the old vocabulary has are taken from it; other pieces are new.
+    NEW: initialized.
     """
 
     SAME = "SAME"
@@ -62,10 +74,12 @@ class WarmStart:
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
         """Returns the initialized state with arrays from the source; prints a line for each array.
 
+        It also prints a line of the source's weights, `theta`, that no array was made from.
+
         All processes must call it. Each reads only what its devices need, one array at a time, and
         deletes the arrays of `state` that it replaces. Raises as `arrays` and `first_value`.
         """
-        old = self.arrays()
+        old = stack_forms.Renamed(self.arrays(), dict(state.FlattenItems()))
         leaves = []
         for (path, leaf), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):
             value, line = self.first_value(path, spec.dims, old, leaf)
@@ -74,6 +88,10 @@ class WarmStart:
                 leaf.delete()  # Otherwise the devices would hold two states in the end.
             if processes.is_first():
                 print(line)
+
+        left = [path for path in old.left() if path.startswith("theta.")]
+        if left and processes.is_first():
+            print(f"{self.source}: left out are {', '.join(left)}")
         return state.Pack(leaves)
 
     def arrays(self) -> Mapping[str, Any]:
@@ -103,11 +121,15 @@ class WarmStart:
         rule = Rule(_first_match(self.rules, path) or Rule.NEW)
         if rule is Rule.NEW:
             return new, f"{path}: new, {specs.describe(new)}"
-        if path not in old:
-            raise ValueError(f"{self.source} has no {path}, which rule {rule} needs.")
+        try:
+            before = old[path]
+        except KeyError as missing:
+            (old_path,) = missing.args
+            raise ValueError(f"{self.source} has no {old_path}, which rule {rule} needs.") from None
+        if rule is Rule.COPY_EXPERTS:
+            before = self._with_experts(path, dims, before, new)
 
         # Rules change sizes, but neither dtypes nor the number of dims.
-        before = old[path]
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{self._mismatch(path, before, new)}.")
         if rule is Rule.BY_PIECE:
@@ -115,6 +137,21 @@ class WarmStart:
         else:
             ids, description = self._ids_of_copies(rule, path, before, new)
         return _gathered(before, ids, new), f"{path}: {description}"
+
+    def _with_experts(self, path: str, dims: str, before: Any, new: jax.Array | PaddedArray) -> Any:
+        """Returns the old array as that of one expert, if it has none and the new one has."""
+        # A lowercase letter is the same dim, in the optimizer.
+        axis = dims.upper().find("E")
+        if axis < 0 or len(before.shape) != new.ndim - 1:
+            return before
+
+        # Copies of a part of a layer would not compute what the layer did.
+        if tuple(before.shape) != (*new.shape[:axis], *new.shape[axis + 1 :]):
+            raise ValueError(
+                f"{self._mismatch(path, before, new)}; the experts of a layer that had none need "
+                f"its shape."
+            )
+        return stack_forms.OneExpert(before, axis)
 
     def _ids_by_piece(
         self, path: str, dims: str, before: Any, new: jax.Array | PaddedArray

@@ -36,6 +36,10 @@ class WeightSpec:
     rows: int = 1
     columns: int = 1
     stack: str = ""  # As in TensorSpec.
+    share_used: float = 1.0  # The share that one token is multiplied by: of experts, its own.
+    # If set, the weight is no matter of the optimizer: each step moves its elements by this number
+    # against the sign of their gradient. It has no slots, and its gradient is in no norm.
+    sign_step: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
@@ -52,7 +56,13 @@ class WeightSpec:
 
 
 def gaussian(
-    shape: tuple[int, ...], dims: str, *, fan_in: int, rows: int = 1, columns: int = 1
+    shape: tuple[int, ...],
+    dims: str,
+    *,
+    fan_in: int,
+    rows: int = 1,
+    columns: int = 1,
+    share_used: float = 1.0,
 ) -> WeightSpec:
     """Returns the spec of a weight with standard deviation fan_in^-1/2.
 
@@ -62,7 +72,15 @@ def gaussian(
         raise ValueError(
             f"A weight's sizes must be 1 or more, got {dims} = {list(shape)}, fan_in {fan_in}."
         )
-    return WeightSpec(shape, dims, fan_in**-0.5, is_gaussian=True, rows=rows, columns=columns)
+    return WeightSpec(
+        shape,
+        dims,
+        fan_in**-0.5,
+        is_gaussian=True,
+        rows=rows,
+        columns=columns,
+        share_used=share_used,
+    )
 
 
 def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:

@@ -1,6 +1,7 @@
 """The report of a run: LOGDIR/report.html, a single page with tables and pictures."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ from lingvo_gshard.evaluation import html_page, quality
 from lingvo_gshard.evaluation.html_page import Section
 from lingvo_gshard.evaluation.quality import Quality
 from lingvo_gshard.files import atomic_file, storage, table
-from lingvo_gshard.input import manifest
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import plan
 from lingvo_gshard.planning.plan import Plan
@@ -23,11 +23,11 @@ from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_line
 
 # What each section shows, and what to look for.
 _CURVES = (
-    "The loss should fall; unlike nll, it includes label smoothing and the auxiliary loss. Where "
-    "the nll of dev rises while that of training falls, the model overfits."
+    "The loss should fall; unlike nll, it includes label smoothing and the auxiliary loss, if the "
+    "task has them. Where the nll of dev rises while that of training falls, the model overfits."
 )
-_BY_LANGUAGE = "By training pairs, most first. Languages with few pairs profit from related ones."
-_NO_LOSSES = "--mode=eval adds each language's loss and the experts that it uses."
+_BY_PART = "Most to train on first. Those with little profit from related ones."
+_NO_LOSSES = "--mode=eval adds the loss of each, and the experts that it uses."
 _EXPERTS = (
     "The load of each expert divided by their mean, by language: 1 is an even share, and bright "
     "experts are preferred. Languages with similar rows share experts."
@@ -51,19 +51,18 @@ class _Panel:
     """A panel of the curves: its title, the metrics that it shows, and their factor."""
 
     title: str
-    metrics: tuple[str, ...]
+    metrics: tuple[str, ...]  # Of training.
     factor: float = 1.0
+    of_dev: str | None = None  # A metric of dev beside them.
 
 
-_LOSS = _Panel("loss, nats per token", ("loss", "nll"))
 _PANELS = (
-    _LOSS,
     _Panel("gradient norm", ("gradient_norm",)),
     _Panel("learning rate", ("learning_rate",)),
     _Panel("steps per second", ("steps_per_sec",)),
     _Panel("time spent waiting for input, %", ("input_wait",), factor=100),
-    _Panel("padding of the rows, %", ("padding.source", "padding.target"), factor=100),
 )
+_PADDING = _Panel("padding of the rows, %", ("padding.source", "padding.target"), factor=100)
 _PANELS_A_ROW = 3
 
 
@@ -75,7 +74,11 @@ class RunFacts:
     num_weights: int
     max_steps: int
     step_flops: float
-    train_pairs: dict[str, int]
+    train_pairs: dict[str, int]  # By language; empty if the data has no parts.
+    nouns: tuple[str, str]  # What a language and a pair are called.
+    unit: str  # What the task counts, and the metrics that it shows.
+    shown: tuple[str, ...]
+    has_source: bool  # Which it translates.
 
     def codes_by_size(self) -> list[str]:
         """Returns the languages, most training pairs first."""
@@ -99,14 +102,19 @@ def report(run: Run) -> pathlib.Path:
     rows = params.input
     run.estimator.check_folder()
     task = TaskModel(params, run.estimator.partitioning).task
-    languages = manifest.load(run.launch.data_dir).languages
+    source_len, target_len = task.Lengths(rows)
+    parts = rows.cls.Parts(rows)
 
     facts = RunFacts(
         model=run.launch.model,
         num_weights=task.num_weights,
         max_steps=params.train.max_steps,
-        step_flops=task.TrainStepFlops(rows.batch_size, *task.Lengths(rows)),
-        train_pairs={language.code: language.num_examples("train") for language in languages},
+        step_flops=task.TrainStepFlops(rows.batch_size, source_len, target_len),
+        train_pairs={name: part.num_examples for name, part in parts.items()},
+        nouns=rows.cls.Nouns(),
+        unit=task.UNIT,
+        shown=tuple(task.SHOWN),
+        has_source=source_len > 0,
     )
     return write(pathlib.Path(run.logdir), facts)
 
@@ -118,10 +126,10 @@ def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
     """
     results = _read(logdir)
     sections = [
-        _curves(results),
-        _languages(facts, results),
+        _curves(facts, results),
+        *_languages(facts, results),
         *_experts(facts, results),
-        _translations(results),
+        *_translations(facts, results),
         *_routing(results),
         _speed(facts, results),
     ]
@@ -166,40 +174,58 @@ def _summary(facts: RunFacts, results: _Results) -> list[tuple[str, str]]:
     ]
 
 
-def _curves(results: _Results) -> Section:
-    description = "Curves of " + "; ".join(panel.title for panel in _PANELS)
-    curves = html_page.picture(description, _draw_curves, results.training, results.evaluations)
+def _curves(facts: RunFacts, results: _Results) -> Section:
+    panels = _panels(facts, results)
+    description = "Curves of " + "; ".join(panel.title for panel in panels)
+    curves = html_page.picture(description, _draw_curves, panels, results)
     return Section("Curves", _CURVES, (curves,))
 
 
-def _draw_curves(
-    figure: Figure, training: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]
-) -> None:
-    figure.set_size_inches(10, 6)
-    grid = figure.subplots(len(_PANELS) // _PANELS_A_ROW, _PANELS_A_ROW)
+def _panels(facts: RunFacts, results: _Results) -> list[_Panel]:
+    """Returns the panels of the curves that a run has."""
+    panels = [_Panel(f"loss, nats per {facts.unit}", ("loss", "nll"), of_dev="nll")]
+    panels += [_Panel(name, (name,), of_dev=name) for name in facts.shown]
+    panels += _PANELS
 
-    for axes, panel in zip(grid.flat, _PANELS, strict=True):
-        _draw_panel(axes, panel, training)
-        if panel is _LOSS:
-            dev = {line["step"]: line["nll"] for line in evaluations if line["name"] == "dev"}
-            steps = sorted(dev)
-            if dev:
-                axes.plot(steps, [dev[step] for step in steps], ".-", label="nll of dev")
-        if len(panel.metrics) > 1 and axes.lines:
-            axes.legend()
-
-    for axes in grid[-1]:
-        axes.set_xlabel("step")
+    # Rows of one length have no padding.
+    if any(name in results.training[-1]["metrics"] for name in _PADDING.metrics):
+        panels.append(_PADDING)
+    return panels
 
 
-def _draw_panel(axes: Axes, panel: _Panel, training: Sequence[dict[str, Any]]) -> None:
-    steps = [line["step"] for line in training]
-    metrics = [_metrics(line) for line in training]
+def _draw_curves(figure: Figure, panels: Sequence[_Panel], results: _Results) -> None:
+    num_rows = math.ceil(len(panels) / _PANELS_A_ROW)
+    figure.set_size_inches(10, 3 * num_rows)
+
+    for i, panel in enumerate(panels):
+        axes = figure.add_subplot(num_rows, _PANELS_A_ROW, i + 1)
+        _draw_panel(axes, panel, results)
+        is_lowest = i + _PANELS_A_ROW >= len(panels)
+        if is_lowest:
+            axes.set_xlabel("step")
+
+
+def _draw_panel(axes: Axes, panel: _Panel, results: _Results) -> None:
+    steps = [line["step"] for line in results.training]
+    metrics = [_metrics(line) for line in results.training]
     for name in panel.metrics:
         if name in metrics[-1]:
             # The curve has gaps where earlier lines lack it.
             values = [panel.factor * of_line.get(name, np.nan) for of_line in metrics]
             axes.plot(steps, values, label=name.removeprefix("padding."))
+
+    # Later evaluations of a step replace earlier ones.
+    dev = {}
+    for line in results.evaluations:
+        if line["name"] == "dev" and panel.of_dev in line:
+            dev[line["step"]] = line[panel.of_dev]
+    if dev:
+        evaluated = sorted(dev)
+        values = [dev[step] for step in evaluated]
+        axes.plot(evaluated, values, ".-", label=f"{panel.of_dev} of dev")
+
+    if len(axes.lines) > 1:
+        axes.legend()
     axes.set_title(panel.title)
 
 
@@ -212,15 +238,19 @@ def _metrics(line: dict[str, Any]) -> dict[str, Any]:
     return {**line["metrics"], **rates}
 
 
-def _languages(facts: RunFacts, results: _Results) -> Section:
-    """Returns the training pairs and losses by language, as far as they were evaluated."""
+def _languages(facts: RunFacts, results: _Results) -> Iterator[Section]:
+    """Yields the training pairs and losses by language, as far as they were evaluated."""
+    if not facts.train_pairs:
+        return
+
     # Evaluations are named dev_CODE; later ones replace earlier ones.
     losses = {}
     for line in results.evaluations:
         if "nll" in line:
             losses[line["name"].removeprefix("dev_")] = line["nll"]
 
-    rows = [("language", "training pairs", "nll of dev, nats per token")]
+    part, example = facts.nouns
+    rows = [(part, f"training {example}s", f"nll of dev, nats per {facts.unit}")]
     for code in facts.codes_by_size():
         loss = table.number(losses.get(code), ".3f")
         rows.append((code, f"{facts.train_pairs[code]:,}", loss))
@@ -228,7 +258,7 @@ def _languages(facts: RunFacts, results: _Results) -> Section:
     content = [html_page.rows(rows)]
     if not losses.keys() & facts.train_pairs.keys():
         content.append(html_page.paragraph(_NO_LOSSES))
-    return Section("Languages", _BY_LANGUAGE, tuple(content))
+    yield Section(f"By {part}", _BY_PART, tuple(content))
 
 
 def _experts(facts: RunFacts, results: _Results) -> Iterator[Section]:
@@ -240,14 +270,15 @@ def _experts(facts: RunFacts, results: _Results) -> Iterator[Section]:
         yield Section("Experts by language", _EXPERTS, (heat_maps,))
 
 
-def _translations(results: _Results) -> Section:
+def _translations(facts: RunFacts, results: _Results) -> Iterator[Section]:
+    """Yields the scores of translations, or how to get them, if there is a source."""
     scores = results.scores
-    if scores is None:
-        return Section("Translations of test", _NO_SCORES)
-
-    signatures = scores.signatures(*scores.metrics)
-    content = (html_page.rows(scores.rows()), *map(html_page.paragraph, signatures))
-    return Section("Translations of test", _SCORES, content)
+    if scores is not None:
+        signatures = scores.signatures(*scores.metrics)
+        content = (html_page.rows(scores.rows()), *map(html_page.paragraph, signatures))
+        yield Section("Translations of test", _SCORES, content)
+    elif facts.has_source:
+        yield Section("Translations of test", _NO_SCORES)
 
 
 def _routing(results: _Results) -> Iterator[Section]:
@@ -272,7 +303,7 @@ def _speed(facts: RunFacts, results: _Results) -> Section:
     tokens_per_sec = None if tokens is None else tokens / measured_secs
 
     rows = [
-        ("", "seconds per step", "target tokens per second", "model GFLOP per second"),
+        ("", "seconds per step", f"{facts.unit}s per second", "model GFLOP per second"),
         (
             "measured here",
             f"{measured_secs:.4g}",

@@ -9,9 +9,16 @@ it has a manifest. The library finds everything in a data folder through the man
         records/{split}/{language}-I-of-N.lengths.npy    [n, 2]: tokens of each source and target
         text/{split}/{pair}.tsv.gz                       the raw text of dev, test and others
         report/                                          for people: what the preparation did
+
+A folder holds one kind of data. In parallel data an example is a pair, as above. In text it is a
+document, the target of an empty source; what the manifest calls a language is a corpus by its name:
+
+        vocab/text.model                                 the one vocabulary, of both sides
+        text/{split}/{corpus}.txt.gz                     a document a line
 """
 
 import dataclasses
+import enum
 import functools
 import os
 import pathlib
@@ -23,6 +30,23 @@ from lingvo_gshard.files.digests import File
 FILE_NAME = "manifest.json"
 VERSION = 4
 SPLITS = ("train", "dev", "test")
+
+
+class Kind(enum.StrEnum):
+    """What the examples of a folder are."""
+
+    PARALLEL = enum.auto()  # Pairs of a sentence and its translation.
+    TEXT = enum.auto()  # Documents in one language.
+
+    @property
+    def noun(self) -> str:
+        """What an example is called."""
+        return "pair" if self is Kind.PARALLEL else "document"
+
+    @property
+    def group(self) -> str:
+        """What the manifest's languages are called."""
+        return "language" if self is Kind.PARALLEL else "corpus"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +64,7 @@ class Shard:
     file: File
     lengths: File
     num_examples: int
+    num_target_tokens: int = 0  # With EOS. Older folders do not tell.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +75,8 @@ class Records:
     num_source_tokens: int
     num_target_tokens: int
     num_source_byte_tokens: int  # Each is a byte of a character without a piece.
+    num_target_byte_tokens: int = 0  # Older folders do not tell this and the next.
+    num_target_bytes: int = 0  # Of the normalized text, in UTF-8.
 
     @property
     def num_examples(self) -> int:
@@ -58,13 +85,14 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """One source language, or a language translated from English."""
+    """One source language, or a language translated from English; of text, a corpus."""
 
-    code: str  # A BCP-47 code, or the source's name for it; en-de for German from English.
+    # A BCP-47 code, or the source's name for it; en-de for German from English; a corpus's name.
+    code: str
     records: dict[str, Records]  # By split.
     text: dict[str, File]  # By split, also those not in SPLITS.
-    dropped: dict[str, int]  # How many pairs each cleaning rule dropped.
-    repaired: int = 0  # How many training pairs had a broken encoding that was repaired.
+    dropped: dict[str, int]  # How many examples each cleaning rule dropped.
+    repaired: int = 0  # How many training examples had a broken encoding that was repaired.
     scripts: tuple[str, ...] = ()  # The ISO 15924 codes of the scripts of its sources.
 
     def num_examples(self, split: str) -> int:
@@ -83,14 +111,21 @@ class Manifest:
     target_vocabulary: Vocabulary
     config: dict[str, Any]
     library_versions: dict[str, str]
+    kind: str = Kind.PARALLEL
     version: int = VERSION
 
     def language(self, code: str) -> Language:
         """Returns one language. Raises ValueError if the folder does not hold it."""
         by_code = {language.code: language for language in self.languages}
         if code not in by_code:
-            raise ValueError(f"language {code!r} is not in the data: it holds {', '.join(by_code)}")
+            held = ", ".join(by_code)
+            raise ValueError(f"{self.group} {code!r} is not in the data: it holds {held}")
         return by_code[code]
+
+    @property
+    def group(self) -> str:
+        """What each of `languages` is called: examples come in languages, or in corpora."""
+        return Kind(self.kind).group
 
     @property
     def vocabulary_files(self) -> tuple[File, File]:
@@ -98,14 +133,28 @@ class Manifest:
         return self.source_vocabulary.file, self.target_vocabulary.file
 
     def files(self) -> tuple[File, ...]:
-        """Returns every file that the manifest names."""
-        files = [*self.vocabulary_files]
+        """Returns every file that the manifest names, each once."""
+        files = list(dict.fromkeys(self.vocabulary_files))  # Text has one vocabulary.
         for language in self.languages:
             for records in language.records.values():
                 for shard in records.shards:
                     files += [shard.file, shard.lengths]
             files += language.text.values()
         return tuple(files)
+
+
+def load_kind(data_dir: str | os.PathLike[str], kind: Kind, reader: str) -> Manifest:
+    """Returns a folder's manifest. Raises as `load`, or ValueError if its data is of another kind.
+
+    The error names `reader`, which needs data of this kind.
+    """
+    data = load(data_dir)
+    if data.kind != kind:
+        raise ValueError(
+            f"{data_dir} holds data of kind {data.kind}, but {reader} reads kind {kind}: "
+            "give it a folder that was prepared so"
+        )
+    return data
 
 
 def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:

@@ -7,20 +7,33 @@ no T; T=5 is the value of Arivazhagan et al. (2019), on which it builds.
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.late import grain
 from lingvo_gshard.input import manifest
-from lingvo_gshard.input.example_codec import Example
-from lingvo_gshard.input.records import RecordSource
 
 _SHUFFLE_ROUNDS = 4  # As in Grain itself.
 # Up to this size the whole permutation is stored: Grain takes 0.3 ms for each of 100 indices.
 _MAX_PERMUTED = 1 << 16
+_TOLD_LANGUAGES = 5  # In a warning.
+
+
+_Example = TypeVar("_Example")
+
+
+class Source(Protocol[_Example]):
+    """The examples of some languages, `sizes` of each, indexed over all of them."""
+
+    sizes: list[int]
+
+    def read(self, indices: np.ndarray) -> list[_Example]:
+        """Returns the examples at int [n] indices, in their order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +74,36 @@ def sampling(counts: Sequence[int], temperature: float, max_repeats: float | Non
 
 
 def limited_languages(
-    languages: Sequence[manifest.Language], params: hyperparams.Params
+    languages: Sequence[manifest.Language], counts: Sequence[int], params: hyperparams.Params
 ) -> list[str]:
     """Returns the codes of the languages that max_repeats limits, the smallest first.
 
-    `params` are those of the input: its split, temperature and max_repeats.
+    `counts` are the languages' numbers of examples; `params` are those of the input: its
+    temperature and max_repeats.
     """
-    counts = [language.num_examples(params.split) for language in languages]
     is_limited = sampling(counts, params.temperature, params.max_repeats).is_limited
     smallest_first = np.argsort(counts, kind="stable")
     return [languages[i].code for i in smallest_first if is_limited[i]]
+
+
+def warn_of_limits(
+    languages: Sequence[manifest.Language], counts: Sequence[int], params: hyperparams.Params
+) -> None:
+    """Logs which languages are drawn less often than the temperature wants, if any are.
+
+    The arguments are those of `limited_languages`.
+    """
+    limited = limited_languages(languages, counts, params)
+    if limited:
+        logging.warning(
+            "max_repeats %g limits %d of %d languages, which temperature %g would repeat more "
+            "often; the smallest: %s. None removes the limit.",
+            params.max_repeats,
+            len(limited),
+            len(languages),
+            params.temperature,
+            ", ".join(limited[:_TOLD_LANGUAGES]),
+        )
 
 
 def languages_of(
@@ -91,21 +124,21 @@ def languages_of(
 
     languages = tuple(data.language(code) for code in codes)
     if not languages:
-        raise ValueError(f"no language has examples in split {split!r}")
+        raise ValueError(f"no {data.group} has examples in split {split!r}")
     for language in languages:
         if not language.num_examples(split):
-            raise ValueError(f"language {language.code} has no examples in split {split!r}")
+            raise ValueError(f"{data.group} {language.code} has no examples in split {split!r}")
     return languages
 
 
-class Mixture:
+class Mixture(Generic[_Example]):
     """An endless stream of examples that can be read between any two positions.
 
     Up to position x, language l has given floor(p_l * x + phase_l) examples. So any part of the
     stream holds the languages in their proportions, to within one example of each.
     """
 
-    def __init__(self, source: RecordSource, params: hyperparams.Params) -> None:
+    def __init__(self, source: Source[_Example], params: hyperparams.Params) -> None:
         """With `shuffle` each language has a new order every time it starts over."""
         self._source = source
         self._shuffle = params.shuffle
@@ -118,8 +151,24 @@ class Mixture:
         # Languages of equal size need different orders: their English sides may be the same.
         self._seeds = rng.integers(0, 2**32, len(source.sizes))
 
-    def read(self, start: int, end: int) -> list[Example]:
+    def read(self, start: int, end: int) -> list[_Example]:
         """Returns the examples between two positions, in order: about end - start of them."""
+        return self._source.read(self._records_between(start, end))
+
+    def read_numbers(self, start: int, end: int) -> list[_Example]:
+        """Returns examples number `start` to `end` of the stream: exactly end - start of them."""
+        # Up to position x come at most x + sum(phase_l) examples, and less than one per language
+        # fewer. One position more keeps rounding away from the first example.
+        total_phase = float(self._phases.sum())
+        first_position = max(0.0, start - total_phase - 1)
+        last_position = end - total_phase + len(self._phases) + 1
+
+        num_before = int(self._given_before(first_position).sum())
+        records = self._records_between(first_position, last_position)
+        return self._source.read(records[start - num_before : end - num_before])
+
+    def _records_between(self, start: float, end: float) -> np.ndarray:
+        """Returns the records of the examples between two positions, in order, int64 [n]."""
         first = self._given_before(start)
         last = self._given_before(end)
 
@@ -134,9 +183,9 @@ class Mixture:
             num_records_before += size
 
         order = np.argsort(np.concatenate(positions), kind="stable")
-        return self._source.read(np.concatenate(records)[order])
+        return np.concatenate(records)[order]
 
-    def _given_before(self, position: int) -> np.ndarray:
+    def _given_before(self, position: float) -> np.ndarray:
         """Returns how many examples each language gives before a position, int64 [languages]."""
         return np.floor(self._weights * position + self._phases).astype(np.int64)
 
@@ -152,16 +201,16 @@ class Mixture:
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
             seed = int(self._seeds[language] + epoch) % 2**32
-            records[in_epoch] = _shuffled(indices[in_epoch], size, seed)
+            records[in_epoch] = shuffled(indices[in_epoch], size, seed)
         return records
 
 
-def _shuffled(indices: np.ndarray, size: int, seed: int) -> np.ndarray:
+def shuffled(indices: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Applies a random permutation of range(size) to int [n] indices."""
     if size <= _MAX_PERMUTED:
         return _permutation(size, seed)[indices]
-    shuffled = (_shuffled_index(int(index), size, seed) for index in indices)
-    return np.fromiter(shuffled, np.int64, len(indices))
+    permuted = (_shuffled_index(int(index), size, seed) for index in indices)
+    return np.fromiter(permuted, np.int64, len(indices))
 
 
 def _shuffled_index(index: int, size: int, seed: int) -> int:

@@ -25,6 +25,7 @@ from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, Example
 from lingvo_gshard.sharding.layout import TensorSpec
 
 SOURCE = ("source_ids", "source_segment_ids", "source_positions")  # As `side` returns them.
+TEXT = ("ids", "segment_ids", "positions")  # As SOURCE, of a language model.
 
 
 class Rows(enum.Enum):

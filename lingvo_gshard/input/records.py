@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
@@ -19,6 +19,32 @@ _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0,footer_prefetch_byt
 _READER_BUFFER_BYTES = 1 << 15
 # At most so many of one RecordSource. An open file keeps 8 bytes a record in memory.
 _MAX_OPEN_FILES = 256
+
+
+def check_sizes(
+    data_dir: str | pathlib.Path,
+    records: Sequence[manifest.Records],
+    process_index: int,
+    num_processes: int,
+) -> None:
+    """Checks the sizes of the files of records, of which each of n processes takes an n-th.
+
+    Raises ValueError as digests.verify.
+    """
+    files: list[digests.File] = []
+    for of_language in records:
+        files += [shard.file for shard in of_language.shards]
+    digests.verify(data_dir, files[process_index::num_processes], contents=False)
+
+
+def read_lengths(data_dir: str | pathlib.Path, shards: Sequence[manifest.Shard]) -> np.ndarray:
+    """Returns the number of tokens of each source and target in some shards, int [n, 2].
+
+    Raises ValueError as digests.verify.
+    """
+    files = [shard.lengths for shard in shards]
+    digests.verify(data_dir, files)
+    return np.concatenate([np.load(digests.local(data_dir, file)) for file in files])
 
 
 class RecordSource:
@@ -73,9 +99,7 @@ class RecordSource:
         Raises ValueError as digests.verify.
         """
         # Small beside the records, so all are read at once when they are first needed.
-        files = [shard.lengths for shard in self._shards]
-        digests.verify(self._data_dir, files)
-        return np.concatenate([np.load(digests.local(self._data_dir, file)) for file in files])
+        return read_lengths(self._data_dir, self._shards)
 
 
 def _open(

@@ -1,4 +1,4 @@
-"""The dev and test sentences of a prepared folder, and the row lengths for text to translate."""
+"""The dev and test text of a prepared folder, and the row lengths for lines to decode."""
 
 import gzip
 import os
@@ -16,9 +16,19 @@ def eval_text(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
             yield source, english
 
 
-def lengths(max_len: int) -> tuple[int, ...]:
-    """Returns the row lengths for sentences of at most `max_len` pieces, shortest first."""
+def eval_documents(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yields the raw documents of a file of dev or test text, in order."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield line.rstrip("\n")
+
+
+def lengths(max_len: int, setting: str) -> tuple[int, ...]:
+    """Returns the row lengths for lines of at most `max_len` tokens, shortest first.
+
+    Raises ValueError, which names the setting, if it is below 1.
+    """
     if max_len < 1:
-        raise ValueError(f"decode.max_source_len must be 1 or more, got {max_len}.")
+        raise ValueError(f"{setting} must be 1 or more, got {max_len}.")
     shorter = [bucket for bucket in _BUCKETS if bucket < max_len]
     return (*shorter, max_len)

@@ -1,34 +1,318 @@
-"""The input of language models: packed rows of documents."""
+"""The input of language models: rows of fixed length, cut from documents that lie end to end.
 
-from __future__ import annotations
+B rows, L tokens of a row.
+
+The documents (5 6 2) and (7 8 9 2), of which 2 is EOS, in two rows of L=5:
+
+    ids          1 5 6 1 7      8 9 0 0 0
+    segment_ids  1 1 1 2 2      1 1 0 0 0
+    positions    0 1 2 0 1      0 1 0 0 0
+    labels       5 6 2 7 8      9 2 0 0 0
+    weights      1 1 1 1 1      1 1 0 0 0
+
+The input is the labels shifted right, with BOS at the start of a document. A document that goes on
+in the next row begins a segment there, with the last token before it as its first input. So every
+token of every document is a label once, and only the last row of a file of records has padding.
+
+A file's rows are fixed: they depend on the data, L, the seed and whether documents are shuffled
+within the file, and there are ceil(tokens / L) of them. So the manifest tells the number of rows of
+all files, and any row can be made by itself.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import digests
+from lingvo_gshard.input import manifest, mixture, packing, prefetched
+from lingvo_gshard.input.example_codec import BOS_ID, PAD_ID
+from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.mixture import Mixture
+from lingvo_gshard.input.prepared_input import PreparedInput
+from lingvo_gshard.input.records import RecordSource, check_sizes, read_lengths
+from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.sharding.layout import TensorSpec
 
+_MAX_LAID_OUT_FILES = 256  # Whose documents' places are in memory, 16 bytes for each.
+_INPUTS = ("ids", "segment_ids", "positions")
 
-class TextInput:
-    """An iterator of batches of packed documents over a prepared data folder."""
+
+class TextInput(PreparedInput):
+    """An iterator of batches over a prepared data folder of text.
+
+    A batch is a NestedMap of arrays [B, L], as above: int32, but float32 weights.
+
+        features: ids, segment_ids, positions
+        labels:   labels, weights, num_bytes
+
+    `num_bytes` counts the bytes of normalized text, in UTF-8, that each label stands for: 0 for EOS
+    and padding. The sum of nats over the sum of bytes, divided by ln 2, is the bits a byte.
+
+    With `repeat` the stream is endless: rows of all corpora, mixed, each of them once before one of
+    its corpus comes again. Without it, every row of the split comes once, and empty rows fill up
+    the last batch. Batch s is a function of the data, the settings and s; n processes make the same
+    batches as one, and each of them reads only its own rows.
+    """
+
+    KIND: ClassVar[Kind] = Kind.TEXT
 
     @classmethod
     def Params(cls) -> hyperparams.InstantiableParams:
         """Returns the input's hyperparameters."""
-        p = hyperparams.InstantiableParams(cls)
-        p.Define("data_dir", hyperparams.REQUIRED, "A folder that data_prep.build prepared.")
-        p.Define("batch_size", hyperparams.REQUIRED, "B, rows per batch, over all processes.")
+        p = super().Params()
         p.Define("row_len", hyperparams.REQUIRED, "L, tokens per row.")
-        p.Define("split", "train", "train, dev or test.")
-        p.Define("repeat", True, "Endless and mixed, or one pass.")
-        p.Define("shuffle", True, "Shuffle the documents and the rows.")
-        p.Define("seed", 1, "Seed of the mixture and the shuffles.")
+
+        # How often each row comes.
+        p.Define("temperature", 1.0, "T of the mixture: p_l is proportional to rows_l**(1/T).")
+        p.Define(
+            "max_repeats",
+            20.0,
+            "The most passes over a corpus in one pass over all of them; None for any number.",
+            optional=float,
+        )
+
+        p.Define(
+            "hash_records",
+            True,
+            "Check the hash of each file of records when it is first read, by each process.",
+        )
         return p
 
     @staticmethod
     def batch_specs(p: hyperparams.Params) -> NestedMap:
         """Returns the TensorSpecs of a batch by the settings alone, without any data."""
-        shape = (p.batch_size, p.row_len)
-        ids = TensorSpec(shape, "int32", "BL")
-        return NestedMap(
-            features=NestedMap(ids=ids, segment_ids=ids, positions=ids),
-            labels=NestedMap(labels=ids, weights=TensorSpec(shape, "float32", "BL"), num_bytes=ids),
+        no_pieces = np.zeros(0, np.int32)
+        return _fill([], p.row_len, no_pieces, no_pieces).Transform(
+            lambda array: TensorSpec((p.batch_size, p.row_len), array.dtype.name, "BL")
         )
+
+    def __init__(
+        self, params: hyperparams.Params, *, process_index: int = 0, num_processes: int = 1
+    ):
+        """Checks the vocabulary, and that the record files are there with the right sizes.
+
+        Each of n processes checks an n-th of these files and gets B/n rows of each batch. Raises
+        ValueError if the folder is not a prepared one of text or is damaged, if it lacks the split
+        or a corpus, if a size is below 1, or if n processes cannot share the batches. Damage to a
+        file of records is noticed when the file is first read.
+        """
+        p = params.Copy().Freeze()
+        prefetched.check_share(p, num_processes)
+        if p.row_len < 1:
+            raise ValueError(f"row_len {p.row_len}: expected at least 1")
+        self.p = p
+
+        # The TensorSpecs of a batch of all processes, as the program takes it.
+        self.specs = self.batch_specs(p)
+
+        # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
+        data = self.Manifest(p.data_dir)
+        corpora = mixture.languages_of(data, p.split, p.languages)
+        records = [corpus.records[p.split] for corpus in corpora]
+        digests.verify(p.data_dir, data.vocabulary_files)
+        check_sizes(p.data_dir, records, process_index, num_processes)
+
+        rows = _TextRows(p, records)
+        if p.repeat and process_index == 0:
+            mixture.warn_of_limits(corpora, rows.sizes, p)
+        vocabulary = Tokenizer(digests.local(p.data_dir, data.target_vocabulary.file))
+        super().__init__(_TextBatches(rows, p, vocabulary, process_index, num_processes))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Segment:
+    """A part of a document in a row: its tokens, int32 [n], and the token before them, or BOS."""
+
+    ids: np.ndarray
+    previous: int
+
+
+_Row = list[_Segment]
+
+
+class _TextBatches:
+    """Batches by index."""
+
+    def __init__(
+        self,
+        rows: "_TextRows",
+        params: hyperparams.Params,
+        vocabulary: Tokenizer,
+        process_index: int,
+        num_processes: int,
+    ) -> None:
+        self._rows = rows
+        self._params = params
+        self._mixture = Mixture(rows, params)
+        self._num_rows = params.batch_size // num_processes  # Of this process, in each batch.
+        self._first_row = process_index * self._num_rows
+
+        # The first piece of a document may have the mark of a space that its text lacks.
+        self._num_bytes = vocabulary.num_bytes()
+        self._has_space = vocabulary.begins_with_space().astype(np.int32)
+
+    def __len__(self) -> int:
+        if self._params.repeat:
+            return sys.maxsize
+        return math.ceil(sum(self._rows.sizes) / self._params.batch_size)
+
+    def __getitem__(self, index: int) -> NestedMap:
+        """Returns this process's rows of batch `index`."""
+        start = index * self._params.batch_size + self._first_row
+        end = start + self._num_rows
+        rows = self._mixed(start, end) if self._params.repeat else self._in_turn(start, end)
+        rows += [[]] * (self._num_rows - len(rows))  # The last batch of one pass may lack some.
+        return _fill(rows, self._params.row_len, self._num_bytes, self._has_space)
+
+    def _mixed(self, start: int, end: int) -> list[_Row]:
+        """Returns some rows of the endless stream."""
+        return self._mixture.read_numbers(start, end)
+
+    def _in_turn(self, start: int, end: int) -> list[_Row]:
+        """Returns some rows of the pass over all of them."""
+        num_rows = sum(self._rows.sizes)
+        indices = np.arange(start, max(start, min(end, num_rows)))
+        if self._params.shuffle:
+            indices = mixture.shuffled(indices, num_rows, self._params.seed)
+        return self._rows.read(indices)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """How the n documents of a file lie end to end: which comes when, and where each ends."""
+
+    documents: np.ndarray  # Their indices over all files, in order, int64 [n].
+    ends: np.ndarray  # The place after the last token of each in this order, int64 [n].
+
+
+class _TextRows:
+    """The rows of a split of some corpora, `sizes` of each, indexed over all their files."""
+
+    def __init__(self, params: hyperparams.Params, records: Sequence[manifest.Records]) -> None:
+        """Opens no file yet."""
+        self._params = params
+        self._source = RecordSource(params.data_dir, *records, hashed=params.hash_records)
+
+        self._shards: list[manifest.Shard] = []
+        self.sizes: list[int] = []  # In rows.
+        num_rows: list[int] = []
+        for of_corpus in records:
+            self._shards += of_corpus.shards
+            of_shards = [math.ceil(n.num_target_tokens / params.row_len) for n in of_corpus.shards]
+            num_rows += of_shards
+            self.sizes.append(sum(of_shards))
+
+        # Of each file: the index after its last row, and the index of its first document.
+        self._row_ends = np.cumsum(num_rows)
+        num_documents = np.array([shard.num_examples for shard in self._shards])
+        self._first_documents = np.cumsum(num_documents) - num_documents
+        self._layout = functools.lru_cache(_MAX_LAID_OUT_FILES)(self._lay_out)
+
+    def read(self, indices: np.ndarray) -> list[_Row]:
+        """Returns the rows at int [n] indices, in their order.
+
+        Raises ValueError if a file that holds one of them is missing or damaged.
+        """
+        # The places of each row's first and last document, in its file's order.
+        documents: list[np.ndarray] = []
+        starts: list[int] = []
+        for index in indices.tolist():
+            layout, start = self._place(index)
+            first = np.searchsorted(layout.ends, start, side="right")
+            last = np.searchsorted(layout.ends, start + self._params.row_len - 1, side="right")
+            documents.append(layout.documents[first : last + 1])
+            # Where the row begins, counted from the start of its first document.
+            begin_of_first = layout.ends[first - 1] if first > 0 else 0
+            starts.append(int(start - begin_of_first))
+
+        # All documents are read at once, since each file is read once for a call.
+        wanted, inverse = np.unique(np.concatenate([_NONE, *documents]), return_inverse=True)
+        tokens = [example.target_ids for example in self._source.read(wanted)]
+
+        rows: list[_Row] = []
+        num_read = 0
+        for start, of_row in zip(starts, documents, strict=True):
+            texts = [tokens[i] for i in inverse[num_read : num_read + len(of_row)]]
+            rows.append(_cut(texts, start, self._params.row_len))
+            num_read += len(of_row)
+        return rows
+
+    def _place(self, index: int) -> tuple[_Layout, int]:
+        """Returns the layout of the file that holds a row, and the row's first token there."""
+        shard_number = int(np.searchsorted(self._row_ends, index, side="right"))
+        first_row = self._row_ends[shard_number - 1] if shard_number > 0 else 0
+        return self._layout(shard_number), int(index - first_row) * self._params.row_len
+
+    def _lay_out(self, shard_number: int) -> _Layout:
+        """Returns the layout of a file. Raises ValueError if its lengths are damaged."""
+        shard = self._shards[shard_number]
+        lengths = read_lengths(self._params.data_dir, [shard])[:, 1].astype(np.int64)
+        if len(lengths) != shard.num_examples or lengths.sum() != shard.num_target_tokens:
+            raise ValueError(
+                f"{self._params.data_dir}/{shard.lengths.path}: {len(lengths)} documents of "
+                f"{lengths.sum()} tokens, but the manifest says {shard.num_examples} of "
+                f"{shard.num_target_tokens}"
+            )
+
+        order = np.arange(len(lengths))
+        if self._params.shuffle:
+            # By the file, not its number: a corpus by itself has the rows that it has among others.
+            file_seed = int(shard.file.sha256[:16], 16)
+            order = np.random.default_rng([self._params.seed, file_seed]).permutation(order)
+        return _Layout(self._first_documents[shard_number] + order, np.cumsum(lengths[order]))
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def _cut(texts: Sequence[np.ndarray], start: int, row_len: int) -> _Row:
+    """Returns a row of documents int32 [n], which begins at token `start` of the first one."""
+    row: _Row = []
+    num_free = row_len
+    for text in texts:
+        previous = int(text[start - 1]) if start > 0 else BOS_ID
+        segment = _Segment(text[start : start + num_free], previous)
+        row.append(segment)
+        num_free -= len(segment.ids)
+        start = 0
+    return row
+
+
+def _fill(
+    rows: Sequence[_Row], row_len: int, num_bytes: np.ndarray, has_space: np.ndarray
+) -> NestedMap:
+    """Returns the features and labels of rows, as above.
+
+    `num_bytes` are the bytes that each piece of the vocabulary stands for, int32 [V], of which
+    `has_space` are for a space before a word.
+    """
+    segments = list(itertools.chain.from_iterable(rows))
+    sizes = np.array([len(row) for row in rows], np.int64)
+    labels, segment_ids, positions = packing.side([one.ids for one in segments], sizes, row_len)
+    is_token = segment_ids > 0  # Segments count from 1; 0 is padding.
+
+    # The input: the labels shifted right, with the token before each segment at its start.
+    is_first = is_token & (positions == 0)
+    ids = np.roll(labels, 1, axis=1)
+    ids[is_first] = [segment.previous for segment in segments]
+    ids[~is_token] = PAD_ID
+
+    begins_document = is_first & (ids == BOS_ID)
+    bytes_of_labels = np.zeros_like(labels)
+    bytes_of_labels[is_token] = num_bytes[labels[is_token]]
+    bytes_of_labels[begins_document] -= has_space[labels[begins_document]]
+
+    return NestedMap(
+        features=NestedMap(zip(_INPUTS, (ids, segment_ids, positions), strict=True)),
+        labels=NestedMap(
+            labels=labels, weights=is_token.astype(np.float32), num_bytes=bytes_of_labels
+        ),
+    )

@@ -5,11 +5,15 @@ import pathlib
 import re
 from collections.abc import Iterable
 
+import numpy as np
 import sentencepiece
 
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.input.manifest import Kind
+
+_SPACE = "\u2581"  # SentencePiece's mark of a space in a piece.
 
 
 class Tokenizer:
@@ -51,6 +55,25 @@ class Tokenizer:
         """Returns the ids of a sentence, EOS last."""
         return [*self._processor.encode(text), EOS_ID]
 
+    def num_bytes(self) -> np.ndarray:
+        """Returns how many bytes of text, in UTF-8, each piece stands for, int32 [vocab_size].
+
+        A piece that begins a word counts the space before it, which the first one of a text lacks.
+        """
+        num_bytes = np.zeros(self.vocab_size, np.int32)
+        for token in range(UNK_ID + 1, self.vocab_size):  # Special ids stand for none.
+            if self._processor.is_byte(token):
+                num_bytes[token] = 1
+            else:
+                text = self._processor.id_to_piece(token).replace(_SPACE, " ")
+                num_bytes[token] = len(text.encode())
+        return num_bytes
+
+    def begins_with_space(self) -> np.ndarray:
+        """Returns whether each piece begins a word, bool [vocab_size]."""
+        pieces = self.pieces(range(self.vocab_size))
+        return np.array([piece.startswith(_SPACE) for piece in pieces])
+
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Returns the vocabulary's piece for each id."""
         return [self._processor.id_to_piece(int(token)) for token in ids]
@@ -74,7 +97,14 @@ def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
     return source, target
 
 
-def vocabulary_files(folder: str | pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the paths of the source and target SentencePiece models of a bundle or a run."""
+def vocabulary_files(
+    folder: str | pathlib.Path, kind: str | None
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the paths of the source and target SentencePiece models of a bundle or a run.
+
+    With data of kind TEXT, both are the one vocabulary.
+    """
     vocab = pathlib.Path(folder, "vocab")
+    if kind == Kind.TEXT:
+        return vocab / "text.model", vocab / "text.model"
     return vocab / "source.model", vocab / "target.model"

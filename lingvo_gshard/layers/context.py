@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Self
 
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.layers.gating import Routing
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic, result_dims
+from lingvo_gshard.layers.routing import LOSSES, Routing, in_order
 
 Products = Callable[..., "tf.Tensor"]
 
@@ -148,21 +148,26 @@ class LayerReport:
     routing: Routing | None  # How an MoE layer routed its tokens; None for others.
 
     def tensors(self) -> list[tf.Tensor]:
-        """Returns all fields as a flat list. Only l_aux has a gradient; the others are metrics."""
+        """Returns all fields as a flat list. Only losses have gradients; the others are metrics."""
         tensors = [tf.stop_gradient(self.rms)]
         if self.routing is None:
             return tensors
 
-        for name, value in vars(self.routing).items():
-            tensors.append(value if name == "aux_loss" else tf.stop_gradient(value))
+        for name, value in self.routing.by_name().items():
+            tensors.append(value if name in LOSSES else tf.stop_gradient(value))
         return tensors
 
     @classmethod
-    def from_tensors(cls, tensors: Iterator[tf.Tensor], *, has_experts: bool) -> Self:
-        """Rebuilds a report from the next tensors of the iterator; the inverse of `tensors`."""
+    def from_tensors(
+        cls, tensors: Iterator[tf.Tensor], routing_fields: Collection[str] | None
+    ) -> Self:
+        """Rebuilds a report from the next tensors of the iterator; the inverse of `tensors`.
+
+        `routing_fields` are those of the layer's routing, None without experts.
+        """
         rms = next(tensors)
-        if not has_experts:
+        if routing_fields is None:
             return cls(rms, None)
 
-        fields = {field.name: next(tensors) for field in dataclasses.fields(Routing)}
+        fields = {name: next(tensors) for name in in_order(routing_fields)}
         return cls(rms, Routing(**fields))

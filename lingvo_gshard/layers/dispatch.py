@@ -1,19 +1,21 @@
 """Moves tokens to the buffers of their experts and back, in either of two equivalent ways.
 
 G groups, S tokens of a group, E experts, C capacity, M model: the letters of sharding/layout.py.
-Two more are local. F = E * C are the positions of all buffers of a group. J = 2 * S are its
-assignments of a token to an expert, those of all first choices before those of all second ones.
+Two more are local. F = E * C are the positions of all buffers of a group. J = k * S are its
+assignments of a token to one of its k experts: those of all first choices, of all second ones, and
+so on.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import operator
 from collections.abc import Callable
 
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.layers.gating import Choice, Gating
 from lingvo_gshard.layers.products import Arithmetic
+from lingvo_gshard.layers.routing import Choice, Gates
 from lingvo_gshard.sharding.annotator import Annotator
 
 
@@ -22,9 +24,10 @@ class Dispatch(enum.Enum):
 
     EINSUM = "einsum"  # Products with one-hot masks: Algorithm 2.
     GATHER = "gather"  # Indices and a manually partitioned Gather: section 3.2.
+    RAGGED = "ragged"  # Training drops no token: see ragged_experts.py. Otherwise as EINSUM.
 
 
-def combine_weights(gates: Gating, capacity: int) -> tf.Tensor:
+def combine_weights(gates: Gates, capacity: int) -> tf.Tensor:
     """Returns [G, S, E, C]: the gate where token S is at position C of expert E's buffer, else 0.
 
     These are the G of Algorithm 1, lines 9 and 20, with a dim for the position.
@@ -35,14 +38,14 @@ def combine_weights(gates: Gating, capacity: int) -> tf.Tensor:
         position_GSC = tf.one_hot(choice.position_GS, capacity)
         return weight_GSE[..., None] * position_GSC[:, :, None, :]
 
-    return of_choice(gates.first) + of_choice(gates.second)
+    return functools.reduce(operator.add, map(of_choice, gates.choices))
 
 
 class OneHotDispatcher:
     """Dispatch.EINSUM, for one batch's gating. A token whose gate is 0 is not dispatched."""
 
     def __init__(
-        self, gates: Gating, capacity: int, annotator: Annotator, arithmetic: Arithmetic
+        self, gates: Gates, capacity: int, annotator: Annotator, arithmetic: Arithmetic
     ) -> None:
         self._combine_GSEC = annotator.annotate(combine_weights(gates, capacity), "GSEC")
         self._arithmetic = arithmetic
@@ -65,18 +68,20 @@ class IndexedDispatcher:
     the gradient of either gather is a gather by the inverse index, and needs no scatter.
     """
 
-    def __init__(self, gates: Gating, capacity: int, annotator: Annotator) -> None:
-        num_experts = gates.first.mask_GSE.shape[-1]
+    def __init__(self, gates: Gates, capacity: int, annotator: Annotator) -> None:
+        choices = gates.choices
+        num_experts = choices[0].mask_GSE.shape[-1]
         self._annotator = annotator
         self._buffer_shape = [num_experts, capacity]
+        self._k = gates.k
 
-        self._kept_GJ = tf.concat([gates.first.kept_GS, gates.second.kept_GS], 1)
-        self._gate_GJ = tf.concat([gates.first.gate_GS, gates.second.gate_GS], 1)
+        self._kept_GJ = tf.concat([choice.kept_GS for choice in choices], 1)
+        self._gate_GJ = tf.concat([choice.gate_GS for choice in choices], 1)
 
         # From an assignment to its buffer position; 0 if it was dropped.
-        first_position_GS = gates.first.expert_GS * capacity + gates.first.position_GS
-        second_position_GS = gates.second.expert_GS * capacity + gates.second.position_GS
-        position_GJ = tf.concat([first_position_GS, second_position_GS], 1)
+        position_GJ = tf.concat(
+            [choice.expert_GS * capacity + choice.position_GS for choice in choices], 1
+        )
         self._position_GJ = position_GJ * tf.cast(self._kept_GJ, tf.int32)
 
         # The inverse, from a buffer position to its assignment; 0 if it is empty.
@@ -88,14 +93,14 @@ class IndexedDispatcher:
         """As OneHotDispatcher.dispatch."""
 
         def gradient(d_GFM: tf.Tensor) -> tf.Tensor:
-            return _sum_choices(self._gather(d_GFM, self._position_GJ, self._kept_GJ))
+            return self._sum_choices(self._gather(d_GFM, self._position_GJ, self._kept_GJ))
 
         @tf.custom_gradient
         def gather_tokens(x_GSM: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
             return self._gather(x_GSM, token_GF), gradient
 
         with tf.name_scope("dispatch"):
-            # Assignments S to 2 * S - 1 are the second choices of the same tokens.
+            # Assignments S to 2 * S - 1 are the second choices of the same tokens, and so on.
             token_GF = self._assignment_GF % x_GSM.shape[1]
             x_GFM = gather_tokens(x_GSM)
 
@@ -119,7 +124,7 @@ class IndexedDispatcher:
             y_GJM = gather_outputs(y_GFM)
 
             weight_GJ = tf.cast(self._gate_GJ * self._kept_GJ, y_GJM.dtype)
-            return _sum_choices(y_GJM * weight_GJ[..., None])
+            return self._sum_choices(y_GJM * weight_GJ[..., None])
 
     def _assigned(self, num_positions: int) -> tf.Tensor:
         """Returns 1 + the assignment at each buffer position, 0 where it is empty: int32 [G, F]."""
@@ -151,9 +156,8 @@ class IndexedDispatcher:
             return rows
         return rows * tf.cast(weight, rows.dtype)[..., None]
 
-
-def _sum_choices(x_GJM: tf.Tensor) -> tf.Tensor:
-    """Returns the sums of the tokens' first and second choices: [G, S, M]."""
-    num_groups, num_assignments, dim = x_GJM.shape
-    by_choice = tf.reshape(x_GJM, [num_groups, 2, num_assignments // 2, dim])
-    return tf.reduce_sum(by_choice, 1)
+    def _sum_choices(self, x_GJM: tf.Tensor) -> tf.Tensor:
+        """Returns the sums over each token's choices: [G, S, M]."""
+        num_groups, num_assignments, dim = x_GJM.shape
+        by_choice = tf.reshape(x_GJM, [num_groups, self._k, num_assignments // self._k, dim])
+        return tf.reduce_sum(by_choice, 1)

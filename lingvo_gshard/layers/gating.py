@@ -6,14 +6,12 @@ its dims: `gates_GSE`. All floats are float32; masks are floats, 0 or 1. Lines a
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
-from typing import Self
 
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.routing import Choice, Gates, routing
 
 ALWAYS = -1.0  # Below any gate: every token asks for its second expert.
 
@@ -40,26 +38,35 @@ class Capacity:
     def Params(cls) -> InstantiableParams:
         p = InstantiableParams(cls)
         p.Define("by", CapacityBy.FACTOR, "The rule.")
-        p.Define("factor", 2.0, "C * E / S by FACTOR, and in TOKENS' rounds; 2 in the paper (2.2).")
+        p.Define(
+            "factor",
+            None,
+            "C * E / S by FACTOR, and in TOKENS' rounds; None for k, a token's experts: 2 (2.2).",
+            optional=float,
+        )
         p.Define("multiple_of", 1, "C by factor is rounded up to a multiple of this; 4 in Lingvo.")
         return p
 
     def __init__(self, params: InstantiableParams) -> None:
         self.p = params.Copy().Freeze()
-        if self.p.factor <= 0:
+        if self.p.factor is not None and self.p.factor <= 0:
             raise ValueError(f"Capacity: factor must be above 0, got {self.p.factor}.")
         if self.p.multiple_of < 1:
             raise ValueError(f"Capacity: multiple_of must be 1 or more, got {self.p.multiple_of}.")
 
-    def places(self, group_size: int, num_experts: int) -> int:
-        """Returns C of each expert in a group of `group_size` tokens."""
+    def places(self, group_size: int, num_experts: int, k: int = 2) -> int:
+        """Returns C of each expert in a group of `group_size` tokens, which choose k each."""
         if self.p.by is CapacityBy.TOKENS:
             return group_size
-        return self.even_places(group_size, num_experts)
+        return self.even_places(group_size, num_experts, k)
 
-    def even_places(self, group_size: int, num_experts: int) -> int:
+    def factor(self, k: int) -> float:
+        """Returns C * E / S by FACTOR for tokens that choose k experts each."""
+        return k if self.p.factor is None else self.p.factor
+
+    def even_places(self, group_size: int, num_experts: int, k: int = 2) -> int:
         """Returns C by FACTOR, and of each round in which an MoE layer dispatches by TOKENS."""
-        share = self.p.factor * group_size / num_experts
+        share = self.factor(k) * group_size / num_experts
         # Rounded first, so that 1.1 * 100 / 10 is 11 and not 12.
         places = math.ceil(round(share, 9))
 
@@ -69,65 +76,6 @@ class Capacity:
         return min(group_size, places)
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """The first (or the second) choice of every token."""
-
-    mask_GSE: tf.Tensor  # 1 at the chosen expert; all 0 for padding.
-    expert_GS: tf.Tensor  # int32, the index of the chosen expert; arbitrary for padding.
-    gate_GS: tf.Tensor  # The expert's gate, normalized over the two choices (lines 6 and 16).
-    position_GS: tf.Tensor  # int32, the position in the expert's buffer; C or more if it is full.
-    wanted_GS: tf.Tensor  # 1 where the token asks for the expert.
-    kept_GS: tf.Tensor  # 1 where the expert also has room, so that the token is dispatched.
-
-
-@dataclasses.dataclass(frozen=True)
-class Routing:
-    """How one layer routed its tokens, not counting padding. All but load_E are scalars."""
-
-    aux_loss: tf.Tensor  # l_aux of line 13, averaged over the groups.
-    load_E: tf.Tensor  # The tokens dispatched to each expert, divided by their mean.
-    overflow: tf.Tensor  # The share of tokens that no expert took.
-    overflow_first: tf.Tensor  # The share whose first expert was full.
-    overflow_second: tf.Tensor  # The share that asked for their second expert and found it full.
-    second_dispatched: tf.Tensor  # The share that their second expert took.
-    max_load: tf.Tensor  # The load of the busiest expert.
-    idle_experts: tf.Tensor  # The number of experts without a token.
-    entropy: tf.Tensor  # The entropy of a token's gates in nats, averaged over the tokens.
-
-    @property
-    def balance_loss(self) -> tf.Tensor:
-        """Returns E^2 * l_aux: 1 in perfect balance and E if one expert gets all, whatever E is."""
-        num_experts = self.load_E.shape[0]
-        return num_experts**2 * self.aux_loss
-
-
-@dataclasses.dataclass(frozen=True)
-class Gating:
-    """The result of Algorithm 1 for all groups: each token's two choices, and statistics."""
-
-    first: Choice
-    second: Choice
-    routing: Routing
-
-    def occupied(self) -> tf.Tensor:
-        """Returns how many positions the fullest buffer of an expert needs: an int32 scalar."""
-        first_end_GS = (self.first.position_GS + 1) * tf.cast(self.first.kept_GS, tf.int32)
-        second_end_GS = (self.second.position_GS + 1) * tf.cast(self.second.kept_GS, tf.int32)
-        return tf.reduce_max(tf.maximum(first_end_GS, second_end_GS))
-
-    def window(self, start: tf.Tensor, size: int) -> Self:
-        """Keeps only the tokens at `size` positions from `start` on, which become 0 to size - 1."""
-
-        def inside(choice: Choice) -> Choice:
-            position_GS = choice.position_GS - start
-            is_inside_GS = (position_GS >= 0) & (position_GS < size)
-            kept_GS = choice.kept_GS * tf.cast(is_inside_GS, tf.float32)
-            return dataclasses.replace(choice, position_GS=position_GS, kept_GS=kept_GS)
-
-        return dataclasses.replace(self, first=inside(self.first), second=inside(self.second))
-
-
 def top2_gating(
     logits_GSE: tf.Tensor,
     valid_GS: tf.Tensor,
@@ -135,7 +83,8 @@ def top2_gating(
     *,
     second_above: tf.Tensor | float = ALWAYS,
     all_counted: bool = False,
-) -> Gating:
+    router_loss: tf.Tensor | None = None,
+) -> Gates:
     """Applies Algorithm 1 to all groups at once.
 
     Args:
@@ -146,6 +95,7 @@ def top2_gating(
         rnd / 2 of lines 17 and 19; or ALWAYS.
       all_counted: Whether a token that does not ask takes a place all the same, as in line 22. If
         not, it takes none, to "conserve the overall expert capacity" (2.2), as in Lingvo.
+      router_loss: What the layer adds to the loss besides l_aux, a scalar.
     """
     num_experts = logits_GSE.shape[-1]
     gates_GSE = tf.nn.softmax(logits_GSE)  # line 2
@@ -157,7 +107,7 @@ def top2_gating(
     if num_experts == 1:  # A single expert leaves no second choice.
         second_GSE = tf.zeros_like(second_GSE)
 
-    # Lines 6 and 16: their gates, normalized.
+    # Lines 6 and 16: their gates, normalized over the two choices.
     g1_GS = tf.reduce_sum(gates_GSE * first_GSE, -1)
     g2_GS = tf.reduce_sum(gates_GSE * second_GSE, -1)
     total_GS = g1_GS + g2_GS + (1.0 - valid_GS)  # 0 / 1 for padding, not 0 / 0.
@@ -167,17 +117,30 @@ def top2_gating(
     # Lines 7 to 11: the first choices of all tokens take their places, in order.
     count_GE = tf.reduce_sum(first_GSE, 1)  # c_E after line 12
     first_positions_GS = positions(first_GSE, first_GSE, tf.zeros_like(count_GE))
-    first = _choice(first_GSE, first_GS, g1_GS, first_positions_GS, 1.0, capacity)
+    first = choice_of(first_GSE, first_GS, g1_GS, first_positions_GS, 1.0, capacity)
 
     # Lines 17 to 22: the second choices, of the tokens that ask for one, take the places after.
     asked_GS = tf.cast(g2_GS > second_above, tf.float32)
     counted_GSE = second_GSE if all_counted else second_GSE * asked_GS[..., None]
     second_positions_GS = positions(second_GSE, counted_GSE, count_GE)
-    second = _choice(second_GSE, second_GS, g2_GS, second_positions_GS, asked_GS, capacity)
+    second = choice_of(second_GSE, second_GS, g2_GS, second_positions_GS, asked_GS, capacity)
 
     aux_loss = auxiliary_loss(gates_GSE, first_GSE, valid_GS)
     entropy_GS = entropy(logits_GSE, gates_GSE)
-    return Gating(first, second, _routing(aux_loss, entropy_GS, first, second, valid_GS))
+    choices = (first, second)
+    statistics = routing(
+        choices,
+        valid_GS,
+        aux_loss,
+        entropy_GS,
+        own_GS={
+            "overflow_first": first.wanted_GS - first.kept_GS,
+            "overflow_second": second.wanted_GS - second.kept_GS,
+            "second_dispatched": second.kept_GS,
+        },
+        router_loss=router_loss,
+    )
+    return Gates(choices, statistics)
 
 
 def top2(gates_GSE: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -218,7 +181,7 @@ def entropy(logits_GSE: tf.Tensor, gates_GSE: tf.Tensor) -> tf.Tensor:
     return log_sum_exp_GS - tf.reduce_sum(gates_GSE * logits_GSE, -1)
 
 
-def _choice(
+def choice_of(
     mask_GSE: tf.Tensor,
     expert_GS: tf.Tensor,
     gate_GS: tf.Tensor,
@@ -232,57 +195,3 @@ def _choice(
     if capacity < mask_GSE.shape[1]:  # Else all fit, and XLA drops the unused positions.
         kept_GS = wanted_GS * tf.cast(position_GS < capacity, tf.float32)  # lines 8 and 19
     return Choice(mask_GSE, expert_GS, gate_GS, position_GS, wanted_GS, kept_GS)
-
-
-def _routing(
-    aux_loss: tf.Tensor, entropy_GS: tf.Tensor, first: Choice, second: Choice, valid_GS: tf.Tensor
-) -> Routing:
-    """Returns the statistics of one layer's routing over the tokens of all groups."""
-    # 1 where a token was dispatched to an expert.
-    sent_GSE = first.mask_GSE * first.kept_GS[..., None]
-    sent_GSE += second.mask_GSE * second.kept_GS[..., None]
-    sent_E, total = _sums_over_all_tokens(
-        sent_GSE,
-        tokens=valid_GS,
-        overflow=valid_GS * (1.0 - first.kept_GS) * (1.0 - second.kept_GS),
-        overflow_first=first.wanted_GS - first.kept_GS,
-        overflow_second=second.wanted_GS - second.kept_GS,
-        second_dispatched=second.kept_GS,
-        entropy=valid_GS * entropy_GS,
-    )
-
-    # Relative to the mean load, which is 1 for all experts in perfect balance.
-    num_experts = sent_E.shape[0]
-    load_E = sent_E * num_experts / tf.maximum(tf.reduce_sum(sent_E), 1.0)
-
-    def mean(sum_over_tokens: tf.Tensor) -> tf.Tensor:
-        # A batch of padding alone has means of 0.
-        return sum_over_tokens / tf.maximum(total.tokens, 1.0)
-
-    return Routing(
-        aux_loss=aux_loss,
-        load_E=load_E,
-        overflow=mean(total.overflow),
-        overflow_first=mean(total.overflow_first),
-        overflow_second=mean(total.overflow_second),
-        second_dispatched=mean(total.second_dispatched),
-        entropy=mean(total.entropy),
-        max_load=tf.reduce_max(load_E),
-        idle_experts=tf.reduce_sum(tf.cast(sent_E == 0.0, tf.float32)),
-    )
-
-
-def _sums_over_all_tokens(
-    sent_GSE: tf.Tensor, **by_name_GS: tf.Tensor
-) -> tuple[tf.Tensor, NestedMap]:
-    """Returns the sums over the tokens of all groups: of `sent_GSE`, [E], and by name, scalars."""
-    num_experts = sent_GSE.shape[-1]
-    named = tf.stack(list(by_name_GS.values()), -1)
-    by_group = tf.concat([tf.reduce_sum(sent_GSE, 1), tf.reduce_sum(named, 1)], -1)
-
-    # One tensor, so that groups on several devices are summed by a single all-reduce.
-    totals = tf.reduce_sum(by_group, 0)
-
-    sent_E = totals[:num_experts]
-    scalars = tf.unstack(totals[num_experts:])
-    return sent_E, NestedMap(zip(by_name_GS, scalars, strict=True))

@@ -17,25 +17,30 @@ from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, IndexedDispatcher, OneHotDispatcher
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer
+from lingvo_gshard.layers.gating import Capacity, CapacityBy
+from lingvo_gshard.layers.gating_layers import GatingLayer, Top2Gating
 from lingvo_gshard.layers.moe_inference import without_overflow
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic
 from lingvo_gshard.layers.ragged_experts import Experts
-from lingvo_gshard.layers.random import random_uniform
+from lingvo_gshard.layers.routing import Gates, Routing
 
 
 class MoELayer(BaseLayer):
-    """Sends each token through at most two of E feed-forward experts and combines their outputs.
+    """Sends each token through at most k of E feed-forward experts and combines their outputs.
+
+    k is 2 in the paper.
 
     Tensors are split by group, by expert, and by group again; each change is an all-to-all.
     """
 
     hidden_dropout: DropoutLayer
+    gate: GatingLayer
+    shared: FeedForwardLayer
 
     @classmethod
     def Params(cls) -> InstantiableParams:
@@ -48,13 +53,14 @@ class MoELayer(BaseLayer):
         dropout = DropoutLayer.Params().Set(rate=0.0)
         p.Define("hidden_dropout", dropout, "Dropout within the experts, after the activation.")
         p.Define("num_experts", REQUIRED, "E, the number of experts.")
+        p.Define("num_shared", 0, "Experts besides, which every token takes (DeepSeekMoE).")
 
         # Which tokens they get, and how.
+        p.Define("gating", Top2Gating.Params(), "Top2Gating.Params() or TopKGating.Params().")
         p.Define("group_size", None, "S, tokens of a group; None for the default.", optional=int)
         p.Define("train_capacity", Capacity.Params(), "C when training.")
         eval_capacity = Capacity.Params().Set(by=CapacityBy.TOKENS)
         p.Define("eval_capacity", eval_capacity, "C otherwise. By default no token is dropped.")
-        p.Define("second_expert", SecondExpert.RANDOM, "Which tokens ask for their second expert.")
         p.Define("dispatch", Dispatch.EINSUM, "How tokens reach the buffers of their experts.")
         return p
 
@@ -64,13 +70,20 @@ class MoELayer(BaseLayer):
         h = self.p.hidden_dim
         e = self.p.num_experts
 
+        self._check()
+        self.CreateChild("gate", self.p.gating.Copy().Set(num_experts=e))
         self.CreateChild("hidden_dropout", self.p.hidden_dropout)
         # `_`, not E: the gate is replicated, although experts are split (section 3.2).
         self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m))
-        self.CreateVariable("wi", gaussian((e, m, h), "EMH", fan_in=m))
-        self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h))
+        used = min(num_choices(self.p), e) / e
+        self.CreateVariable("wi", gaussian((e, m, h), "EMH", fan_in=m, share_used=used))
+        self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h, share_used=used))
         if self.p.gated:
-            self.CreateVariable("wi_gate", gaussian((e, m, h), "EMH", fan_in=m))
+            self.CreateVariable("wi_gate", gaussian((e, m, h), "EMH", fan_in=m, share_used=used))
+
+        # Experts that all tokens take are one dense layer, as wide as they are together.
+        if self.p.num_shared:
+            self.CreateChild("shared", self._shared_params())
 
         # Maps a function that multiplies tokens by a weight's name to the hidden units.
         self._hidden_units = functools.partial(hidden_units, self.p.activation, self.p.gated)
@@ -101,9 +114,9 @@ class MoELayer(BaseLayer):
         with tf.name_scope("gate"):
             logits_GSE = FLOAT32.project("GSM,ME->GSE", tf.cast(x_GSM, tf.float32), theta.wg)
             logits_GSE = self.annotate(logits_GSE, "GSE")
-            gates = self._gates(logits_GSE, valid_GS, capacity, context)
+        gates = self.gate.FProp(theta.gate, logits_GSE, valid_GS, capacity, context)
 
-        def through_experts(gates: Gating, capacity: int, context: Context) -> tf.Tensor:
+        def through_experts(gates: Gates, capacity: int, context: Context) -> tf.Tensor:
             # Line 3, dispatch. From here on tensors are split by expert: the first all-to-all.
             dispatcher = self._dispatcher(gates, capacity, context)
             x_EGCM = context.product("GSEC,GSM->EGCM", dispatcher.dispatch, x_GSM)
@@ -126,7 +139,7 @@ class MoELayer(BaseLayer):
 
         # Evaluation and decoding let no token overflow, unless the experiment says otherwise.
         has_place_for_all = capacity == x_GSM.shape[1]
-        if has_place_for_all and not context.training:
+        if has_place_for_all and (self._is_dropless or not context.training):
             y_GSM = without_overflow(
                 x_GSM,
                 gates,
@@ -140,7 +153,37 @@ class MoELayer(BaseLayer):
             y_GSM = through_experts(gates, capacity, context)
 
         y_BLM = self.annotate(tf.reshape(y_GSM, x.shape), "BLM")
+        if self.p.num_shared:
+            shared_BLM = self.shared.FProp(theta.shared, x, context)
+            y_BLM = self.annotate(y_BLM + shared_BLM, "BLM")
         return y_BLM, self._replicated_load(gates.routing)
+
+    @property
+    def _is_dropless(self) -> bool:
+        """Whether training drops no token."""
+        return self.p.dispatch is Dispatch.RAGGED
+
+    def _check(self) -> None:
+        """Raises ValueError for settings that exclude each other or make no sense."""
+        p = self.p
+        if p.num_shared < 0:
+            raise ValueError(f"{self.path}: num_shared must be 0 or more, got {p.num_shared}.")
+        if self._is_dropless and p.hidden_dropout.rate:
+            raise ValueError(
+                f"{self.path}: dispatch=RAGGED has no dropout within experts; hidden_dropout.rate "
+                f"must be 0, got {p.hidden_dropout.rate}."
+            )
+
+    def _shared_params(self) -> InstantiableParams:
+        """Returns the settings of the shared experts."""
+        p = self.p
+        return FeedForwardLayer.Params().Set(
+            dim=p.dim,
+            hidden_dim=p.num_shared * p.hidden_dim,
+            activation=p.activation,
+            gated=p.gated,
+            hidden_dropout=p.hidden_dropout,
+        )
 
     def _experts(self, theta: NestedMap) -> Experts:
         """Returns what experts without buffers compute with."""
@@ -172,30 +215,14 @@ class MoELayer(BaseLayer):
 
     def _capacity(self, x_GSM: tf.Tensor, context: Context) -> int:
         """Returns C, the places of an expert for the tokens of one group."""
-        p = self.p.train_capacity if context.training else self.p.eval_capacity
         _, group_size, _ = x_GSM.shape
-        return p.Instantiate().places(group_size, self.p.num_experts)
-
-    def _gates(
-        self, logits_GSE: tf.Tensor, valid_GS: tf.Tensor, capacity: int, context: Context
-    ) -> Gating:
-        """Applies Algorithm 1 to each group, with the draws that the experiment wants."""
-        # Lines 17 and 19 of Algorithm 1: 2 * g2 > rnd is g2 > rnd / 2.
-        second_above: tf.Tensor | float = gating.ALWAYS
-        if context.training and self.p.second_expert is not SecondExpert.ALL:
-            uniform_GS = random_uniform(tuple(valid_GS.shape), context.seed_for(self.path))
-            second_above = self.annotate(0.5 * uniform_GS, "GS")
-
-        return gating.top2_gating(
-            logits_GSE,
-            valid_GS,
-            capacity,
-            second_above=second_above,
-            all_counted=self.p.second_expert is SecondExpert.COUNTED,
-        )
+        if context.training:
+            return group_size if self._is_dropless else train_places(self.p, group_size)
+        capacity = self.p.eval_capacity.Instantiate()
+        return capacity.places(group_size, self.p.num_experts, num_choices(self.p))
 
     def _dispatcher(
-        self, gates: Gating, capacity: int, context: Context
+        self, gates: Gates, capacity: int, context: Context
     ) -> IndexedDispatcher | OneHotDispatcher:
         """Returns what moves tokens to their experts' buffers, and outputs back."""
         with tf.name_scope("gate"):
@@ -223,6 +250,16 @@ class MoELayer(BaseLayer):
     def _replicated_load(self, routing: Routing) -> Routing:
         """Returns the routing with its only vector, a metric, in full on every device."""
         return dataclasses.replace(routing, load_E=self.annotate(routing.load_E, "_"))
+
+
+def num_choices(p: Params) -> int:
+    """Returns k, the experts that a token chooses, without the shared ones."""
+    return p.gating.cls.num_choices(p.gating)
+
+
+def train_places(p: Params, group_size: int) -> int:
+    """Returns C when training, the places of an expert in a group of `group_size` tokens."""
+    return p.train_capacity.Instantiate().places(group_size, p.num_experts, num_choices(p))
 
 
 def group_size(p: Params, tokens: int) -> int:
@@ -264,8 +301,7 @@ def _cheap(p: Params) -> float:
 
 def _one_place(p: Params) -> float:
     """Returns the number of tokens in a group of which each expert takes one: C = 1."""
-    capacity = p.train_capacity.Instantiate()
-    return p.num_experts / capacity.p.factor
+    return p.num_experts / p.train_capacity.Instantiate().factor(num_choices(p))
 
 
 def _largest_divisor(tokens: int, most: float) -> int:

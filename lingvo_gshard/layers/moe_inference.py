@@ -1,4 +1,4 @@
-"""Evaluation and decoding of an MoE layer without a capacity: no token overflows. No gradients.
+"""An MoE layer without a capacity: in evaluation, decoding and RAGGED training no token overflows.
 
 G groups, S tokens of a group, E experts, C capacity, M model, H hidden.
 """
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.context import Context
-from lingvo_gshard.layers.gating import Gating
 from lingvo_gshard.layers.ragged_experts import Experts, ragged_experts
+from lingvo_gshard.layers.routing import Gates
 from lingvo_gshard.sharding.annotator import Annotator
 
 # From a gating and the capacity of its buffers to the outputs [G, S, M].
-ThroughExperts = Callable[[Gating, int, Context], "tf.Tensor"]
+ThroughExperts = Callable[[Gates, int, Context], "tf.Tensor"]
 
 # The rounds that a batch is expected to need: the tokens of the fullest buffer over C.
 _LIKELY_ROUNDS = 8
@@ -23,7 +23,7 @@ _LIKELY_ROUNDS = 8
 
 def without_overflow(
     x_GSM: tf.Tensor,
-    gates: Gating,
+    gates: Gates,
     experts: Experts,
     through_experts: ThroughExperts,
     *,
@@ -34,7 +34,8 @@ def without_overflow(
     """Returns the outputs of all tokens, as if C were S: [G, S, M].
 
     Buffers of S positions for each expert in each group would be mostly empty. So the tokens are
-    computed in one of two other ways, whichever moves less.
+    computed in one of two other ways, whichever moves less; in training always by ragged experts,
+    which have gradients. Raises ValueError if these cannot divide the tokens evenly.
 
     Args:
       x_GSM: The tokens.
@@ -48,13 +49,19 @@ def without_overflow(
     """
     num_groups, group_size, _ = x_GSM.shape
     num_experts = experts.weights["wi"].shape[0]
-    round_capacity = capacity.Instantiate().even_places(group_size, num_experts)
+    round_capacity = capacity.Instantiate().even_places(group_size, num_experts, gates.k)
 
     # A round moves whole buffers, however few tokens are left for it.
     num_tokens = num_groups * group_size
     buffer_rows = num_experts * num_groups * round_capacity
     _, num_parts = annotator.factor("EG")  # Y in ragged_experts.py, whose parts are equal.
-    if num_tokens % num_parts or not gathering_moves_less(num_tokens, buffer_rows, annotator):
+    if context.training:
+        if num_tokens % num_parts:
+            raise ValueError(
+                f"dispatch=RAGGED: {num_tokens} tokens of a batch are not divisible by the "
+                f"{num_parts} parts of the mesh that share no experts."
+            )
+    elif num_tokens % num_parts or not gathering_moves_less(num_tokens, buffer_rows, annotator):
         return _in_rounds(x_GSM, gates, through_experts, round_capacity, context, annotator)
     with tf.name_scope("experts"):
         return ragged_experts(x_GSM, gates, experts, annotator, context.arithmetic)
@@ -76,7 +83,7 @@ def gathering_moves_less(num_tokens: int, buffer_rows: int, annotator: Annotator
 
 def _in_rounds(
     x_GSM: tf.Tensor,
-    gates: Gating,
+    gates: Gates,
     through_experts: ThroughExperts,
     capacity: int,
     context: Context,

@@ -29,7 +29,8 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
 
     Args:
       shape: Static.
-      seed: int32 [2].
+      seed: int32 [2]; or [B, 2], one for each part of the first dim, whose numbers then are those
+        that a tensor of shape[1:] has with this seed.
 
     Raises:
       ValueError: if one part of the index would need more than 32 bits.
@@ -44,17 +45,25 @@ def _traced_random_bits() -> Callable[[tuple[int, ...], tf.Tensor], tf.Tensor]:
 
 
 def _random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
+    keys = tf.cast(seed, tf.uint32)  # Negative numbers wrap around.
+    first_key = keys[..., 0]
+    second_key = keys[..., 1]
+    if seed.shape.rank == 2:
+        shape = shape[1:]
+        of_rows = [-1, *[1] * len(shape)]
+        first_key = tf.reshape(first_key, of_rows)
+        second_key = tf.reshape(second_key, of_rows)
+
     num_leading = _num_leading_dims(shape)
     leading = shape[:num_leading]
     trailing = shape[num_leading:]
     if math.prod(leading) > _MAX_INDICES:
         raise ValueError(f"random_bits: {shape} has too many elements for two 32-bit indices.")
 
-    keys = tf.cast(seed, tf.uint32)  # Negative numbers wrap around.
     leading_index = tf.reshape(_flat_index(leading), [*leading, *[1] * len(trailing)])
-    once_mixed = _finalize(_flat_index(trailing) ^ _finalize(keys[0] + _FIRST_SALT))
-    second_key = _finalize(keys[1] + _SECOND_SALT) ^ _finalize(leading_index)
-    return _finalize(once_mixed + second_key)
+    once_mixed = _finalize(_flat_index(trailing) ^ _finalize(first_key + _FIRST_SALT))
+    last_key = _finalize(second_key + _SECOND_SALT) ^ _finalize(leading_index)
+    return _finalize(once_mixed + last_key)
 
 
 def _num_leading_dims(shape: tuple[int, ...]) -> int:

@@ -296,7 +296,4 @@ def _weight_specs(layers: list[TransformerLayer]) -> NestedMap:
 def _layer_reports(layers: list[TransformerLayer], tensors: Tensors) -> list[LayerReport]:
     """Rebuilds the layers' reports from all their tensors in order."""
     remaining = iter(tensors)
-    return [
-        LayerReport.from_tensors(remaining, has_experts=isinstance(layer.feed_forward, MoELayer))
-        for layer in layers
-    ]
+    return [LayerReport.from_tensors(remaining, layer.routing_fields) for layer in layers]

@@ -17,10 +17,10 @@ from lingvo_gshard.layers.attention import MultiHeadAttention, Positions
 from lingvo_gshard.layers.context import Context, LayerReport
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
-from lingvo_gshard.layers.gating import Routing
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.norms import LayerNorm, RMSNorm
 from lingvo_gshard.layers.positions import NoPositions
+from lingvo_gshard.layers.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +86,13 @@ class TransformerLayer(BaseLayer):
         self.CreateChild("feed_forward_norm", norm)
         self.CreateChild("feed_forward", p.feed_forward.Copy().Set(dim=p.dim))
         self.CreateChild("feed_forward_dropout", p.residual_dropout)
+
+    @property
+    def routing_fields(self) -> frozenset[str] | None:
+        """The fields of the Routing that the layer reports; None without experts."""
+        if isinstance(self.feed_forward, MoELayer):
+            return self.feed_forward.gate.routing_fields
+        return None
 
     def FProp(
         self, theta: NestedMap, x: tf.Tensor, attended: Attended, context: Context

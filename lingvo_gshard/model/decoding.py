@@ -30,11 +30,14 @@ def search(
     grow: Grow,
     has_input: tf.Tensor,
     annotate: Annotate,
+    seeds: tf.Tensor | None = None,
 ) -> NestedMap:
     """Returns the best hypotheses: ids, lengths, scores, token_log_probs, and perhaps attention.
 
     `has_input`, int32 [B], is 1 for rows with an input and 0 for those that fill up a batch, which
-    get no steps. Raises ValueError for a setting out of its range.
+    get no steps. `seeds`, int32 [B, 2], are those of each row's sampling; None: all rows have
+    decode.seed, and a sample depends on its place in the batch. Raises ValueError for a setting out
+    of its range.
     """
     config = BeamSearch(
         beam_size=decode.beam_size,
@@ -43,8 +46,10 @@ def search(
         num_best=decode.num_best,
         coverage_weight=decode.coverage_weight,
         temperature=decode.temperature,
+        top_k=decode.top_k,
+        top_p=decode.top_p,
     )
-    requests = _requests(decode, has_input)
+    requests = _requests(decode, has_input, seeds)
 
     needs_attention = decode.tell_attention or decode.coverage_weight
     state = first_state(
@@ -63,7 +68,7 @@ def search(
     return predictions
 
 
-def _requests(decode: Params, has_input: tf.Tensor) -> Requests:
+def _requests(decode: Params, has_input: tf.Tensor, seeds: tf.Tensor | None) -> Requests:
     """Returns the experiment's limits for each row that has an input."""
     if not 1 <= decode.min_target_len <= decode.max_target_len:
         raise ValueError(
@@ -76,4 +81,6 @@ def _requests(decode: Params, has_input: tf.Tensor) -> Requests:
     batch = has_input.shape
     shortest = tf.fill(batch, decode.min_target_len)
     longest = tf.fill(batch, decode.max_target_len)
-    return Requests(shortest, longest * has_input, tf.constant((decode.seed, 0)))
+    if seeds is None:
+        seeds = tf.constant((decode.seed, 0))
+    return Requests(shortest, longest * has_input, seeds)

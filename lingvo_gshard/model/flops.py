@@ -1,7 +1,7 @@
 """Model flops: the floating-point operations that a training step mathematically needs.
 
-These are the matrix products alone, with two experts for each token, or the only one. They leave
-out what a program does besides: unused capacity, dispatch and combine by einsum, softmaxes, the
+These are the matrix products alone, with the experts that a token has. They leave out what a
+program does besides: unused capacity, dispatch and combine by einsum, softmaxes, the
 optimizer.
 """
 
@@ -10,11 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-
-_EXPERTS_OF_A_TOKEN = 2
 
 
 def train_step_flops(
@@ -41,19 +38,11 @@ def train_step_flops(
         if len(spec.axes) < 2 or "embedding" in path:
             continue
         tokens = rows * (source_len if reads_source(path) else target_len)
-        products += tokens * math.prod(spec.shape) * _share_used(spec)
+        products += tokens * math.prod(spec.shape) * spec.share_used
     products += _attention(stacks, rows, source_len, target_len)
 
     # A multiplication and an addition for each weight and token; backward takes twice forward.
     return 2 * 3 * products
-
-
-def _share_used(spec: WeightSpec) -> float:
-    """Returns the share of a weight that one token is multiplied by: that of its experts."""
-    if "E" not in spec.dims:
-        return 1.0
-    experts = spec.shape[spec.dims.index("E")]
-    return min(_EXPERTS_OF_A_TOKEN, experts) / experts
 
 
 def _attention(stacks: Sequence[Params], rows: int, source_len: int, target_len: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
@@ -14,11 +15,10 @@ def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
 
     They are named `encoder_3` for layer 3 of a stack, `encoder_norm` for a stack's other children,
     and `softmax` for weights outside of stacks. A gradient that is not finite makes its norm so.
+    Those of weights that take signed steps count as 0.
     """
     # Reduced before they are added up, so that partitions exchange nothing but scalars.
-    squares = gradients.Transform(
-        lambda gradient, spec: tf.reduce_sum(tf.square(gradient), spec.axes), weight_specs
-    )
+    squares = gradients.Transform(_sum_of_squares, weight_specs)
 
     norms = NestedMap()
     for name, group in _groups(squares).items():
@@ -26,6 +26,12 @@ def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
         if leaves:  # A layer such as dropout has no weights.
             norms[name] = tf.add_n(leaves) ** 0.5
     return norms
+
+
+def _sum_of_squares(gradient: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+    if spec.sign_step is not None:
+        gradient = tf.zeros_like(gradient)
+    return tf.reduce_sum(tf.square(gradient), spec.axes)
 
 
 def _groups(squares: NestedMap) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class LanguageModelTask(TokenTask):
     """Predicts each token of packed documents from those before it."""
 
     STACKS: ClassVar[Mapping[str, str]] = {"decoder": "row_len"}
-    VOCABULARIES = ("vocab_size",)
+    VOCABULARIES: ClassVar[Mapping[str, str]] = {"vocab_size": r"theta\.(embedding\..*|softmax)"}
+    SHOWN = ("bits_per_byte",)
 
     embedding: EmbeddingLayer
     dropout: DropoutLayer
@@ -65,9 +66,10 @@ class LanguageModelTask(TokenTask):
 
     @classmethod
     def DecodeSpecs(cls, rows: int, length: int) -> NestedMap:
-        """Returns the specs of prompts: ids, segment_ids and positions; see InitDecode."""
+        """Returns the specs of prompts: ids, segment_ids, positions and seeds; see Predict."""
         spec = TensorSpec((rows, length), "int32", "BL")
-        return NestedMap(ids=spec, segment_ids=spec, positions=spec)
+        seeds = TensorSpec((rows, 2), "int32", "B_")
+        return NestedMap(ids=spec, segment_ids=spec, positions=spec, seeds=seeds)
 
     def FProp(
         self, theta: NestedMap, features: NestedMap, context: Context
@@ -114,7 +116,14 @@ class LanguageModelTask(TokenTask):
     def Predict(
         self, theta: NestedMap, features: NestedMap, decode: hyperparams.Params
     ) -> NestedMap:
-        """Continues prompts by flat beam search (A.1) or by sampling; see decoding.search."""
+        """Continues prompts by flat beam search (A.1) or by sampling; see decoding.search.
+
+        `features` are those of InitDecode, and seeds, int32 [B, 2]. A sample depends on its prompt
+        and its seed, and not on the batch. A row has one sample: for several, there are several
+        rows with the prompt.
+        """
+        if decode.temperature is not None:
+            decode = decode.Copy().Set(num_best=1)
         has_prompt = tf.reduce_max(tf.cast(features.segment_ids > 0, tf.int32), 1)
         return decoding.search(
             decode,
@@ -123,6 +132,7 @@ class LanguageModelTask(TokenTask):
             self.GrowDecode,
             has_prompt,
             self.annotate,
+            seeds=features.seeds,
         )
 
     def InitDecode(

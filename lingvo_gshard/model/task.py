@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer
-from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.context import Context
+from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.spec import MetricSums
 
@@ -31,10 +31,20 @@ class Task(BaseLayer):
     STACKS: ClassVar[Mapping[str, str]] = {}
 
     # The settings that are sizes of vocabularies: those of the prepared data, unless they are set.
-    VOCABULARIES: ClassVar[Sequence[str]] = ()
+    # Each with a pattern of the paths of the weights that have a row for each piece.
+    VOCABULARIES: ClassVar[Mapping[str, str]] = {}
+
+    # The modes of its programs. A task with PREDICT is decoded, by the methods below.
+    MODES: ClassVar[frozenset[Mode]] = frozenset({Mode.TRAIN, Mode.EVAL})
+
+    # What `num_tokens` counts, in texts for people.
+    UNIT: ClassVar[str] = "row"
+
+    # The metrics of evaluation that a report shows, besides nll.
+    SHOWN: ClassVar[Sequence[str]] = ()
 
     @classmethod
-    def Lengths(cls, batch: Params) -> tuple[int, int]:
+    def Lengths(cls, batch: hyperparams.Params) -> tuple[int, int]:
         """Returns a batch's tokens in a row of the source, and in one of what is predicted.
 
         Without a source the first is 0. A row without tokens, such as an image, counts as one.
@@ -52,8 +62,8 @@ class Task(BaseLayer):
         return False
 
     @classmethod
-    def DecodeLength(cls, decode: Params) -> int:
-        """Returns the longest input of a row in --mode=decode, in tokens."""
+    def DecodeLength(cls, decode: hyperparams.Params) -> int:
+        """Returns the longest input of a row in --mode=decode, in tokens; with PREDICT alone."""
         raise NotImplementedError(f"{cls.__name__} is not decoded.")
 
     @classmethod
@@ -74,20 +84,30 @@ class Task(BaseLayer):
     def EvalMetrics(self, metrics: NestedMap) -> MetricSums:
         """Returns what evaluation tells of a batch, from the metrics of `Loss`.
 
-        By name, a weighted sum over the batch and its weight. One of them should be `nll`, by which
+        By name, a weighted sum over the batch and its weight. One of them is `nll`, by which
         checkpoints are compared if the experiment names no other.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no EvalMetrics.")
 
-    def Predict(self, theta: NestedMap, features: NestedMap, decode: Params) -> NestedMap:
+    def Predict(
+        self, theta: NestedMap, features: NestedMap, decode: hyperparams.Params
+    ) -> NestedMap:
         """Returns the predictions of a batch, tensors whose dim 0 is its rows.
 
         `decode` are the experiment's settings of that name.
         """
         raise NotImplementedError(f"{type(self).__name__} is not decoded.")
 
+    @classmethod
+    def ProductDtype(cls, p: hyperparams.Params) -> str:
+        """Returns the dtype of the numbers that large products are made of, given the settings."""
+        del p
+        return "float32"
+
     def TrainStepFlops(self, rows: int, source_len: int, target_len: int) -> float:
         """Returns the operations that a step mathematically needs, on rows without padding."""
+        if not self.STACKS:
+            raise NotImplementedError(f"{type(self).__name__} defines no TrainStepFlops.")
         stacks = [self.p.Get(stack) for stack in self.STACKS]
         return flops.train_step_flops(
             self.weight_specs, stacks, self.ReadsSource, rows, source_len, target_len

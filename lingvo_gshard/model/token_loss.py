@@ -21,7 +21,7 @@ def token_loss(
     label_smoothing: float,
     aux_loss_weight: float,
 ) -> tuple[tf.Tensor, NestedMap]:
-    """L = l_nll + k * l_aux, summed over the MoE layers; a scalar.
+    """L = l_nll + k * l_aux + the layers' own router_loss, summed over the MoE layers; a scalar.
 
     l_aux is 1 / E^2 in perfect balance, so k is aux_loss_weight * E^2 with the E of the layer: it
     weighs balance equally for any E, which may differ between stacks.
@@ -54,6 +54,9 @@ def token_loss(
     balance_loss = _sum([routing.balance_loss for routing in routings])
 
     loss = tf.reduce_sum(smoothed * weights) * per_token + aux_loss_weight * balance_loss
+    for routing in routings:
+        if routing.router_loss is not None:
+            loss += routing.router_loss
     return loss, NestedMap(
         loss=loss,
         nll=tf.reduce_sum(nll * weights) * per_token,
@@ -96,7 +99,7 @@ def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:
     for layer, report in reports.items():
         if report.routing is None:
             continue
-        for field, tensor in vars(report.routing).items():
+        for field, tensor in report.routing.by_name().items():
             by_layer = by_field.setdefault(field, NestedMap())
             by_layer[layer] = tensor
     return by_field

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.context import Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.model import token_loss
@@ -23,6 +25,9 @@ _PRODUCT_DTYPES = (*_ACTIVATION_DTYPES, "auto")
 
 class TokenTask(Task):
     """Predicts packed sequences of tokens. A token attends only to its own example."""
+
+    MODES = frozenset(Mode)
+    UNIT = "target token"
 
     @classmethod
     def Params(cls) -> InstantiableParams:
@@ -51,6 +56,10 @@ class TokenTask(Task):
         if not 0 <= p.label_smoothing < 1:
             raise ValueError(f"task.label_smoothing must be in [0, 1), got {p.label_smoothing}.")
         self._arithmetic = Arithmetic(p.product_dtype)
+
+    @classmethod
+    def ProductDtype(cls, p: hyperparams.Params) -> str:
+        return "bfloat16" if "bfloat16" in (p.product_dtype, p.activation_dtype) else "float32"
 
     def EvalMetrics(self, metrics: NestedMap) -> MetricSums:
         return token_loss.eval_metrics(metrics)

@@ -32,7 +32,10 @@ class TranslationTask(TokenTask):
     """Translates packed sequences. A token attends only to its own example."""
 
     STACKS: ClassVar[Mapping[str, str]] = {"encoder": "source_len", "decoder": "target_len"}
-    VOCABULARIES = ("source_vocab_size", "target_vocab_size")
+    VOCABULARIES: ClassVar[Mapping[str, str]] = {
+        "source_vocab_size": r"theta\.source_embedding\..*",
+        "target_vocab_size": r"theta\.(target_embedding\..*|softmax)",
+    }
 
     source_embedding: EmbeddingLayer
     source_dropout: DropoutLayer

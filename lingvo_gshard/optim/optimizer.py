@@ -56,7 +56,7 @@ class Optimizer(abc.ABC):
 
     def slot_specs(self, weight_specs: NestedMap) -> NestedMap:
         """Returns the TensorSpecs of all slots: a NestedMap in the place of each weight."""
-        return weight_specs.Transform(self._slot_specs)
+        return weight_specs.Transform(self._own_slot_specs)
 
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the learning rate after `step` updates, an int32 scalar."""
@@ -97,6 +97,10 @@ class Optimizer(abc.ABC):
         new_weights: list[tf.Tensor] = []
         leaves = zip(theta.Flatten(), gradients.Flatten(), weight_specs.FlattenItems(), strict=True)
         for weight, gradient, (path, spec) in leaves:
+            if spec.sign_step is not None:
+                new_weights.append(weight - spec.sign_step * tf.sign(gradient))
+                continue
+
             names = sorted(self._slot_specs(spec))
             weight_slots = {name: next(old_slots) for name in names}
             facts = self._facts(path, spec)
@@ -104,6 +108,10 @@ class Optimizer(abc.ABC):
             new_weights.append(weight)
             new_slots += [weight_slots[name] for name in names]
         return theta.Pack(new_weights), slots.Pack(new_slots)
+
+    def _own_slot_specs(self, spec: WeightSpec) -> NestedMap:
+        """Returns the specs of a weight's slots, of which one that takes signed steps has none."""
+        return self._slot_specs(spec) if spec.sign_step is None else NestedMap()
 
     def _check_range(self, name: str, is_right: bool, expected: str) -> None:
         """Raises ValueError, which names the setting and its value, unless `is_right`."""

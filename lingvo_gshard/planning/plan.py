@@ -173,11 +173,17 @@ class Plan:
     programs: dict[str, ProgramPlan]  # By name, such as TRAIN.
     num_experts: int  # Of a layer; 0 if the model is dense, or its stacks differ.
     bubble: float = 0.0  # The share of a pipeline's ticks in which a stage has no microbatch.
+    unit: str = "target token"  # What a row's target_len counts.
 
     @property
     def step(self) -> ProgramPlan:
         """The training step."""
         return self.programs[TRAIN]
+
+    @property
+    def noun(self) -> str:
+        """What rates count, in one word."""
+        return self.unit.split()[-1]
 
     @property
     def tokens_per_core(self) -> float:

@@ -46,7 +46,7 @@ def screen(plan: Plan) -> str:
         outcome = f"does NOT fit, by {memory.peak - memory.capacity:.2f} GiB or more"
     lines = [
         f"{plan.model} on {plan.topology}: {plan.cores} {name}s, {table.count(plan.weights)} "
-        f"weights, {plan.tokens_per_core:.0f} target tokens a {name}",
+        f"weights, {plan.tokens_per_core:.0f} {plan.unit}s a {name}",
         f"settings: {', '.join(plan.settings) or 'none'}",
         f"{outcome}; a step needs {memory.peak:.2f} of {memory.capacity:.2f} GiB a {name}",
         f"  replicated weights {memory.replicated_weights:.2f}, "
@@ -83,10 +83,10 @@ def device(plan: Plan) -> str:
 
 def programs(plan: Plan) -> str:
     """Returns the table of all programs, and what is remarkable in those besides the step."""
-    columns = ("GiB", "all-to-alls", "ms", "K tokens/s", "compile s")
+    columns = ("GiB", "all-to-alls", "ms", f"K {plan.noun}s/s", "compile s")
     rows = [["of a call", "fits", *columns]]
     for name, program in plan.programs.items():
-        program_figures = _program_figures(program)
+        program_figures = _program_figures(program, plan.noun)
         cells = [table.number(program_figures.get(column), ".5g") for column in columns]
         rows.append([name, "yes" if program.fits else "NO", *cells])
     lines = [table.text(rows, indent="  ")]
@@ -154,7 +154,7 @@ def figures(plan: Plan) -> dict[str, float]:
     named: dict[str, float] = {
         "cores": plan.cores,
         "weights B": plan.weights / 1e9,
-        "target tokens a core": plan.tokens_per_core,
+        f"{plan.unit}s a core": plan.tokens_per_core,
         "fits": plan.all_fit,
     }
     for part, gib in dataclasses.asdict(step.memory_gib).items():
@@ -168,7 +168,7 @@ def figures(plan: Plan) -> dict[str, float]:
     # The other programs have fewer figures, and the step has all of them.
     for program_name, program in plan.programs.items():
         if program_name != TRAIN:
-            for name, value in _program_figures(program).items():
+            for name, value in _program_figures(program, plan.noun).items():
                 named[f"{program_name} {name}"] = value
 
     if step.cost is not None:
@@ -187,7 +187,7 @@ def _cost_figures(plan: Plan, cost: StepCost) -> dict[str, float]:
 
     # Rates that follow, and the size of the program.
     named["steps/s"] = plan.steps_per_sec()
-    named["M tokens/s"] = plan.tokens_per_sec() / 1e6
+    named[f"M {plan.noun}s/s"] = plan.tokens_per_sec() / 1e6
     named["core-years"] = plan.core_years()
     named["XLA optimal ms"] = 1e3 * cost.xla_optimal_secs
     named["Gflop a core"] = sum(cost.flops_per_core.values()) / 1e9
@@ -203,8 +203,11 @@ def _cost_figures(plan: Plan, cost: StepCost) -> dict[str, float]:
     return named
 
 
-def _program_figures(program: ProgramPlan) -> dict[str, float]:
-    """Returns what one call of a program needs, and if it fits, sends and takes."""
+def _program_figures(program: ProgramPlan, noun: str) -> dict[str, float]:
+    """Returns what one call of a program needs, and if it fits, sends and takes.
+
+    `noun` is what its rows are counted in.
+    """
     named = {"GiB": program.memory_gib.peak, "compile s": program.compile_secs}
     if program.cost is None:
         return named
@@ -216,7 +219,7 @@ def _program_figures(program: ProgramPlan) -> dict[str, float]:
 
     rate = program.tokens_per_sec()
     if rate:  # Initialization has no tokens.
-        named["K tokens/s"] = rate / 1e3
+        named[f"K {noun}s/s"] = rate / 1e3
     return named
 
 
@@ -265,8 +268,8 @@ def _rates(plan: Plan, cost: StepCost, share: float) -> str:
     """Returns how fast a step is at a share of the roofline, and what a training costs then."""
     return (
         f"{cost.roofline_secs.step / share:.3g} s a step, {plan.steps_per_sec(share):.2f} steps/s, "
-        f"{plan.tokens_per_sec(share) / 1e6:.2f} M tokens/s, {plan.core_years(share):.1f} "
-        f"{device(plan)}-years for 10^12 tokens"
+        f"{plan.tokens_per_sec(share) / 1e6:.2f} M {plan.noun}s/s, {plan.core_years(share):.1f} "
+        f"{device(plan)}-years for 10^12 {plan.noun}s"
     )
 
 

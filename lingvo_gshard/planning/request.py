@@ -8,6 +8,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import placement
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.planning import plan
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import topology
@@ -87,7 +88,14 @@ def make_request(
             )
 
     partitioning = placement.partitioning(params, len(topology.devices(topology_name)))
-    return Request(model, settings, params, topology_name, partitioning)
+    return Request(model, settings, params, topology_name, partitioning, programs_of(params))
+
+
+def programs_of(params: Params) -> tuple[str, ...]:
+    """Returns the programs of an experiment's runs: all, but for a task that is not decoded."""
+    if Mode.PREDICT in params.task.cls.MODES:
+        return plan.PROGRAMS
+    return tuple(name for name in plan.PROGRAMS if name != plan.DECODE)
 
 
 def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> str:

@@ -31,10 +31,12 @@ _TITLES = {
     "overflow_first": ("tokens dropped by their first expert, %", 100),
     "overflow_second": ("tokens dropped by their second expert, %", 100),
     "second_dispatched": ("tokens dispatched to their second expert, %", 100),
+    "dropped_choices": ("choices dropped by their expert, %", 100),
     "max_load": ("load of the busiest expert over the mean", 1),
     "idle_experts": ("experts without tokens", 1),
     "entropy": ("entropy of a token's gates, nats", 1),
     "aux_loss": ("auxiliary loss", 1),
+    "router_loss": ("loss that the router adds", 1),
 }
 
 

@@ -1,7 +1,7 @@
 """What a user asked to train, and the record of it in the run's folder.
 
 logdir/experiment.json   the model's name, the settings changed, and what it was trained on
-logdir/vocab/*.model     the vocabularies it was trained with
+logdir/vocab/*.model     the vocabularies it was trained with, if its input has any
 
 Neither TensorFlow nor JAX is imported here, so a mistake is reported within a second.
 """
@@ -15,7 +15,9 @@ from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
 from lingvo_gshard.files import atomic_file, digests, json_records
 from lingvo_gshard.files.digests import File
-from lingvo_gshard.input import manifest, tokenizer
+from lingvo_gshard.input import tokenizer
+from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.spmd import environment
 
 _EXPERIMENT = "experiment.json"
@@ -24,21 +26,12 @@ _PRODUCT_DTYPE = "task.product_dtype"
 
 
 @dataclasses.dataclass(frozen=True)
-class DataFacts:
-    """What a model must know about its data: vocabulary sizes in pieces, and language codes."""
-
-    source_vocab_size: int
-    target_vocab_size: int
-    languages: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Launch:
     """What the user asked for: a registered model, `path=value` settings of it, and data for it."""
 
     model: str
     overrides: tuple[str, ...]
-    data_dir: str
+    data_dir: str | None  # None if its input reads no folder.
     facts: DataFacts
 
     def changed(self, overrides: Iterable[str]) -> Self:
@@ -58,42 +51,48 @@ class _Record:
     files: tuple[File, ...]
 
 
-def data_facts(data_dir: str) -> DataFacts:
-    """Reads the facts of a prepared folder. Raises as manifest.load."""
-    data = manifest.load(data_dir)
-    codes = tuple(language.code for language in data.languages if language.num_examples("train"))
-    return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, codes)
-
-
 def launch_of(
     model: str | None, overrides: tuple[str, ...], data_dir: str | None, logdir: str
 ) -> Launch:
     """Returns what the user asked for, completed by what is recorded with the run in `logdir`.
 
     The recorded settings hold unless the model is named again. Raises ValueError if model or
-    data_dir is missing and logdir holds no run; and as `data_facts` and `experiment_params`.
+    data_dir is missing and logdir holds no run; if the model's input reads no data_dir; and as
+    BaseInput.Facts and `experiment_params`.
     """
-    facts = None if data_dir is None else data_facts(data_dir)
-
     # What is not given is as it was in this folder.
-    if model is None or data_dir is None:
-        if not pathlib.Path(logdir, _EXPERIMENT).is_file():
-            raise ValueError(
-                f"{logdir} holds no run yet (no {_EXPERIMENT}): give both --model and --data_dir."
-            )
-        before = recorded(logdir)
-        if model is None:
-            model = before.model
-            overrides = before.changed(overrides).overrides
+    if model is None:
+        before = _before(logdir)
+        model = before.model
+        overrides = before.changed(overrides).overrides
+
+    batches = registry.get_params(model).input
+    if DATA_DIR not in batches:
+        if data_dir is not None:
+            raise ValueError(f"--data_dir={data_dir}: {model} reads no data; leave the flag out.")
+        facts = DataFacts(kind=None)
+    elif data_dir is not None:
+        facts = batches.cls.Facts(data_dir)
+    else:
+        before = _before(logdir)
+        data_dir = before.data_dir
+        facts = before.facts
         if data_dir is None:
-            data_dir = before.data_dir
-            facts = before.facts
+            raise ValueError(f"{logdir} holds a run without data: give --data_dir for {model}.")
 
     # A wrong setting is reported now, before JAX starts.
-    assert facts is not None
     launch = Launch(model, overrides, data_dir, facts)
     experiment_params(launch)
     return launch
+
+
+def _before(logdir: str) -> Launch:
+    """Returns the launch of the run in a folder; ValueError if there is none."""
+    if not pathlib.Path(logdir, _EXPERIMENT).is_file():
+        raise ValueError(
+            f"{logdir} holds no run yet (no {_EXPERIMENT}): give both --model and --data_dir."
+        )
+    return recorded(logdir)
 
 
 def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
@@ -103,7 +102,7 @@ def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
     gets what suits this machine. Raises ValueError as `experiment_params`.
     """
     params = experiment_params(launch)
-    if params.task.product_dtype != "auto":
+    if "product_dtype" not in params.task or params.task.product_dtype != "auto":
         return launch, params
 
     # Rounding factors to bfloat16 pays only where the CPU multiplies such numbers.
@@ -118,17 +117,26 @@ def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
 
 
 def experiment_params(launch: Launch) -> Params:
-    """Returns a launch's Params with vocabulary sizes; ValueError for a wrong setting or size."""
-    params = registry.get_params(launch.model, launch.overrides)
-    # What an experiment cannot know by itself: where its data is, and how many pieces it has.
-    params.input.data_dir = launch.data_dir
-    params.eval_input.data_dir = launch.data_dir
+    """Returns a launch's Params with vocabulary sizes.
 
-    sizes = {
-        "source_vocab_size": launch.facts.source_vocab_size,
-        "target_vocab_size": launch.facts.target_vocab_size,
-    }
-    for name, size in sizes.items():
+    Raises ValueError for a wrong setting, for data of another task, or of another vocabulary.
+    """
+    params = registry.get_params(launch.model, launch.overrides)
+    kind = params.input.cls.KIND
+    if kind != launch.facts.kind:
+        raise ValueError(
+            f"{launch.model} learns from data of kind {kind}, but {launch.data_dir} holds kind "
+            f"{launch.facts.kind}: give other data or another --model."
+        )
+
+    # What an experiment cannot know by itself: where its data is, and how many pieces it has.
+    for batches in (params.input, params.eval_input):
+        _bind(batches, launch)
+
+    # A task with one vocabulary has that of what it predicts.
+    names = list(params.task.cls.VOCABULARIES)
+    sizes = [launch.facts.source_vocab_size, launch.facts.target_vocab_size]
+    for name, size in zip(reversed(names), reversed(sizes), strict=False):
         # The paper's models say what their vocabularies are; others take any.
         wanted = params.task.Get(name)
         if wanted not in (None, size):
@@ -138,6 +146,19 @@ def experiment_params(launch: Launch) -> Params:
             )
         params.task.Set(**{name: size})
     return params
+
+
+def _bind(batches: Params, launch: Launch) -> Params:
+    """Returns the settings of an input, with the folder of the data if it reads one."""
+    if DATA_DIR in batches:
+        batches.Set(**{DATA_DIR: launch.data_dir})
+    return batches
+
+
+def check_decoded(model: str, params: Params) -> None:
+    """Raises ValueError for an experiment whose task predicts no text."""
+    if Mode.PREDICT not in params.task.cls.MODES or params.input.cls.KIND is None:
+        raise ValueError(f"{model}: {params.task.cls.__name__} is trained and evaluated alone.")
 
 
 def evaluated_input(launch: Launch, params: Params, split: str) -> Params:
@@ -160,7 +181,7 @@ def evaluated_input(launch: Launch, params: Params, split: str) -> Params:
     for setting in launch.overrides:
         if setting.startswith("eval_input."):
             apply_setting(inputs, setting)
-    return inputs.eval_input.Set(data_dir=launch.data_dir)
+    return _bind(inputs.eval_input, launch)
 
 
 def trained_on(launch: Launch, params: Params) -> tuple[str, ...]:
@@ -168,14 +189,18 @@ def trained_on(launch: Launch, params: Params) -> tuple[str, ...]:
     return params.input.languages or launch.facts.languages
 
 
-def check_vocabularies(data_dir: str, logdir: str) -> dict[pathlib.Path, bytes]:
+def check_vocabularies(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
     """Returns the data's vocabularies by their paths in a run; ValueError if the run's differ."""
-    files = manifest.load(data_dir).vocabulary_files
+    data_dir = launch.data_dir
+    if data_dir is None:
+        return {}
+    files = registry.get_params(launch.model).input.cls.VocabularyFiles(data_dir)
     digests.verify(data_dir, files)
 
-    # A model's rows of embeddings belong to the pieces of one vocabulary.
+    # A model's rows of embeddings belong to the pieces of one vocabulary, if its data has any.
     contents = {}
-    for file, copy in zip(files, tokenizer.vocabulary_files(logdir), strict=True):
+    copies = tokenizer.vocabulary_files(logdir, launch.facts.kind)
+    for file, copy in zip(files, copies, strict=False):
         source = digests.local(data_dir, file)
         contents[copy] = source.read_bytes()
         if copy.exists() and copy.read_bytes() != contents[copy]:
@@ -187,13 +212,14 @@ def check_vocabularies(data_dir: str, logdir: str) -> dict[pathlib.Path, bytes]:
 
 
 def record(launch: Launch, logdir: str) -> None:
-    """Writes what `translate` needs to logdir; raises as `check_vocabularies`."""
+    """Writes what decoding needs to logdir; raises as `check_vocabularies`."""
     folder = pathlib.Path(logdir)
-    contents = check_vocabularies(launch.data_dir, logdir)
+    contents = check_vocabularies(launch, logdir)
 
     # Copies, as the data may be moved or deleted once the model is trained.
-    (folder / "vocab").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for copy, content in contents.items():
+        copy.parent.mkdir(exist_ok=True)
         atomic_file.write(copy, content)
 
     # Last: a folder with a record has its vocabularies.
@@ -215,8 +241,9 @@ def recorded(logdir: str) -> Launch:
 
 def vocabularies(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
     """Returns the paths of a run's vocabularies; ValueError as `recorded`, or for a damaged one."""
-    digests.verify(logdir, _read(logdir).files)
-    return tokenizer.vocabulary_files(logdir)
+    run = _read(logdir)
+    digests.verify(logdir, run.files)
+    return tokenizer.vocabulary_files(logdir, run.launch.facts.kind)
 
 
 def _read(logdir: str) -> _Record:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import digests, storage, table
-from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.runs import expert_load
 from lingvo_gshard.runs.launch import check_vocabularies, evaluated_input, record
@@ -49,11 +49,11 @@ def train_and_eval(run: Run, hooks: Sequence[TrainHook] = ()) -> None:
 
 
 def evaluate(run: Run, split: str = "dev") -> None:
-    """Evaluates the weights that decode on dev or test, then on each language; prints the metrics.
+    """Evaluates the weights that decode on dev or test, then on its parts; prints the metrics.
 
     Raises ValueError as launch.evaluated_input.
     """
-    check_vocabularies(run.launch.data_dir, run.logdir)
+    check_vocabularies(run.launch, run.logdir)
     p = evaluated_input(run.launch, run.params, split)
     restored = run.estimator.restore(**run.averaged)
     evaluated = functools.partial(run.estimator.evaluate_state, restored.state, restored.step)
@@ -61,16 +61,19 @@ def evaluate(run: Run, split: str = "dev") -> None:
     # All of dev has another name than the part of it that is evaluated while training.
     _print_metrics(evaluated(EvalSpec(_input_fn(run, p), name=f"whole_{split}")))
 
-    for language in manifest.load(p.data_dir).languages:
-        if language.num_examples(split):
-            input_fn = _input_fn(run, p, languages=(language.code,))
-            metrics = evaluated(EvalSpec(input_fn, name=f"{split}_{language.code}"))
-            print_once(f"nll of {language.code}: {metrics['nll']:.6g}")
+    shown = ("nll", "perplexity", *run.params.task.cls.SHOWN)
+    for name, part in p.cls.Parts(p).items():
+        if part.num_examples:
+            input_fn = _input_fn(run, part.settings)
+            metrics = evaluated(EvalSpec(input_fn, name=f"{split}_{name}"))
+            scalars = _scalars(metrics)
+            for metric in shown:
+                print_once(f"{metric} of {name}: {scalars[metric]:.6g}")
 
 
 def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, to its last step."""
-    check_vocabularies(run.launch.data_dir, run.logdir)
+    check_vocabularies(run.launch, run.logdir)
     # A bucket's folder is a copy here, to which no other process's checkpoints come.
     folder = storage.origin(run.logdir)
     if str(folder).startswith("s3://"):
@@ -93,9 +96,14 @@ def export(run: Run) -> None:
 
 
 def verify_data(run: Run) -> None:
-    """Hashes all files of the data, each process its share. Raises as digests.verify."""
+    """Hashes all files of the data, each process its share.
+
+    Raises ValueError if the input reads no such files, and as digests.verify.
+    """
     data_dir = run.launch.data_dir
-    files = manifest.load(data_dir).files()
+    files = () if data_dir is None else run.params.input.cls.Files(data_dir)
+    if data_dir is None or not files:
+        raise ValueError(f"--verify_data: {run.launch.model} reads no data whose hashes are known.")
 
     # Strided, so that each process gets as many large files as the others.
     digests.verify(data_dir, files[jax.process_index() :: jax.process_count()])
@@ -120,14 +128,13 @@ def _dev(run: Run) -> EvalSpec:
     )
 
 
-def _input_fn(run: Run, p: Params, **settings: object) -> InputFn:
-    """Returns this process's part of the input of settings `p`, with some of them changed."""
+def _input_fn(run: Run, p: Params) -> InputFn:
+    """Returns this process's part of the input of settings `p`."""
     share = run.estimator.input_share(p.batch_size)
 
     def input_fn(params: Params) -> Input:
         del params  # Those of the whole experiment.
-        own = p.Copy().Set(**settings)
-        return own.Instantiate(process_index=share.index, num_processes=share.count)
+        return p.Instantiate(process_index=share.index, num_processes=share.count)
 
     return input_fn
 
@@ -194,5 +201,13 @@ def _announce(run: Run) -> None:
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
+    scalars = sorted(_scalars(metrics).items())
+    print_once(table.text((name, f"{value:.6g}") for name, value in scalars))
+
+
+def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
+    """Returns the metrics that are one number, and the perplexity, e ** nll, among them."""
     scalars = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-    print_once(table.text((name, f"{value:.6g}") for name, value in sorted(scalars.items())))
+    if "nll" in scalars:
+        scalars["perplexity"] = float(np.exp(scalars["nll"]))
+    return scalars

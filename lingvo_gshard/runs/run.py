@@ -8,6 +8,10 @@ from typing import Any
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, old_ids
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.decoding import bundle, kinds
+from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
+from lingvo_gshard.decoding.reading import READINGS
+from lingvo_gshard.decoding.text_decoder import TextDecoder
 from lingvo_gshard.files import json_records, storage
 from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
@@ -17,14 +21,13 @@ from lingvo_gshard.runs import saved_model
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.runs.launch import (
     Launch,
+    check_decoded,
     experiment_params,
     trained_on,
     vocabularies,
     with_product_dtype,
 )
 from lingvo_gshard.train.estimator import Estimator
-from lingvo_gshard.translation import bundle
-from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
 
 # In a decoder's origin: the launch, from which a bundle can be made again.
 _LAUNCH = "launch"
@@ -56,9 +59,7 @@ class Run:
     def product_dtype(self) -> str:
         """Returns the dtype of the numbers that products are made of."""
         task = self.params.task
-        if "bfloat16" in (task.product_dtype, task.activation_dtype):
-            return "bfloat16"
-        return "float32"
+        return str(task.cls.ProductDtype(task))
 
     @property
     def averaged(self) -> dict[str, Any]:
@@ -66,22 +67,37 @@ class Run:
         p = self.params.decode
         return {"checkpoint_step": p.checkpoint_step, "average": p.average_checkpoints}
 
+    def text_decoder(self) -> TextDecoder:
+        """Returns what decodes lines of text with the weights; raises as `decoder`."""
+        return kinds.text_decoder(*self.decoder())
+
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
-        """Returns a decoder of the weights, and its tokenizers; raises as Estimator.restore."""
-        # The weights are read first: without a checkpoint there is nothing to decode with.
+        """Returns a decoder of the weights, and its tokenizers.
+
+        Raises as launch.check_decoded and Estimator.restore.
+        """
         p = self.params
+        check_decoded(self.launch.model, p)
+
+        # The weights are read first: without a checkpoint there is nothing to decode with.
         partitioning = self.estimator.partitioning
         restored = self.estimator.restore(**self.averaged)
         source, target = map(Tokenizer, vocabularies(self.logdir))
 
+        kind = self.launch.facts.kind
+        assert kind is not None, "check_decoded"
+        longest = p.task.cls.DecodeLength(p.decode)
+        input_name = READINGS[kind].input_name
         spec = DecoderSpec(
             model=self.launch.model,
             languages=trained_on(self.launch, p),
             batch_size=p.decode.batch_size,
-            source_lengths=sentences.lengths(p.decode.max_source_len),
+            input_lengths=sentences.lengths(longest, f"decode.max_{input_name}_len"),
             num_best=p.decode.num_best,
             num_partitions=partitioning.mesh.num_partitions,
             targets=source.targets,
+            kind=kind,
+            is_sampled=p.decode.temperature is not None,
         )
         decoder = Decoder(
             spec,
@@ -128,7 +144,7 @@ def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
         program_for = ExperimentPrograms(params, partitioning).decoder
 
         again = dataclasses.replace(decoder, program_for=program_for)
-        bundle.save(target, again, vocabulary_files(source))
+        bundle.save(target, again, vocabulary_files(source, decoder.spec.kind))
 
 
 def export_saved_model_of(bundle_folder: str | pathlib.Path, folder: str | pathlib.Path) -> None:
@@ -140,7 +156,8 @@ def export_saved_model_of(bundle_folder: str | pathlib.Path, folder: str | pathl
     with storage.working(bundle_folder) as source, storage.working(folder) as target:
         decoder, _, _ = bundle.load(source)
         params = _recorded_params(bundle_folder, decoder)
-        saved_model.save(target, decoder, params, vocabulary_files(source))
+        files = vocabulary_files(source, decoder.spec.kind)
+        saved_model.save(target, decoder, params, files)
 
 
 def _recorded_params(folder: str | pathlib.Path, decoder: Decoder) -> Params:
@@ -188,8 +205,9 @@ def _warm_start(params: Params) -> WarmStart | None:
         return None
     start = WarmStart(params.train.warm_start_from, params.train.warm_start_rules)
 
-    # Exported weights, or a folder of checkpoints alone, have no vocabularies.
-    if not pathlib.Path(start.source, "vocab").is_dir():
+    # Exported weights, or a folder of checkpoints alone, have no vocabularies; nor have some tasks.
+    patterns = list(params.task.cls.VOCABULARIES.values())
+    if not patterns or not pathlib.Path(start.source, "vocab").is_dir():
         if Rule.BY_PIECE in dict(start.rules).values():
             raise ValueError(
                 f"train.warm_start_from={start.source}: BY_PIECE needs a run's folder, which "
@@ -198,9 +216,9 @@ def _warm_start(params: Params) -> WarmStart | None:
         return start
 
     # For the weights with a row for each piece: the id that each of the new pieces had.
-    patterns = (r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)")
-    old_tokenizers = map(Tokenizer, vocabularies(start.source))
-    new_tokenizers = load_pair(params.input.data_dir)
+    # A task with one vocabulary has that of what it predicts.
+    old_tokenizers = list(map(Tokenizer, vocabularies(start.source)))[-len(patterns) :]
+    new_tokenizers = load_pair(params.input.data_dir)[-len(patterns) :]
     old_pieces = []
     for pattern, old, new in zip(patterns, old_tokenizers, new_tokenizers, strict=True):
         ids = old_ids(old.pieces(range(old.vocab_size)), new.pieces(range(new.vocab_size)))

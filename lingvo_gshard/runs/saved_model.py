@@ -26,15 +26,16 @@ from typing import Any, TypeAlias
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf, tf_text
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding import text_graph
+from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
 from lingvo_gshard.files import atomic_file, safetensors_file
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID
+from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import tracer
-from lingvo_gshard.translation import text_graph
-from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
 
 # What TensorFlow writes in the folder of a SavedModel.
 _ENTRIES = {"saved_model.pb", "fingerprint.pb", "variables", "assets"}
@@ -51,9 +52,15 @@ def save(
     """Writes a SavedModel with a decoder's weights, settings and vocabularies.
 
     The folder appears whole, in place of an earlier SavedModel. Raises ValueError without
-    tensorflow-text, and for a folder that holds anything else.
+    tensorflow-text, for a model that does not translate, and for a folder that holds anything else.
     """
     check_installed()
+    spec = decoder.spec
+    if spec.kind != Kind.PARALLEL:
+        raise ValueError(
+            f"--export_saved_model: {spec.model} does not translate, and only models that do can "
+            "be SavedModels; export a bundle."
+        )
     atomic_file.check_holds_only(folder, _ENTRIES, "a SavedModel")
 
     with atomic_file.replacing_folder(folder) as partial:
@@ -105,7 +112,7 @@ def _translating_module(
         variables[path] = tf.Variable(arrays[path], name=name)
     theta = model.state_spec.theta.Pack(variables.values())
 
-    searches = {length: _search(model, theta, params, length) for length in spec.source_lengths}
+    searches = {length: _search(model, theta, params, length) for length in spec.input_lengths}
     graph = _TranslatorGraph(spec, source, target, searches)
     lines = tf.TensorSpec([None], tf.string, "text")
     if spec.targets:
@@ -173,7 +180,7 @@ class _Found:
 
 @dataclasses.dataclass(frozen=True)
 class _TranslatorGraph:
-    """The Translator (translation/translator.py) as a graph of TensorFlow."""
+    """The Translator (decoding/translator.py) as a graph of TensorFlow."""
 
     spec: DecoderSpec
     source: tf_text.SentencepieceTokenizer
@@ -216,7 +223,7 @@ class _TranslatorGraph:
 
     def _parts(self, text: tf.Tensor, beginnings: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the parts of normalized lines, string [P], and their lines, int64 [P]."""
-        longest = self.spec.source_lengths[-1]
+        longest = self.spec.input_lengths[-1]
 
         def fits(parts: tf.Tensor, lines: tf.Tensor) -> tf.Tensor:
             tokens = self.source.tokenize(tf.gather(beginnings, lines) + parts)
@@ -228,7 +235,7 @@ class _TranslatorGraph:
 
     def _decoded(self, tokens: tf.RaggedTensor) -> _Found:
         """Returns the hypotheses of P sources, ragged int32 [P, None] with EOS."""
-        longest = self.spec.source_lengths[-1]
+        longest = self.spec.input_lengths[-1]
         num_tokens = tf.cast(tokens.row_lengths(), tf.int32)
         ids = tokens.to_tensor(PAD_ID, shape=[None, longest])
 
@@ -238,12 +245,12 @@ class _TranslatorGraph:
         num_tokens = tf.minimum(num_tokens, longest)
 
         # The shortest length that holds a source, and its batches.
-        lengths = tf.constant(self.spec.source_lengths)
+        lengths = tf.constant(self.spec.input_lengths)
         row_lengths = tf.gather(lengths, tf.searchsorted(lengths, num_tokens))
         shortest_first = tf.argsort(num_tokens, stable=True)
         indices = []
         hypotheses = []
-        for length in self.spec.source_lengths:
+        for length in self.spec.input_lengths:
             is_here = tf.gather(row_lengths, shortest_first) == length
             rows = tf.boolean_mask(shortest_first, is_here)
             indices.append(rows)

@@ -1,1 +1,1 @@
-"""Translation over HTTP."""
+"""Translations and continuations over HTTP."""

@@ -1,10 +1,12 @@
-"""Translation over HTTP.
+"""Translations, or continuations of prompts, over HTTP.
 
     GET  /            a page with a form
     POST /translate   {"lines": ["Guten Tag"], "nbest": 2, "source_lang": "de"}; only lines are
                       required -> {"translations": [[{"text", "score", "num_tokens", ...}, ...]]};
                       or text/plain -> text/plain, one line for each line. A model of several
                       target languages needs /translate?target_lang=de, too
+    POST /generate    of a language model: {"prompts": ["Once"], "nbest": 2, "seed": 7} ->
+                      {"continuations": ...} of the same form, and text/plain as above
     GET  /languages      the codes of the languages, and of the targets that can be chosen
     GET  /healthz        200 while the server is up, also as /health
     GET  /readyz         200 once its programs are compiled and while its queue has room
@@ -14,11 +16,12 @@
 Errors are answered as {"error": ...}, with one of these statuses:
 
     400   the request is wrong
+    404   the address is none, or for a model of another kind
     408   the body does not arrive in time
     413   the body, a line or the request is too large
     415   the body has another content type or an unknown charset
     429   too many tokens of this client wait already; the client may retry
-    500   the translation failed
+    500   decoding failed
     503   the queue is full; the client may retry
 
 A client is an address, or the entry that a proxy adds to a header. Every answer has an
@@ -28,6 +31,7 @@ X-Request-Id, which is the request's own if it has a valid one, and which the lo
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import pathlib
@@ -39,10 +43,11 @@ from typing import Any
 
 from aiohttp import web
 
+from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
 from lingvo_gshard.serving import connection, messages
 from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
+from lingvo_gshard.serving.messages import Asked, Route
 from lingvo_gshard.serving.metrics import Metrics
-from lingvo_gshard.translation.translator import NBest, Translator, joined
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _OPENAPI = _PAGE.with_name("openapi.json")
@@ -53,24 +58,24 @@ _CHARS_PER_TOKEN = 4  # Of most languages; others have fewer.
 
 
 class Server:
-    """The handlers of an application that serves one translator at a time."""
+    """The handlers of an application that serves one model at a time."""
 
     def __init__(
         self,
-        translator: Translator,
+        text_decoder: TextDecoder,
         limits: Limits | None = None,
-        load: Callable[[], Translator] | None = None,
+        load: Callable[[], TextDecoder] | None = None,
         client_header: str | None = None,
     ) -> None:
         """Makes the handlers.
 
         Args:
-          translator: Serves first.
+          text_decoder: Serves first.
           limits: The sizes of requests and queues.
-          load: Returns the next translator, at SIGHUP. None keeps the first one.
+          load: Returns the next text decoder, at SIGHUP. None keeps the first one.
           client_header: The header in which a proxy names the clients, such as X-Forwarded-For.
         """
-        self._translator = translator
+        self._text_decoder = text_decoder
         self._limits = limits or Limits()
         self._load = load
         self._client_header = client_header
@@ -79,7 +84,7 @@ class Server:
         self._batcher = Batcher(self._limits, self._metrics.count_batch)
 
     def app(self) -> web.Application:
-        """Returns the application. The translator's threads run as long as it does."""
+        """Returns the application. Its threads run as long as it does."""
         app = web.Application(
             client_max_size=_MAX_BODY_BYTES, middlewares=[self._count_requests, messages.answered]
         )
@@ -89,7 +94,8 @@ class Server:
 
         app.router.add_get("/", lambda _: _file(_PAGE))
         app.router.add_get("/openapi.json", lambda _: _file(_OPENAPI))
-        app.router.add_post("/translate", self._translate)
+        for route in messages.ROUTES:
+            app.router.add_post(route.path, functools.partial(self._decode, route))
         app.router.add_get("/languages", self._languages)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/health", self._health)
@@ -110,42 +116,43 @@ class Server:
         task.cancel()
 
     async def _load_models(self, hangup: asyncio.Event) -> None:
-        """Compiles the first translator's programs; at each signal, exchanges it for the next one.
+        """Compiles the first model's programs; at each signal, exchanges it for the next one.
 
         Requests that were split for the old one keep it.
         """
-        await self._exchange(lambda: self._translator)
+        await self._exchange(lambda: self._text_decoder)
         while self._load is not None:
             await hangup.wait()
             hangup.clear()
             await self._exchange(self._load)
 
-    async def _exchange(self, load: Callable[[], Translator]) -> None:
+    async def _exchange(self, load: Callable[[], TextDecoder]) -> None:
         """Serves what `load` returns, once its programs are compiled; if it fails, the old one."""
         try:
-            translator = await asyncio.to_thread(load)
-            await asyncio.to_thread(translator.decoder.compile)
+            text_decoder = await asyncio.to_thread(load)
+            await asyncio.to_thread(text_decoder.decoder.compile)
         except Exception as error:
             problem = messages.one_line(error)
             logging.error("serving: not loaded, the old model is kept: %s", problem)
             self._metrics.count_load(is_loaded=False)
             return
 
-        self._translator = translator
+        self._text_decoder = text_decoder
         self._is_ready = True
         self._metrics.count_load(is_loaded=True)
         with contextlib.suppress(OSError):  # Standard output may have no reader any longer.
-            print(f"Loaded {translator.spec.model}", flush=True)
+            print(f"Loaded {text_decoder.spec.model}", flush=True)
 
     # --- the handlers ---
 
     async def _languages(self, request: web.Request) -> web.StreamResponse:
-        spec = self._translator.spec
+        spec = self._text_decoder.spec
         return web.json_response({"languages": spec.source_languages, "targets": spec.targets})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        spec = self._translator.spec
-        return web.json_response({"model": spec.model, "num_best": spec.num_best})
+        spec = self._text_decoder.spec
+        facts = {"model": spec.model, "num_best": spec.num_best, "kind": spec.kind}
+        return web.json_response(facts)
 
     async def _ready(self, request: web.Request) -> web.StreamResponse:
         if not self._is_ready:
@@ -155,29 +162,28 @@ class Server:
             raise web.HTTPServiceUnavailable(text="The queue is full.", headers=_RETRY_AFTER)
         return web.json_response({"ready": True})
 
-    async def _translate(self, request: web.Request) -> web.StreamResponse:
+    async def _decode(self, route: Route, request: web.Request) -> web.StreamResponse:
         began = time.monotonic()
+
+        # From here on, the request keeps its model, whatever is loaded meanwhile.
+        text_decoder = self._text_decoder
+        messages.check_route(route, text_decoder.spec)
 
         is_plain = request.content_type == "text/plain"
         if is_plain:
-            lines = _plain_lines(await messages.text_body(request, "replace"))
-            nbest = 1
+            asked = Asked(_plain_lines(await messages.text_body(request, "replace")))
         else:
-            body = await messages.json_body(request)
-            lines, nbest = messages.asked(body, self._translator.spec)
-
-        # From here on, the request keeps its translator, whatever is loaded meanwhile.
-        translator = self._translator
+            asked = messages.asked(await messages.json_body(request), text_decoder.spec, route)
 
         # A model of several targets reads the wanted one from a token at the line's beginning.
         try:
-            beginning = translator.spec.beginning(request.query.get("target_lang"))
+            beginning = text_decoder.spec.beginning(request.query.get("target_lang"))
         except ValueError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
-        lines = [beginning + line for line in lines]
+        lines = [beginning + line for line in asked.lines]
 
         try:
-            translations = await self._translated(self._client(request), translator, lines)
+            results = await self._decoded(self._client(request), text_decoder, lines, asked.seed)
         except asyncio.QueueFull as error:
             await asyncio.sleep(_REFUSAL_SECS)
             is_own_fault = isinstance(error, ShareFull)
@@ -185,15 +191,15 @@ class Server:
             raise refused(text=str(error), headers=_RETRY_AFTER) from error
 
         self._metrics.lines.inc(len(lines))
-        self._metrics.translate_secs.observe(time.monotonic() - began)
+        self._metrics.answer_secs.observe(time.monotonic() - began)
         if is_plain:
-            return web.Response(text="".join(best.text + "\n" for best, *_ in translations))
-        return web.json_response({"translations": _as_json(translations, nbest)})
+            return web.Response(text="".join(best.text + "\n" for best, *_ in results))
+        return web.json_response({route.results: _as_json(results, asked.nbest)})
 
-    async def _translated(
-        self, client: str, translator: Translator, lines: list[str]
+    async def _decoded(
+        self, client: str, text_decoder: TextDecoder, lines: list[str], seed: int
     ) -> list[NBest]:
-        """Returns the n best translations of each line.
+        """Returns the n best results of each line.
 
         Raises HTTPRequestEntityTooLarge, or asyncio.QueueFull as Batcher.check_room. Tokens are
         counted, and lines split, only if they may find room, as both take their time.
@@ -203,14 +209,14 @@ class Server:
         self._batcher.check_room(client, num_chars // _CHARS_PER_TOKEN)
 
         # Other requests are answered while a thread tokenizes.
-        tokens = await asyncio.to_thread(translator.num_tokens, lines)
+        tokens = await asyncio.to_thread(text_decoder.num_tokens, lines)
         self._check_size(tokens)
         self._batcher.check_room(client, sum(tokens))
 
-        parts_by_line = await asyncio.to_thread(lambda: [translator.parts(line) for line in lines])
+        parts_by_line = await asyncio.to_thread(_parts, text_decoder, lines, seed)
         all_parts = list(itertools.chain.from_iterable(parts_by_line))
-        translations = await self._batcher.submit(client, translator, all_parts)
-        return joined(parts_by_line, translations)
+        results = await self._batcher.submit(client, text_decoder, all_parts)
+        return text_decoder.joined(parts_by_line, results)
 
     def _client(self, request: web.Request) -> str:
         """Returns the last entry of the header, which the proxy has added, or the address."""
@@ -241,18 +247,29 @@ async def _file(path: pathlib.Path) -> web.StreamResponse:
     return web.FileResponse(path)
 
 
+def _parts(text_decoder: TextDecoder, lines: list[str], seed: int) -> list[list[Part]]:
+    """Returns the parts of each line; HTTPRequestEntityTooLarge for one that is too long."""
+    parts_by_line = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            parts_by_line.append(text_decoder.parts(line, number, seed))
+        except ValueError as error:
+            raise web.HTTPRequestEntityTooLarge(0, text=str(error)) from error
+    return parts_by_line
+
+
 def _plain_lines(text: str) -> list[str]:
-    """Returns the lines of a text, which end only at newlines, as on `translate`'s input."""
+    """Returns the lines of a text, which end only at newlines, as on the input of programs."""
     if not text:
         return []
     return text.removesuffix("\n").split("\n")
 
 
-def _as_json(translations: list[NBest], nbest: int) -> list[list[dict[str, Any]]]:
-    """Returns the first `nbest` translations of each line as JSON-able values."""
+def _as_json(results: list[NBest], nbest: int) -> list[list[dict[str, Any]]]:
+    """Returns the first `nbest` results of each line as JSON-able values."""
     lines = []
-    for best in translations:
-        lines.append([dataclasses.asdict(translation) for translation in best[:nbest]])
+    for best in results:
+        lines.append([dataclasses.asdict(hypothesis) for hypothesis in best[:nbest]])
     return lines
 
 
@@ -263,12 +280,12 @@ def _check_at_most(what: str, tokens: int, limit: int) -> None:
 
 
 def serve(
-    translator: Translator,
+    text_decoder: TextDecoder,
     host: str,
     port: int,
     *,
     limits: Limits | None = None,
-    load: Callable[[], Translator] | None = None,
+    load: Callable[[], TextDecoder] | None = None,
     client_header: str | None = None,
 ) -> None:
     """Serves until interrupted; the options are a Server's.
@@ -285,8 +302,8 @@ def serve(
 
     name = f"[{host}]" if is_ipv6 else host
     port = listener.getsockname()[1]
-    print(f"Serving {translator.spec.model} on http://{name}:{port}", flush=True)
+    print(f"Serving {text_decoder.spec.model} on http://{name}:{port}", flush=True)
 
     logging.getLogger("aiohttp.access").setLevel(logging.INFO)
-    server = Server(translator, limits, load, client_header)
+    server = Server(text_decoder, limits, load, client_header)
     connection.run(server.app(), listener)

@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
+from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
 from lingvo_gshard.serving.fair_queue import Batch, FairQueue, Row
-from lingvo_gshard.translation.bundle import DecoderSpec
-from lingvo_gshard.translation.translator import NBest, Part, Translator
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """The largest numbers of source tokens in a line, in a request, of a client and in the queue.
 
-    A longer line or request can never be translated. One that finds too little room in the queue is
+    A longer line or request can never be decoded. One that finds too little room in the queue is
     refused, too, but the client may retry it later.
     """
 
@@ -32,7 +32,7 @@ class ShareFull(asyncio.QueueFull):
 
 
 class Batcher:
-    """Forms batches of the parts of all clients, each of which one run of a program translates.
+    """Forms batches of the parts of all clients, each of which one run of a program decodes.
 
     Short rows and long ones wait in lanes of their own, whose batches run side by side, so that a
     line of a few words waits for no batch of long ones. A decoder of several devices has one lane.
@@ -67,7 +67,7 @@ class Batcher:
 
     @property
     def queued_tokens(self) -> int:
-        """The number of waiting tokens, without those in translation and of cancelled requests."""
+        """The number of waiting tokens, without those being decoded and of cancelled requests."""
         return sum(row.tokens for row in self._waiting())
 
     def check_room(self, client: str, added: int) -> None:
@@ -87,16 +87,16 @@ class Batcher:
             raise asyncio.QueueFull(f"{queued} tokens wait; the limit is {limits.queued_tokens}.")
 
     async def submit(
-        self, client: str, translator: Translator, parts: Sequence[Part]
+        self, client: str, text_decoder: TextDecoder, parts: Sequence[Part]
     ) -> list[NBest]:
-        """Returns a translator's results for a client's parts. Raises as `check_room`."""
+        """Returns the results for a client's parts. Raises as `check_room`."""
         self.check_room(client, sum(len(part.ids) for part in parts))
 
         results: list[asyncio.Future[NBest]] = []
         lanes: set[_Lane] = set()
         for part in parts:
-            lane = self._lane(translator.spec, part)
-            results.append(lane.put(client, part, translator))
+            lane = self._lane(text_decoder.spec, part)
+            results.append(lane.put(client, part, text_decoder))
             lanes.add(lane)
 
         try:
@@ -113,12 +113,12 @@ class Batcher:
             return self._long
 
         # The shorter half of the lengths.
-        short_lengths = spec.source_lengths[: len(spec.source_lengths) // 2]
+        short_lengths = spec.input_lengths[: len(spec.input_lengths) // 2]
         return self._short if part.row_length in short_lengths else self._long
 
 
 class _Lane:
-    """Rows that wait, and a thread that translates them, one batch at a time."""
+    """Rows that wait, and a thread that decodes them, one batch at a time."""
 
     def __init__(self, wait_secs: float, observe: Callable[[list[Part]], None]) -> None:
         self.queue = FairQueue()
@@ -127,15 +127,15 @@ class _Lane:
         self._has_rows = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
 
-    def put(self, client: str, part: Part, translator: Translator) -> asyncio.Future[NBest]:
-        """Adds a part to the queue; returns the future of its translations."""
+    def put(self, client: str, part: Part, text_decoder: TextDecoder) -> asyncio.Future[NBest]:
+        """Adds a part to the queue; returns the future of its results."""
         result: asyncio.Future[NBest] = asyncio.get_running_loop().create_future()
-        self.queue.put(client, part, translator, result)
+        self.queue.put(client, part, text_decoder, result)
         self._has_rows.set()
         return result
 
     async def work(self) -> None:
-        """Translates the rows of the queue, until it is cancelled."""
+        """Decodes the rows of the queue, until it is cancelled."""
         while True:
             await self._has_rows.wait()
             await self._wait_for_others()
@@ -146,27 +146,27 @@ class _Lane:
 
             # Meanwhile more rows arrive; their turns are counted from the clock before this batch.
             batch = self.queue.take()
-            await self._translate(batch)
+            await self._decode(batch)
             self.queue.advance(batch)
 
     async def _wait_for_others(self) -> None:
         """Gives other clients a moment to fill up a batch."""
         first = next(iter(self.queue), None)
-        if first is not None and len(self.queue) < first.translator.num_rows:
+        if first is not None and len(self.queue) < first.text_decoder.num_rows:
             await asyncio.sleep(self._wait_secs)
 
-    async def _translate(self, batch: Batch) -> None:
+    async def _decode(self, batch: Batch) -> None:
         """Sets the results of a batch's rows."""
         parts = [row.part for row in batch.rows]
-        translate_parts = batch.rows[0].translator.translate_parts
+        decode_parts = batch.rows[0].text_decoder.decode_parts
         loop = asyncio.get_running_loop()
 
         try:
-            results = await loop.run_in_executor(self._thread, translate_parts, parts)
+            results = await loop.run_in_executor(self._thread, decode_parts, parts)
             self._observe(parts)
-            for row, translations in zip(batch.rows, results, strict=True):
+            for row, result in zip(batch.rows, results, strict=True):
                 if not row.result.done():
-                    row.result.set_result(translations)
+                    row.result.set_result(result)
         except Exception as error:  # Reported to each request; the next batch may succeed.
             for row in batch.rows:
                 if not row.result.done():

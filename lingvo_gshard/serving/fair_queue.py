@@ -6,7 +6,7 @@ row has a turn, a time of that clock, and rows are served in the order of their 
 - The turns of a client follow each other at the distance of their rows' tokens.
 - A client that has been quiet gets the clock's time as its next turn. It neither saves up turns nor
   pays for earlier ones.
-- A batch of T tokens, translated while n clients wait, advances the clock by T / n: that is what
+- A batch of T tokens, decoded while n clients wait, advances the clock by T / n: that is what
   each of them was due in the meantime.
 
 So the line of a new client is in the next batch, whatever the backlog of the others. An example:
@@ -20,16 +20,16 @@ import asyncio
 import dataclasses
 from collections.abc import Iterator
 
-from lingvo_gshard.translation.translator import NBest, Part, Translator
+from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """A part of a client's line that waits for its translations."""
+    """A part of a client's line that waits for its results."""
 
     client: str
     part: Part
-    translator: Translator
+    text_decoder: TextDecoder
     result: asyncio.Future[NBest]
     turn: float
 
@@ -41,7 +41,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The rows that one run of a program translates, and how many clients then waited."""
+    """The rows that one run of a program decodes, and how many clients then waited."""
 
     rows: list[Row]
     num_clients: int  # Those of the rows included.
@@ -68,18 +68,18 @@ class FairQueue:
         return iter(self._rows)
 
     def put(
-        self, client: str, part: Part, translator: Translator, result: asyncio.Future[NBest]
+        self, client: str, part: Part, text_decoder: TextDecoder, result: asyncio.Future[NBest]
     ) -> None:
         """Adds a row at its client's next turn."""
         turn = max(self._now, self._next_turns.get(client, self._now))
-        row = Row(client, part, translator, result, turn)
+        row = Row(client, part, text_decoder, result, turn)
         self._next_turns[client] = turn + row.tokens
         self._rows.append(row)
 
     def take(self) -> Batch:
         """Removes the next batch: the row whose turn is first, and the next ones that fit to it.
 
-        All rows of a batch have one translator and one length. The queue must not be empty.
+        All rows of a batch have one text decoder and one length. The queue must not be empty.
         """
         num_clients = len({row.client for row in self._rows})
 
@@ -90,8 +90,8 @@ class FairQueue:
         taken: list[Row] = []
         left: list[Row] = []
         for row in self._rows:
-            has_room = len(taken) < first.translator.num_rows
-            is_alike = row.translator is first.translator
+            has_room = len(taken) < first.text_decoder.num_rows
+            is_alike = row.text_decoder is first.text_decoder
             if has_room and is_alike and row.part.row_length == first.part.row_length:
                 taken.append(row)
             else:
@@ -101,7 +101,7 @@ class FairQueue:
         return Batch(taken, num_clients)
 
     def advance(self, batch: Batch) -> None:
-        """Advances the clock by what each client was due while a batch was translated."""
+        """Advances the clock by what each client was due while a batch was decoded."""
         self._now += batch.tokens / batch.num_clients
         # Clients whose next turn has passed are as new ones.
         self._next_turns = {

@@ -2,16 +2,19 @@
 
 import asyncio
 import codecs
+import dataclasses
 import json
 import logging
 import re
+import secrets
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
-from lingvo_gshard.translation.bundle import DecoderSpec
+from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.input.manifest import Kind
 
 REQUEST_ID = "X-Request-Id"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -19,7 +22,33 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _KEPT_HEADERS = ("Retry-After", "Allow")
 _SLOW_CHARSETS = ("idna", "punycode")  # Their time grows with the square of the length.
 _BODY_SECS = 60.0  # More than a megabyte needs on a slow line.
-_FIELDS = ("lines", "nbest", "source_lang")
+_MAX_SEED = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """The words of the requests that a model of one kind answers."""
+
+    path: str
+    kind: Kind
+    lines: str  # The field of a request that has the lines.
+    results: str  # That of an answer.
+    option: str  # Another field of a request, besides nbest.
+
+
+ROUTES = (
+    Route("/translate", Kind.PARALLEL, "lines", "translations", "source_lang"),
+    Route("/generate", Kind.TEXT, "prompts", "continuations", "seed"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a request asks for."""
+
+    lines: list[str]
+    nbest: int = 1
+    seed: int = dataclasses.field(default_factory=lambda: secrets.randbelow(_MAX_SEED))
 
 
 @web.middleware
@@ -36,7 +65,7 @@ async def answered(request: web.Request, handler: Handler) -> web.StreamResponse
         response = web.json_response({"error": error.text}, status=error.status, headers=headers)
     except Exception:
         logging.exception("serving: %s %s, request %s", request.method, request.path, request_id)
-        response = web.json_response({"error": "The translation failed."}, status=500)
+        response = web.json_response({"error": "Decoding failed."}, status=500)
 
     response.headers[REQUEST_ID] = request_id
     return response
@@ -87,47 +116,59 @@ async def text_body(request: web.Request, errors: str) -> str:
         raise web.HTTPBadRequest(text=f"The body cannot be read: {error}.") from error
 
 
-def asked(body: Any, spec: DecoderSpec) -> tuple[list[str], int]:
-    """Returns the lines of a request in JSON and the number of translations for each.
+def check_route(route: Route, spec: DecoderSpec) -> None:
+    """Raises HTTPNotFound, which names the route of the model, for that of another kind."""
+    if route.kind != spec.kind:
+        paths = {other.kind: other.path for other in ROUTES}
+        own_path = paths[Kind(spec.kind)]
+        raise web.HTTPNotFound(
+            text=f"{route.path}: {spec.model} {spec.does}; POST to {own_path}, not {route.path}."
+        )
 
-    Raises HTTPBadRequest for anything else.
-    """
-    lines = _lines(body)
 
-    unknown = sorted(set(body) - set(_FIELDS))
+def asked(body: Any, spec: DecoderSpec, route: Route) -> Asked:
+    """Returns what a request in JSON asks for. Raises HTTPBadRequest for anything else."""
+    lines = _lines(body, route.lines)
+
+    fields = (route.lines, "nbest", route.option)
+    unknown = sorted(set(body) - set(fields))
     if unknown:
-        expected = ", ".join(_FIELDS)
-        raise _refused(f"Unknown field {', '.join(unknown)}, expected {expected}.")
+        raise _refused(f"Unknown field {', '.join(unknown)}, expected {', '.join(fields)}.")
 
-    nbest = _nbest(body.get("nbest", 1), spec.num_best)
+    nbest = _nbest(body.get("nbest", 1), spec.num_best, spec.noun)
 
     source_lang = body.get("source_lang")
     codes = spec.source_languages
     if source_lang is not None and source_lang not in codes:
         raise _refused(f"source_lang: expected one of {', '.join(codes)}, got {source_lang!r}.")
 
-    return lines, nbest
+    seed = body.get("seed")
+    if seed is None:
+        return Asked(lines, nbest)
+    if type(seed) is not int or not 0 <= seed <= _MAX_SEED:
+        raise _refused(f"seed: expected 0 to {_MAX_SEED}, got {seed!r}.")
+    return Asked(lines, nbest, seed)
 
 
-def _lines(body: Any) -> list[str]:
-    lines = body.get("lines") if isinstance(body, dict) else None
+def _lines(body: Any, field: str) -> list[str]:
+    lines = body.get(field) if isinstance(body, dict) else None
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise _refused('Expected {"lines": [...]}, a list of strings.')
+        raise _refused(f'Expected {{"{field}": [...]}}, a list of strings.')
 
     try:
         "".join(lines).encode()
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair.
-        raise _refused("lines: a surrogate without its other half is not text.") from error
+        raise _refused(f"{field}: a surrogate without its other half is not text.") from error
     return lines
 
 
-def _nbest(nbest: Any, num_best: int) -> int:
+def _nbest(nbest: Any, num_best: int, noun: str) -> int:
     # True and False are integers, too, but a mistake here.
     if type(nbest) is int and 1 <= nbest <= num_best:
         return nbest
 
     if num_best == 1:
-        raise _refused(f"nbest: this server returns one translation a line, not {nbest!r}.")
+        raise _refused(f"nbest: this server returns one {noun} a line, not {nbest!r}.")
     raise _refused(f"nbest: expected 1 to {num_best}, got {nbest!r}.")
 
 

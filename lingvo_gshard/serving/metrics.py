@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from lingvo_gshard.translation.translator import Part
+from lingvo_gshard.decoding.text_decoder import Part
 
 # The upper bounds of the histograms' buckets.
 _SECS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
@@ -17,20 +17,20 @@ class Metrics:
     """What a server counts."""
 
     def __init__(self, queued_tokens: Callable[[], int]) -> None:
-        """`queued_tokens` returns the source tokens that wait now."""
+        """`queued_tokens` returns the input tokens that wait now."""
         registry = CollectorRegistry()
         self._registry = registry
         ProcessCollector(registry=registry)
 
-        self.lines = Counter("lines", "Lines translated.", registry=registry)
-        self.translate_secs = Histogram(
+        self.lines = Counter("lines", "Lines answered.", registry=registry)
+        self.answer_secs = Histogram(
             "translate_seconds", "From request to response.", buckets=_SECS, registry=registry
         )
         self._requests = Counter("requests", "Answers.", ["path", "status"], registry=registry)
-        self._tokens = Counter("tokens", "Source tokens translated.", registry=registry)
+        self._tokens = Counter("tokens", "Input tokens decoded.", registry=registry)
         self._loads = Counter("loads", "Models, at SIGHUP, too.", ["outcome"], registry=registry)
         self._rows = Histogram("batch_rows", "Rows in use.", buckets=_ROWS, registry=registry)
-        queued = Gauge("queued_tokens", "Source tokens in the queue.", registry=registry)
+        queued = Gauge("queued_tokens", "Input tokens in the queue.", registry=registry)
         queued.set_function(queued_tokens)
 
     def handler(self) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

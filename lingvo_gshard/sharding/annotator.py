@@ -93,6 +93,16 @@ class Annotator:
         manual.py for what `fn` may do. If the mesh does not divide a dim, the last parts end with
         zeros, and what `fn` makes of those is cut off its result.
         """
+        (whole,) = self.locally_all(lambda *parts: [fn(*parts)], arguments, [dims])
+        return whole
+
+    def locally_all(
+        self,
+        fn: Callable[..., Sequence[tf.Tensor]],
+        arguments: Sequence[tuple[tf.Tensor, str]],
+        dims: Sequence[str],
+    ) -> list[tf.Tensor]:
+        """As `locally`, for a function of several results: `dims` has those of each."""
         mesh = self.partitioning.mesh.grid
         logical_sizes: dict[str, int] = {}  # By letter, of the dims that are padded.
         parts = []
@@ -103,15 +113,16 @@ class Annotator:
             axes = self.partitioning.axes(argument_dims)
             parts.append(manual.auto_to_manual_spmd_partition(even, mesh, axes))
 
-        result = fn(*parts)
-        whole = manual.manual_to_auto_spmd_partition(result, mesh, self.partitioning.axes(dims))
-        if not logical_sizes:
-            return whole
-
-        ends = [
-            logical_sizes.get(letter, size) for letter, size in zip(dims, whole.shape, strict=True)
-        ]
-        return tf.slice(whole, [0] * len(ends), ends)
+        wholes = []
+        for result, result_dims in zip(fn(*parts), dims, strict=True):
+            axes = self.partitioning.axes(result_dims)
+            whole = manual.manual_to_auto_spmd_partition(result, mesh, axes)
+            if logical_sizes:
+                named = zip(result_dims, whole.shape, strict=True)
+                ends = [logical_sizes.get(letter, size) for letter, size in named]
+                whole = tf.slice(whole, [0] * len(ends), ends)
+            wholes.append(whole)
+        return wholes
 
     def _padded(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Returns `tensor` with zeros at the ends of the dims that the mesh does not divide."""

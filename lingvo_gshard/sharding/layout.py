@@ -8,8 +8,9 @@ The paper's letters:
     N  heads        D  size of a head          V  vocabulary
 
 And ours: K are the steps of one call, R the blocks whose weights are stacked, U is the batch at the
-softmax, and `_` is a dim that is never split. A lowercase letter is the same dim in the optimizer:
-of its slots, and of gradients and weights in their update.
+softmax, X and Y are the rows and columns of images, and `_` is a dim that is never split. A
+lowercase letter is the same dim in the optimizer: of its slots, and of gradients and weights in
+their update.
 
 A row may be for some tensors only. `weights.M` is M in weights, and `encoder.M` is M in the stack
 of layers called `encoder`; `encoder.weights.M` is both.

@@ -1,8 +1,12 @@
 """The settings of a search: stages and refused values."""
 
+import math
+
 import pytest
 
 from lingvo_gshard.beam_search.beam import BeamSearch
+
+_SAMPLING = {"beam_size": 1, "temperature": 0.7}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,12 @@ def test_stages_are_evenly_long(beam_size, max_steps, min_places, want):
         ({"coverage_weight": -1.0}, "coverage_weight must be at least 0, got -1.0"),
         ({"temperature": 0.5}, "temperature must be None for beam_size 4, got 0.5"),
         ({"temperature": 0.0, "beam_size": 1}, "temperature must be above 0, got 0.0"),
+        ({"top_k": 5}, "top_k must be None without a temperature, got 5"),
+        ({"top_p": 0.9}, "top_p must be None without a temperature, got 0.9"),
+        ({**_SAMPLING, "top_k": 0}, "top_k must be at least 1, got 0"),
+        ({**_SAMPLING, "top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({**_SAMPLING, "top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+        ({**_SAMPLING, "top_p": math.nan}, "top_p must be above 0 and at most 1, got nan"),
     ],
 )
 def test_impossible_settings_are_refused(options, message):

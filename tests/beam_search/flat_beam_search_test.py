@@ -17,11 +17,14 @@ from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.slices import write_at
 from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import topology
+from lingvo_gshard.spmd.executable import compile_program
 from tests.beam_search import textbook
 from tests.beam_search.textbook import BOS, EOS, RandomModel
 from tests.layers import building
-from tests.spmd import functions
+from tests.spmd import compilers, functions
 
 
 def _decode_step(config, next_logits):
@@ -210,14 +213,27 @@ def _asked(seed, free=False):
     return NestedMap(min_steps=shortest, max_steps=longest, seed=np.array([seed, 1], np.int32))
 
 
-def _program(config, num_partitions, vocab_size=_VOCAB):
-    """Compiles the search of a RandomModel; takes its arrays and the requests."""
-    parts = functions.partitioning(num_partitions)
+def _program(config, partitions, vocab_size=_VOCAB):
+    """Compiles `_exported`, which takes the RandomModel's arrays and the requests."""
+    return compile_program(_exported(config, partitions, vocab_size))
+
+
+def _exported(config, partitions, vocab_size=_VOCAB):
+    """Returns the program that searches with a RandomModel.
+
+    `partitions` is a Partitioning, or the number of devices for the paper's table.
+    """
+    parts = functions.partitioning(partitions) if isinstance(partitions, int) else partitions
 
     def fn(model, asked):
         state = textbook.flat_state(config, model)
         state.flat = Annotator(parts).annotate(state.flat, "B__")
-        step = textbook.flat_step(config, model)
+        model_step = textbook.flat_step(config, model)
+
+        def step(*args):
+            logits, state = model_step(*args)
+            return Annotator(parts).annotate(logits, "ULV"), state
+
         found = flat_beam_search.search(
             config, step, state, Requests(**asked), Annotator(parts).annotate, textbook.flat_grow
         )
@@ -239,7 +255,7 @@ def _program(config, num_partitions, vocab_size=_VOCAB):
     )
     dims = {"ids": "B__", "lengths": "B_", "scores": "B_", "token_log_probs": "B__"}
     dims["attention"] = "B___"
-    return building.compile_fn(fn, num_partitions, dims, model=specs, asked=asked)
+    return building.export_fn(fn, parts, dims, model=specs, asked=asked)
 
 
 _one_device = functools.cache(lambda config: _program(config, 1))
@@ -387,6 +403,131 @@ def test_a_sample_ends_at_its_first_eos_and_has_its_own_score():
         forced = _log_probs(toy, b, tokens[:-1])
         want = sum(row[token] for row, token in zip(forced, tokens, strict=True))
         assert found.scores[b, 0] == pytest.approx(want, rel=1e-4)
+
+
+_TRUNCATED = BeamSearch(1, _STEPS, 0.0, temperature=2.0, top_k=5, top_p=0.8)
+
+
+_PIECES = 24
+_VOCABULARY_TABLES = {
+    "as the batch": ("d:*", {"B": "d", "V": "d", "U": ()}),
+    "of its own": ("v:*", {"V": "v"}),
+    "beside the batch": ("d:2,v:*", {"B": "d", "V": "v"}),
+}
+
+
+def _split_vocabulary(num_partitions, table):
+    mesh, rows = _VOCABULARY_TABLES[table]
+    return Partitioning.from_dict(Mesh.parse(mesh, num_partitions), rows)
+
+
+@functools.cache
+def _sampler(num_partitions, table="of its own"):
+    """Compiles the truncated sampling of a RandomModel, whose vocabulary the devices share."""
+    return _program(_TRUNCATED, _split_vocabulary(num_partitions, table), _PIECES)
+
+
+def _truncated_softmax(log_probs_V, config):
+    """Returns what the config draws from, by a loop over the sorted tokens."""
+    scaled = np.exp(log_probs_V / config.temperature)
+    best_first = np.argsort(-scaled)[: config.top_k]
+    wanted = np.zeros_like(scaled)
+    total = scaled[best_first].sum()
+    for token in best_first:
+        if wanted.sum() < config.top_p * total:
+            wanted[token] = scaled[token]
+    return wanted / wanted.sum()
+
+
+def test_truncated_samples_are_drawn_from_what_is_kept():
+    """Compares first tokens of many seeds to the exact distribution, by chi-square."""
+    draws = 300
+    toy = _random_model(5, _PIECES)
+    asked = _asked(5, free=True)
+    run = _sampler(1)
+    counts = np.zeros((_B, _PIECES))
+    for seed in range(draws):
+        asked.seed = np.array([8, seed], np.int32)
+        ids = np.asarray(run(toy.tensors(), asked).ids)
+        counts[np.arange(_B), ids[:, 0, 0]] += 1
+
+    num_kept = []
+    for b in range(_B):
+        expected = draws * _truncated_softmax(_log_probs(toy, b, [])[0], _TRUNCATED)
+        kept = expected > 0
+        num_kept.append(kept.sum())
+        assert not counts[b, ~kept].any()
+        distance = (counts[b] - expected)[kept] ** 2 / expected[kept]
+        assert distance.sum() < 23.6  # p = 0.0001 at 4 degrees, the most.
+    assert max(num_kept) > 2 and min(num_kept) < 5
+
+
+def test_every_token_of_a_truncated_sample_is_one_of_those_kept():
+    """With its own log-probability, which nothing truncates; but the last step has to end."""
+    toy = _random_model(6, _PIECES)
+    asked = _asked(6)
+    found = _sampler(1)(toy.tensors(), asked).Transform(np.asarray)
+    for b in range(_B):
+        length = found.lengths[b, 0]
+        tokens = found.ids[b, 0, :length].tolist()
+        forced = _log_probs(toy, b, tokens[:-1])
+        for step, (token, row) in enumerate(zip(tokens, forced, strict=True)):
+            assert found.token_log_probs[b, 0, step] == pytest.approx(row[token], abs=1e-4)
+            if step + 1 < asked.min_steps[b]:
+                row[EOS] = -np.inf
+            if step + 1 < asked.max_steps[b]:
+                assert _truncated_softmax(row, _TRUNCATED)[token] > 0
+
+
+@pytest.mark.parametrize(
+    ("table", "num_partitions"),
+    [
+        ("of its own", 2),
+        *(
+            pytest.param(table, n, marks=pytest.mark.slow)
+            for table in _VOCABULARY_TABLES
+            for n in (2, 4, 8)
+        ),
+    ],
+)
+def test_a_split_vocabulary_gives_the_samples_of_one_device(table, num_partitions):
+    given = (_random_model(12, _PIECES).tensors(), _asked(12, free=True))
+    wanted = _sampler(1)(*given)
+    found = _sampler(num_partitions, table)(*given).Transform(np.asarray)
+    np.testing.assert_array_equal(found.ids, wanted.ids)
+    np.testing.assert_array_equal(found.lengths, wanted.lengths)
+    np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5, atol=1e-5)
+    assert len(set(map(tuple, found.ids[:, 0].tolist()))) > _B // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["of its own", "beside the batch"])
+def test_partitions_of_a_vocabulary_exchange_sums_alone_to_truncate(table):
+    parts = _split_vocabulary(8, table)
+    untruncated = dataclasses.replace(_TRUNCATED, top_k=None, top_p=None)
+    before = _program(untruncated, parts, vocab_size=_PIECES).report()
+    report = _sampler(8, table).report()
+    for kind, count in report.collectives:
+        if kind == "all-reduce":
+            assert count > before.count(kind)
+        else:
+            assert count == before.count(kind), kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+def test_truncated_sampling_compiles_for_tpus_and_gpus(name):
+    compilers.need(name)
+    program = _exported(_TRUNCATED, _split_vocabulary(8, "beside the batch"), vocab_size=_PIECES)
+    assert topology.compile_program(program, name).report().count("all-reduce") > 0
+
+
+@pytest.mark.parametrize("top_k", [8, 1000])
+def test_a_top_k_above_the_vocabulary_is_refused(top_k):
+    config = BeamSearch(1, 3, temperature=1.0, top_k=top_k)
+    message = f"^BeamSearch: top_k must be at most the vocabulary, 7, got {top_k}.$"
+    with pytest.raises(ValueError, match=message):
+        _search(config, lambda *_: tf.zeros([2, 1, 7]), 2)
 
 
 def test_a_coverage_penalty_needs_the_models_attention():

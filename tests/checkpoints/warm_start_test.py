@@ -46,6 +46,33 @@ def test_experts_grow_by_copies():
     np.testing.assert_array_equal(gate[:, 3], before[0, :, 1])
 
 
+@pytest.mark.parametrize(("dims", "shape"), [("EMH", (3, 5)), ("REMH", (2, 3, 5)), ("em", (3,))])
+def test_a_layer_without_experts_becomes_each_of_them(dims, shape):
+    """One of a model, of a stack, and an optimizer's slot, whose letters are lowercase."""
+    before = _random(*shape)
+    axis = dims.upper().index("E")
+    new_shape = [*shape[:axis], 4, *shape[axis:]]
+    value, line = _begin(Rule.COPY_EXPERTS, before, _random(*new_shape, seed=1), dims)
+    for expert in range(4):
+        np.testing.assert_array_equal(np.take(value, expert, axis), before)
+    one = [*shape[:axis], 1, *shape[axis:]]
+    assert line == f"a.w: float32{one} copied to float32{new_shape}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "message"),
+    [
+        # Twice as many hidden units would be whole copies, too.
+        (Rule.COPY_EXPERTS, (4, 3, 10), "the experts of a layer that had none need its shape"),
+        (Rule.COPY_EXPERTS, (4, 5, 3), "the experts of a layer that had none need its shape"),
+        (Rule.SAME, (4, 3, 5), r"this model's float32\[4, 3, 5\]\.$"),
+    ],
+)
+def test_a_layer_of_another_shape_becomes_no_experts(rule, shape, message):
+    with pytest.raises(ValueError, match=rf"^old: a.w is float32\[3, 5\], .*{message}"):
+        _begin(rule, _random(3, 5), _random(*shape), "EMH")
+
+
 def test_what_several_devices_need_is_read_once():
     reads = []
 

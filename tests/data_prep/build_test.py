@@ -88,3 +88,20 @@ def test_what_was_made_is_told_and_which_language_is_much_in_bytes(folder):
     assert re.search(r"de: \{'train': 9\d\d, 'dev': \d+, 'test': \d+\}, dropped none", told)
     assert re.search(r"W.* de: \d\d\.\d % of the source's tokens are bytes of characters", told)
     assert re.search(r"data: 9\d\d training examples in 1 directions, .* in data/report", told)
+
+
+def test_documents_are_told_in_their_own_words(folder):
+    (folder / "notes").mkdir()
+    (folder / "notes/a.txt").write_text("".join(f"a note about {i}\n" for i in range(300)))
+    flags = ("--kind=text", "--input=notes", "--text_vocab_size=300")
+    refused = _run(folder, *flags, "--out=notes_data", "--max_pieces=9")
+    assert refused.returncode == 1
+    line = "data_prep.build: max_pieces is no setting of data of kind text"
+    assert refused.stderr.splitlines()[-1] == line
+    ended = _run(folder, *flags, "--out=notes_data")
+    assert ended.returncode == 0
+    assert re.search(r"a: \{'train': 29\d, 'dev': \d, 'test': \d\}, dropped none", ended.stderr)
+    totals = (
+        r"notes_data: 29\d training documents in 1 corpora, \d+ tokens of \d{4} bytes; vocabulary"
+    )
+    assert re.search(totals, ended.stderr)

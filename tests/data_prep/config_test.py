@@ -4,6 +4,13 @@ import re
 import pytest
 
 from data_prep import config
+from data_prep.documents import (
+    JsonlDocuments,
+    OneSide,
+    ParquetDocuments,
+    TextFile,
+    TfdsDocuments,
+)
 from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.sources import JsonlFile, MosesFiles, PoFile, TsvFile
 
@@ -78,7 +85,7 @@ def test_every_format(tmp_path):
 
 
 def test_the_documented_example(tmp_path):
-    (example,) = re.findall(r"```toml\n(.*?)```", _DOCUMENT.read_text(), re.DOTALL)
+    example, _ = re.findall(r"```toml\n(.*?)```", _DOCUMENT.read_text(), re.DOTALL)
     for name in ("m4bible/de-en.tsv", "mined/fr.parquet", "web/a.jsonl.gz", "memory.tmx.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -88,6 +95,23 @@ def test_the_documented_example(tmp_path):
     ]
     assert sources[2].source_column == "translation.fr"
     assert made.scripts == {"sr": ("Cyrl", "Latn")}
+
+
+def test_the_documented_example_of_text(tmp_path):
+    _, example = re.findall(r"```toml\n(.*?)```", _DOCUMENT.read_text(), re.DOTALL)
+    for name in ("books/a.txt.gz", "news/dev-1.jsonl", "web/a.parquet"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    sources, made = _load(tmp_path, example)
+    assert made.kind == "text"
+    pairs = MosesFiles(tmp_path / "europarl.de-en.de.gz", tmp_path / "europarl.de-en.en.gz", "de")
+    assert sources == (
+        TextFile(tmp_path / "books/a.txt.gz", "books", "block", "train"),
+        JsonlDocuments(tmp_path / "news/dev-1.jsonl", "news", "page.text", "dev"),
+        ParquetDocuments(tmp_path / "web/a.parquet", "web", "text"),
+        TfdsDocuments("wiki40b/en", "train", "wiki", "text"),
+        OneSide(pairs, "english", "talks", None),
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +162,7 @@ def test_mistakes_are_named(tmp_path, text, message):
         ("{split}.{side}", ["dev", "train"]),
         ("*/{language}.{split}", "'*/{language}.{split}'"),
         ("{pair}.{split}", "fr-nl.dev: expected a pair with English, got fr-nl"),
-        ("{lang}.tsv", r"{lang} is none of language, pair, side, split"),
+        ("{lang}.tsv", r"{lang} is none of corpus, language, pair, side, split"),
     ],
 )
 def test_placeholders(tmp_path, path, expected):

@@ -44,7 +44,7 @@ def test_three_groups_by_hand(tmp_path, monkeypatch):
     for i, chunk in enumerate(chunks):
         digests, positions = np.load(tmp_path / f"x/de-{i:05d}.sorted.npy")
         assert digests.tolist() == sorted(chunk.digests()[:, text_chunks.PAIR].tolist())
-        assert sorted(positions.tolist()) == list(range(chunk.num_pairs))
+        assert sorted(positions.tolist()) == list(range(chunk.num_examples))
         places += np.load(tmp_path / f"x/de-{i:05d}.repeated.npy").T.tolist()
     # A in the second group; the first B of the third, and its second one.
     assert sorted(places) == [[1, 0], [2, 0], [2, 1]]
@@ -98,10 +98,10 @@ def test_of_equal_pairs_the_first_is_kept_over_all_chunks(tmp_path, monkeypatch)
     assert len(train) == 11
     assert [len(group) for group in deduplication.groups(train)] == [2, 2, 2, 2, 1, 2]
     selected = _select(tmp_path, train)
-    kept = [pair for chunk in train for pair in chunk.kept_pairs()]
+    kept = [pair for chunk in train for pair in chunk.kept_examples()]
     assert kept == list(dict.fromkeys(pairs))
     assert selected.block_sizes.total() == len(kept)
-    assert selected.block_sizes[0] == sum(len(list(chunk.kept_pairs())) for chunk in train)
+    assert selected.block_sizes[0] == sum(len(list(chunk.kept_examples())) for chunk in train)
     assert selected.dropped == {("de", Rule.HELD_OUT): 0, ("de", Rule.DUPLICATE): 1000 - len(kept)}
 
 
@@ -115,9 +115,9 @@ def test_nothing_of_the_held_out_splits_stays_on_either_side(tmp_path):
     ]
     train = _write(tmp_path, "train", "x", pairs)
     selected = _select(tmp_path, train, held_out)
-    assert list(train[0].kept_pairs()) == [pairs[2]]
+    assert list(train[0].kept_examples()) == [pairs[2]]
     assert selected.dropped == {("de", Rule.HELD_OUT): 3, ("de", Rule.DUPLICATE): 0}
-    assert list(held_out[0].kept_pairs()) == list(held_out[0].pairs())
+    assert list(held_out[0].kept_examples()) == list(held_out[0].examples())
 
 
 def test_the_files_opened_grow_as_the_corpus(tmp_path, monkeypatch):

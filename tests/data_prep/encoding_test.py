@@ -89,14 +89,17 @@ def test_records_lengths_and_statistics_by_hand(tmp_path, model, ids):
         num_characters=4,
         num_byte_pieces=2,
         num_unknown=0,
+        num_bytes=6,
     )
     assert encoded.target == SideStatistics(
-        lengths=collections.Counter({3: 1, 5: 1}), num_words=3, num_characters=3
+        lengths=collections.Counter({3: 1, 5: 1}), num_words=3, num_characters=3, num_bytes=4
     )
     assert encoded.dropped == {}
     records = encoded.records
     assert (records.num_source_tokens, records.num_target_tokens) == (10, 8)
     assert (records.num_examples, records.num_source_byte_tokens) == (2, 2)
+    assert (records.num_target_byte_tokens, records.num_target_bytes) == (0, 4)
+    assert [shard.num_target_tokens for shard in records.shards] == [8]
 
 
 def test_the_files_are_described_and_lengths_take_a_byte_each(tmp_path, model):
@@ -144,7 +147,7 @@ def test_dev_is_normalized_here_and_loses_nothing(tmp_path, model, ids):
 
 
 def test_training_text_is_encoded_as_its_chunk_has_it(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(encoding.cleaning, "normalize_pair", None)
+    monkeypatch.setattr(encoding.cleaning, "normalize_sides", None)
     assert _encode(tmp_path, model, [Pair("a", "b")]).records.num_examples == 1
 
 
@@ -172,7 +175,7 @@ def test_a_token_is_part_of_the_source(tmp_path):
 def test_batches_make_no_difference(tmp_path, model, monkeypatch):
     pairs = [Pair("ab"[: 1 + i % 2], "c" * (1 + i % 3)) for i in range(7)]
     whole = _encode(tmp_path / "whole", model, pairs, max_pieces=4)
-    monkeypatch.setattr(encoding, "_PAIRS_PER_BATCH", 2)
+    monkeypatch.setattr(encoding, "_EXAMPLES_PER_BATCH", 2)
     in_batches = _encode(tmp_path / "batches", model, pairs, max_pieces=4)
     assert in_batches == whole
     assert in_batches.dropped == {("de", Rule.TOO_MANY_PIECES): 2}

@@ -3,9 +3,10 @@ import gzip
 import pytest
 import tensorflow_datasets as tfds
 
+from data_prep.documents import TfdsDocuments
 from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.sources import Row
-from data_prep.tsv import Pair
+from data_prep.tsv import Document, Pair
 
 _TMX = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -50,7 +51,7 @@ def test_languages_by_the_names_of_the_source(tmx_path):
     rows = list(TmxFile(tmx_path, language_codes="source").rows())
     assert [row.language for row in rows] == ["de-DE", "pt-BR", "pt"]
     wanted = TmxFile(tmx_path, ("pt",), language_codes="source")
-    assert [row.pair.source for row in wanted.rows()] == ["dois"]
+    assert [row.example.source for row in wanted.rows()] == ["dois"]
 
 
 def test_many_units_are_forgotten_as_they_are_read(tmp_path):
@@ -58,7 +59,7 @@ def test_many_units_are_forgotten_as_they_are_read(tmp_path):
     path = tmp_path / "many.tmx"
     path.write_text(f"<tmx><body>{''.join(map(unit.format, range(5000)))}</body></tmx>")
     rows = list(TmxFile(path).rows())
-    assert [row.pair.english for row in rows] == [f"n{i}" for i in range(5000)]
+    assert [row.example.english for row in rows] == [f"n{i}" for i in range(5000)]
 
 
 def test_what_is_no_tmx_is_refused(tmp_path):
@@ -141,7 +142,7 @@ def test_a_real_set_of_two_languages_on_made_up_data(tmp_path):
     with tfds.testing.mock_data(num_examples=3):
         rows = list(TfdsSplit("flores/neen", "test", tmp_path).rows())
     assert [row.language for row in rows] == ["ne"] * 3
-    assert all(row.pair.source and row.pair.english for row in rows)
+    assert all(row.example.source and row.example.english for row in rows)
 
 
 def test_what_is_no_set_or_no_translations_is_refused(tfds_dir):
@@ -151,3 +152,16 @@ def test_what_is_no_set_or_no_translations_is_refused(tfds_dir):
         list(TfdsSplit("small_talks", "later", tfds_dir).rows())
     with pytest.raises(ValueError, match=r"has features \['caption'\]: expected several languages"):
         list(TfdsSplit("small_pictures", "train", tfds_dir).rows())
+
+
+def test_documents_are_a_feature(tfds_dir):
+    source = TfdsDocuments("small_pictures", "train", "captions", "caption", tfds_dir)
+    assert list(source.rows()) == [Row("captions", Document("a house"))]
+    for name, feature, known in (
+        ("small_pictures", "title", "caption"),
+        ("small_talks", "translations", "translations"),
+    ):
+        wrong = TfdsDocuments(name, "train", "captions", feature, tfds_dir)
+        message = f"tfds {name}, split train has no text in feature '{feature}', only {known}"
+        with pytest.raises(ValueError, match=message):
+            list(wrong.rows())

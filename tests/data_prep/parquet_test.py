@@ -30,7 +30,7 @@ def test_named_columns_and_a_threshold(path):
     assert rows[8] == Row("de", Malformed("no text in field 'translation.de'"))
     assert len(rows) == 10
     scored = list(ParquetFile(path, "de", **_COLUMNS, score_column="score", min_score=0.5).rows())
-    assert [row.pair is None for row in scored] == [True] * 5 + [False] * 4 + [True]
+    assert [row.example is None for row in scored] == [True] * 5 + [False] * 4 + [True]
     assert scored[5] == rows[5]
 
 
@@ -65,7 +65,9 @@ def test_spans_are_even_ranges_of_row_groups(path, monkeypatch):
         assert source.spans() == [range(*each) for each in itertools.pairwise(firsts)]
         parts = [list(source.rows(span)) for span in source.spans()]
         assert [len(part) for part in parts[:-1]] == [3 * len(each) for each in source.spans()][:-1]
-        assert [row.pair for part in parts for row in part][:8] == [row.pair for row in whole[:8]]
+        assert [row.example for part in parts for row in part][:8] == [
+            row.example for row in whole[:8]
+        ]
 
 
 def test_what_is_damaged_or_lacks_a_column_is_named(path):

@@ -60,7 +60,9 @@ def test_a_pair_has_english_once(tmp_path, pair):
 
 
 def test_mistakes_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"\{lang\} is none of language, pair, side, split"):
+    with pytest.raises(
+        ValueError, match=r"\{lang\} is none of corpus, language, pair, side, split"
+    ):
         patterns.expand({"path": "{lang}.tsv"}, tmp_path)
     with pytest.raises(ValueError, match=r"no file in .* matches path '\{language\}.tsv'"):
         patterns.expand({"path": "{language}.tsv"}, tmp_path)

@@ -12,7 +12,7 @@ from data_prep import config, engines, pipeline
 from data_prep.sources import ColumnsFile, MosesFiles, Row, TsvFile
 from data_prep.tsv import Malformed, Pair
 from lingvo_gshard.input import manifest, sentences
-from lingvo_gshard.runs.launch import data_facts
+from lingvo_gshard.input.batches import TranslationInput
 
 _RECIPES = pathlib.Path(config.__file__).parent / "recipes"
 
@@ -100,7 +100,7 @@ def test_opus100_evaluated(tmp_path):
     assert (set(chinese.records), set(chinese.text)) == (set(), {"ntrex"})
     text = sentences.eval_text(tmp_path / "data" / german.text["ntrex"].path)
     assert list(text) == [("deu", "eng"), ("Sentence 4!", "Sentence 5!")]
-    assert data_facts(tmp_path / "data").languages == ("de",)
+    assert TranslationInput.Facts(str(tmp_path / "data")).languages == ("de",)
 
 
 def test_nllb(tmp_path):
@@ -113,13 +113,13 @@ def test_nllb(tmp_path):
         ColumnsFile(tmp_path / "deu_Latn-eng_Latn.gz", "de", 0, 1, 2, 1.06),
         ColumnsFile(tmp_path / "eng_Latn-fra_Latn.gz", "fr", 1, 0, 2, 1.06),
     )
-    german = [row.pair for row in sources[0].rows()]
+    german = [row.example for row in sources[0].rows()]
     assert (german[0].line, german[1]) == ("ein Satz\ta sentence\n", None)
     assert german[2:] == [
         Malformed("there are only 2 columns"),
         Malformed("could not convert string to float: 'x'"),
     ]
-    assert [row.pair.line for row in sources[1].rows()] == ["une phrase\ta sentence\n"]
+    assert [row.example.line for row in sources[1].rows()] == ["une phrase\ta sentence\n"]
 
 
 def test_ted_multi(tmp_path):
@@ -154,7 +154,7 @@ def test_multi30k(tmp_path):
         for split, name in files.items()
         for code in ("cs", "de", "fr")
     )
-    assert next(sources[3].rows()).pair == Pair("val cs 0", "val en 0")
+    assert next(sources[3].rows()).example == Pair("val cs 0", "val en 0")
 
 
 def test_m4bible(tmp_path):

@@ -10,11 +10,11 @@ from data_prep.text_chunks import Chunk
 class _Listed(Chunk):
     """A chunk of the numbers from its start, of which those divisible by 3 are not kept."""
 
-    def pairs(self):
-        return iter(range(self.start, self.start + self.num_pairs))
+    def examples(self):
+        return iter(range(self.start, self.start + self.num_examples))
 
     def is_kept(self):
-        return np.arange(self.start, self.start + self.num_pairs) % 3 != 0
+        return np.arange(self.start, self.start + self.num_examples) % 3 != 0
 
 
 def _chunks(*cuts):
@@ -36,7 +36,7 @@ def test_shards_do_not_depend_on_where_chunks_are_cut(cuts, pairs_per_shard):
         if not expected or len(expected[-1]) + len(kept) > pairs_per_shard:
             expected.append([])
         expected[-1] += kept
-    assert [list(shard.pairs()) for shard in made] == expected
+    assert [list(shard.examples()) for shard in made] == expected
 
 
 def test_a_shard_opens_only_its_chunks():

@@ -35,7 +35,7 @@ def _clean(folder, *rows, split="train", config=_CONFIG):
 
 
 def _pairs(cleaned):
-    return {(chunk.split, chunk.language): list(chunk.pairs()) for chunk in cleaned.chunks}
+    return {(chunk.split, chunk.language): list(chunk.examples()) for chunk in cleaned.chunks}
 
 
 def test_the_survey_counts_the_characters_of_sources():

@@ -42,7 +42,7 @@ def test_tsv(tmp_path):
 def test_a_score_that_is_no_number_keeps_nothing(tmp_path):
     (tmp_path / "x.txt").write_text("nan\ta\tb\n0.5\tc\td\n2\te\tf\n")
     rows = ColumnsFile(tmp_path / "x.txt", "de", 1, 2, score_column=0, min_score=1.0).rows()
-    assert [row.pair for row in rows] == [None, None, Pair("e", "f")]
+    assert [row.example for row in rows] == [None, None, Pair("e", "f")]
 
 
 def test_moses(tmp_path):
@@ -76,7 +76,7 @@ def test_jsonl(tmp_path):
     source = JsonlFile(tmp_path / "x.jsonl", "de", "translation.de", "translation.en")
     rows = list(source.rows())
     assert rows[0] == Row("de", Pair("ein Haus", "a house"))
-    assert [row.pair[:28] for row in rows[1:]] == [
+    assert [row.example[:28] for row in rows[1:]] == [
         "no text in field 'translatio",
         "not JSON: Expecting property",
         "not JSON: maximum recursion ",

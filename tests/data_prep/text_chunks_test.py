@@ -15,8 +15,8 @@ def _write(folder, pairs, split="train", pairs_per_chunk=100):
 def test_a_chunk_ends_where_it_is_full(tmp_path):
     pairs = [Pair(f"s{i}", f"t{i}") for i in range(7)]
     chunks = _write(tmp_path, pairs, pairs_per_chunk=3)
-    assert [chunk.num_pairs for chunk in chunks] == [3, 3, 1]
-    assert [pair for chunk in chunks for pair in chunk.pairs()] == pairs
+    assert [chunk.num_examples for chunk in chunks] == [3, 3, 1]
+    assert [pair for chunk in chunks for pair in chunk.examples()] == pairs
     assert chunks[0].digests().shape == (3, 3)
 
 
@@ -26,7 +26,7 @@ def test_splits_and_languages_have_chunks_of_their_own_in_one_folder(tmp_path):
         pair = Pair(f"{i}", "x")
         writer.add(split, language, pair, pair)
     chunks = writer.close()
-    assert [(one.split, one.language, one.num_pairs) for one in chunks] == [
+    assert [(one.split, one.language, one.num_examples) for one in chunks] == [
         ("train", "de", 2),
         ("dev", "de", 2),
         ("train", "fr", 2),
@@ -53,7 +53,7 @@ def test_the_pair_is_written_and_the_normalized_one_is_digested(tmp_path):
     writer.add("dev", "de", Pair("ﬁ", "x"), Pair("fi", "x"))
     writer.add("dev", "de", Pair("fi", "x"), Pair("fi", "x"))
     (chunk,) = writer.close()
-    assert list(chunk.pairs()) == [Pair("ﬁ", "x"), Pair("fi", "x")]
+    assert list(chunk.examples()) == [Pair("ﬁ", "x"), Pair("fi", "x")]
     assert len(set(chunk.digests()[:, text_chunks.PAIR].tolist())) == 1
 
 
@@ -63,16 +63,16 @@ def test_kept_pairs_at_some_positions(tmp_path):
     chunk = Chunk("train", "de", written.path, 6, start=10)
     is_kept = np.array([True, False, True, True, True, False])
     text_chunks.save_array(chunk.array_path("kept"), is_kept)
-    assert [pair.source for pair in chunk.kept_pairs()] == ["10", "12", "13", "14"]
-    assert [pair.source for pair in chunk.kept_pairs(range(12, 14))] == ["12", "13"]
-    assert [pair.source for pair in chunk.kept_pairs(range(0, 11))] == ["10"]
-    assert [pair.source for pair in chunk.kept_pairs(range(14, 99))] == ["14"]
-    assert list(chunk.kept_pairs(range(16, 20))) == []
-    assert list(chunk.kept_pairs(range(0, 10))) == []
+    assert [pair.source for pair in chunk.kept_examples()] == ["10", "12", "13", "14"]
+    assert [pair.source for pair in chunk.kept_examples(range(12, 14))] == ["12", "13"]
+    assert [pair.source for pair in chunk.kept_examples(range(0, 11))] == ["10"]
+    assert [pair.source for pair in chunk.kept_examples(range(14, 99))] == ["14"]
+    assert list(chunk.kept_examples(range(16, 20))) == []
+    assert list(chunk.kept_examples(range(0, 10))) == []
 
 
 def test_all_of_dev_is_kept(tmp_path):
     pairs = [Pair("a", "b"), Pair("a", "b")]
     (chunk,) = _write(tmp_path, pairs, split="dev")
     assert chunk.is_kept().tolist() == [True, True]
-    assert list(chunk.kept_pairs()) == pairs
+    assert list(chunk.kept_examples()) == pairs

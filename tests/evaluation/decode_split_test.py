@@ -11,7 +11,7 @@ from lingvo_gshard.evaluation import decode_split, quality
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Language, Manifest, Records, Shard, Vocabulary
-from tests.translation.reverser import Letters, Reverser
+from tests.decoding.reverser import Letters, Reverser
 
 # The references of `aa` are what the decoder makes of its sources.
 _PAIRS = {
@@ -46,12 +46,13 @@ def data_dir(tmp_path):
 def run(data_dir, tmp_path, monkeypatch):
     """A run with a decoder of its own, and without a record of its training."""
     monkeypatch.setattr(decode_split, "recorded", lambda logdir: None)
+    monkeypatch.setattr(decode_split, "check_decoded", lambda model, params: None)
     decoder = Reverser(2, (4, 8))
     (tmp_path / "run").mkdir()
     return types.SimpleNamespace(
         logdir=str(tmp_path / "run"),
-        launch=types.SimpleNamespace(data_dir=str(data_dir)),
-        params=types.SimpleNamespace(decode=types.SimpleNamespace(max_sentences=None)),
+        launch=types.SimpleNamespace(model="toy", data_dir=str(data_dir)),
+        params=types.SimpleNamespace(decode=types.SimpleNamespace(max_sentences=None, seed=0)),
         decoder=lambda: (decoder, Letters(), Letters()),
     )
 

@@ -1,5 +1,6 @@
 """The report of a run, which shows what the run has produced so far."""
 
+import dataclasses
 import html
 import json
 import re
@@ -16,6 +17,10 @@ _FACTS = run_report.RunFacts(
     max_steps=500,
     step_flops=4e9,
     train_pairs={"de": 70, "fr": 9000},
+    nouns=("language", "pair"),
+    unit="target token",
+    shown=(),
+    has_source=True,
 )
 
 
@@ -84,6 +89,7 @@ def test_a_run_that_was_evaluated_and_decoded(tmp_path):
         "steps skipped: gradient not finite": "2",
     }
     rows = _rows(page)
+    assert ["language", "training pairs", "nll of dev, nats per target token"] in rows
     assert rows.index(["fr", "9,000", "-"]) < rows.index(["de", "70", "1.125"])  # By size.
     assert ["fr", "9,000", "3", "31.25", "1.00", "55.50", "1.00", "52.00", "1.00"] in rows
     dropped, entropy = "tokens dropped by all their experts, %", "entropy of a token's gates, nats"
@@ -97,6 +103,18 @@ def test_a_run_that_has_only_begun(tmp_path):
     page = _page(tmp_path, _line(10))
     assert "--mode=eval adds" in page and "--mode=decode adds" in page and "adds a plan" in page
     assert "Routing" not in page and page.count("<img") == 1
+
+
+def test_a_run_of_images_has_neither_languages_nor_translations(tmp_path):
+    facts = dataclasses.replace(
+        _FACTS, train_pairs={}, unit="image", shown=("accuracy",), has_source=False
+    )
+    _write(tmp_path / "train_metrics.jsonl", [_line(10, accuracy=0.5)])
+    _write(tmp_path / "eval_metrics.jsonl", [{"name": "dev", "step": 10, "accuracy": 0.75}])
+    page = run_report.write(tmp_path, facts).read_text()
+    assert "Curves of loss, nats per image; accuracy; gradient norm" in page
+    assert "padding" not in page and "Translations" not in page and "By language" not in page
+    assert ["", "seconds per step", "images per second", "model GFLOP per second"] in _rows(page)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

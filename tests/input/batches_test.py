@@ -343,7 +343,7 @@ def test_batches_decode_to_the_original_text(data_dir):
 
 
 def test_user_mistakes_are_named(data_dir, tmp_path):
-    with pytest.raises(ValueError, match=r"set data_dir, batch_size, source_len, target_len"):
+    with pytest.raises(ValueError, match=r"set batch_size, data_dir, source_len, target_len"):
         TranslationInput.Params().Instantiate()
     with pytest.raises(ValueError, match=r"no manifest.json in"):
         _input(str(tmp_path))

@@ -1,11 +1,11 @@
-"""A prepared data folder of three languages of different sizes and sentence lengths."""
+"""Prepared data folders: three languages of different sizes and lengths, and two corpora."""
 
 import random
 
 import pytest
 
 from data_prep import pipeline, tsv
-from data_prep.tsv import Pair
+from data_prep.tsv import Document, Pair
 from tests.data_prep import prepared
 
 _SYLLABLES = ("ba", "ke", "li", "mo", "nu", "tra", "ste", "kon", "wor", "vim", "sal", "e")
@@ -33,5 +33,22 @@ def data_dir(tmp_path_factory):
     for language, count in {"aa": 41, "cy": 7}.items():
         tsv.write(folder / "text/dev" / f"{language}-en.tsv.gz", _pairs(language, "dev", count))
     config = pipeline.BuildConfig(source_vocab_size=420, target_vocab_size=390)
+    prepared.build(folder / "text", folder / "data", config)
+    return str(folder / "data")
+
+
+@pytest.fixture(scope="session")
+def text_dir(tmp_path_factory):
+    """Few long documents, "books", and many short ones, "notes", in several files of records."""
+    folder = tmp_path_factory.mktemp("text")
+    for split, num_books, num_notes in (("train", 9, 150), ("dev", 2, 11)):
+        rng = random.Random(split)
+        books = [Document(f"{split} \u6c34 {_sentence(rng, 300)} {i}") for i in range(num_books)]
+        notes = [Document(f"{split} na\u00efve {_sentence(rng, 7)} {i}") for i in range(num_notes)]
+        tsv.write(folder / "text" / split / "books.txt.gz", books)
+        tsv.write(folder / "text" / split / "notes.txt.gz", notes)
+    config = pipeline.BuildConfig(
+        kind="text", text_vocab_size=400, pairs_per_chunk=40, pairs_per_shard=60
+    )
     prepared.build(folder / "text", folder / "data", config)
     return str(folder / "data")

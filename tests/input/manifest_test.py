@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lingvo_gshard.files import json_records
+from lingvo_gshard.files import digests, json_records
 from lingvo_gshard.input import manifest
 
 
@@ -25,6 +25,21 @@ def test_round_trip(copy):
     assert first.language("br").num_examples("dev") == 0
     assert first.config["source_vocab_size"] == 420
     assert {"sentencepiece", "array_record"} <= set(first.library_versions)
+
+
+def test_a_manifest_from_before_there_were_kinds_is_one_of_pairs(copy):
+    fields = json.loads((copy / "manifest.json").read_text())
+    del fields["digest"], fields["kind"]
+    for language in fields["languages"]:
+        for of_split in language["records"].values():
+            del of_split["num_target_byte_tokens"], of_split["num_target_bytes"]
+            for shard in of_split["shards"]:
+                del shard["num_target_tokens"]
+    digests.write_json(copy / "manifest.json", fields.pop("version"), fields)
+    data = manifest.load_kind(copy, manifest.Kind.PARALLEL, "a reader")
+    assert data.language("br").num_examples("train") == 90
+    with pytest.raises(ValueError, match="holds data of kind parallel, but a reader reads kind te"):
+        manifest.load_kind(copy, manifest.Kind.TEXT, "a reader")
 
 
 def test_other_folders_are_refused_with_the_command_that_prepares_one(tmp_path):

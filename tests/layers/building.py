@@ -14,6 +14,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import Executable, compile_program
+from lingvo_gshard.spmd.program import Program
 from tests.spmd import functions
 
 # Four experts, each on two devices; B and G are split over all eight devices.
@@ -48,6 +49,11 @@ class Unannotated:
         """Applies fn to the whole tensors, which are the only part."""
         return self.annotate(fn(*(self.annotate(*argument) for argument in arguments)), dims)
 
+    def locally_all(self, fn: Callable, arguments: list, dims: list[str]) -> list[tf.Tensor]:
+        """As locally, for several results."""
+        results = fn(*(self.annotate(*argument) for argument in arguments))
+        return [self.annotate(result, own) for result, own in zip(results, dims, strict=True)]
+
     def factor(self, dims: str) -> tuple[int, ...]:
         """1 for each dim: none is split."""
         return (1,) * len(dims)
@@ -72,7 +78,17 @@ def compile_fn(
     result_dims: dict[str, str] | None = None,
     **args: NestedMap,
 ) -> Executable:
-    """Compiles `fn` of the named trees of specs.
+    """Compiles `fn` of the named trees of specs; the arguments are those of `export_fn`."""
+    return compile_program(export_fn(fn, partitions, result_dims, **args))
+
+
+def export_fn(
+    fn: Callable[..., NestedMap],
+    partitions: int | Partitioning,
+    result_dims: dict[str, str] | None = None,
+    **args: NestedMap,
+) -> Program:
+    """Returns the program of `fn` of the named trees of specs.
 
     Args:
       fn: the function.
@@ -83,7 +99,7 @@ def compile_fn(
     if isinstance(partitions, int):
         partitions = functions.partitioning(partitions)
     annotated = AnnotatedFn("f", fn, tuple(args), tuple(args.values()), result_dims or {})
-    return compile_program(lowering.export(annotated, partitions))
+    return lowering.export(annotated, partitions)
 
 
 def dims_of(**trees: NestedMap) -> dict[str, str]:

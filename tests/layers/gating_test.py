@@ -101,8 +101,8 @@ def _check(logits_GSE, valid_GS, capacity, rnd_GS=None, all_counted=False):
         _algorithm_1(*args, capacity, all_counted)
         for args in zip(gates_GSE, valid_GS, rnd_GS, strict=True)
     ]
-    assert _decided(got.first) == [[token.first for token in group] for group, _ in groups]
-    assert _decided(got.second) == [[token.second for token in group] for group, _ in groups]
+    assert _decided(got.choices[0]) == [[token.first for token in group] for group, _ in groups]
+    assert _decided(got.choices[1]) == [[token.second for token in group] for group, _ in groups]
     np.testing.assert_allclose(got.routing.aux_loss, np.mean([aux for _, aux in groups]), rtol=1e-5)
     _check_metrics(got.routing, [token for group, _ in groups for token in group], gates_GSE)
     combine_GSEC = dispatch.combine_weights(got, capacity).numpy()
@@ -250,10 +250,10 @@ def test_second_expert_is_used_with_probability_of_twice_its_gate(gap):
     num_groups, logits_E = 20_000, [gap, -20.0, 0.0]
     rnd = np.random.default_rng(5).random((num_groups, 1))
     got = _gate(np.tile(logits_E, (num_groups, 1, 1)), np.ones((num_groups, 1)), 1, rnd)
-    assert np.all(got.first.kept_GS == 1) and np.all(got.second.expert_GS == 2)
+    assert np.all(got.choices[0].kept_GS == 1) and np.all(got.choices[1].expert_GS == 2)
     probability = 2 / (1 + math.exp(gap))
     deviation = math.sqrt(probability * (1 - probability) / num_groups)
-    assert np.mean(got.second.kept_GS) == pytest.approx(probability, abs=4 * deviation)
+    assert np.mean(got.choices[1].kept_GS) == pytest.approx(probability, abs=4 * deviation)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def _params(*, sparse=False, source=False, dropout=0.0, **settings):
 
     if sparse:
         second = SecondExpert.RANDOM if dropout else SecondExpert.ALL
-        p.moe.Set(hidden_dim=5, num_experts=E, group_size=L, second_expert=second)
+        p.moe.Set(hidden_dim=5, num_experts=E, group_size=L)
+        p.moe.gating.second_expert = second
     else:
         p.moe = None
     return p

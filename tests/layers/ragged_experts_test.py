@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from lingvo_gshard.layers import ragged_experts, slices
 from lingvo_gshard.layers.activations import Activation, hidden_units
-from lingvo_gshard.layers.gating import Choice, Gating
 from lingvo_gshard.layers.products import FLOAT32
+from lingvo_gshard.layers.routing import Choice, Gates
 from tests.layers import building
 
 M, H = 5, 7
@@ -22,7 +22,7 @@ def test_expert_indices_are_exact_in_bfloat16():
     expert_GS, kept_GS = tf.constant([[0, 255, 257, 2047]]), tf.constant([[1.0, 1.0, 0.0, 1.0]])
     first = Choice(None, expert_GS, tf.fill([1, 4], 0.75), None, None, kept_GS)
     second = Choice(None, 2047 - expert_GS, tf.fill([1, 4], 0.25), None, None, kept_GS)
-    choices = ragged_experts._encode_choices(Gating(first, second, None), 2048, tf.bfloat16)
+    choices = ragged_experts._encode_choices(Gates((first, second), None), 2048, tf.bfloat16)
     expert_WYJ, gate_WYJ = ragged_experts._decode_choices(choices[None])
     assert expert_WYJ.numpy().tolist() == [[[0, 2047, 255, 1792, 2048, 2048, 2047, 0]]]
     assert gate_WYJ.numpy().tolist() == [[[0.75, 0.25] * 4]]
@@ -45,7 +45,7 @@ def test_idle_experts_cost_nothing(monkeypatch):
     relu_units = functools.partial(hidden_units, Activation.RELU, False)
     experts = ragged_experts.Experts({"wi": w_EMH, "wo": w_EHM}, relu_units)
     y_WYJM = ragged_experts._expert_outputs(
-        x_WYIM, expert_WYJ, experts, building.Unannotated(), FLOAT32
+        x_WYIM, expert_WYJ, 2, experts, building.Unannotated(), FLOAT32
     )
     assert reads.count((3, 1)) == 2 * 2  # Two experts' weights,
     assert reads.count((1, 4)) == 2 + 1  # and their tiles.
@@ -57,4 +57,4 @@ def test_idle_experts_cost_nothing(monkeypatch):
     [(2, 8, 1), (16, 8, 8), (256, 8, 8), (512, 8, 16), (8192, 8, 128)],
 )
 def test_tile_is_a_quarter_of_an_even_share_within_bounds(num_assignments, num_experts, want):
-    assert ragged_experts.tile_size(num_assignments, num_experts) == want
+    assert ragged_experts.tile_size(num_assignments // 2, 2, num_experts) == want

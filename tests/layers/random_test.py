@@ -53,6 +53,14 @@ def test_bits_equal_literal_loop(seed):
     np.testing.assert_array_equal(got[:300], np.array(_literal_bits(300, seed), np.uint32))
 
 
+def test_each_row_has_the_numbers_of_its_own_seed():
+    seeds = tf.constant([[3, -4], [3, -4], [0, 9]], tf.int32)
+    got = random.random_bits((3, 11, 5), seeds).numpy()
+    want = [random.random_bits((11, 5), seed).numpy() for seed in seeds]
+    np.testing.assert_array_equal(got, want)
+    assert not np.array_equal(got[0], got[2])
+
+
 @pytest.fixture(scope="module")
 def results():
     """(results, compiled text) by number of partitions."""

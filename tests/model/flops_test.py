@@ -2,6 +2,7 @@
 
 import pytest
 
+from lingvo_gshard.layers.gating_layers import TopKGating
 from lingvo_gshard.layers.repeat import Layers
 from tests.layers import building
 from tests.model import small_task
@@ -23,6 +24,16 @@ def test_loop_counts_all_layers():
 def test_an_only_expert_is_counted_once():
     saved = _flops(Layers.UNROLLED) - _flops(Layers.UNROLLED, num_experts=1)
     assert saved == pytest.approx(6 * B * (T + L) * 2 * (2 * M * H + M * (E - 1)))
+
+
+def test_counts_the_experts_of_a_token_and_shared_ones():
+    params = small_task.task_params()
+    flops = []
+    for k, num_shared in ((2, 0), (5, 3)):
+        for stack in (params.encoder, params.decoder):
+            stack.moe.Set(num_shared=num_shared, gating=TopKGating.Params().Set(k=k))
+        flops.append(params.Instantiate(building.Unannotated()).TrainStepFlops(B, T, L))
+    assert flops[1] - flops[0] == pytest.approx(6 * B * (T + L) * 6 * 2 * M * H)
 
 
 def test_equals_count_by_hand():

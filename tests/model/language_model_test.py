@@ -85,7 +85,10 @@ def _forced(task, theta, prompts, ids_BS, lengths_B):
 
 
 @pytest.mark.parametrize("name", _TASKS)
-@pytest.mark.parametrize("settings", [{"beam_size": 3}, {"beam_size": 1, "temperature": 0.8}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"beam_size": 3}, {"beam_size": 1, "temperature": 0.8, "top_k": 9, "top_p": 0.7}],
+)
 def test_decoding_equals_teacher_forcing(name, settings):
     """Prompts differ in length, and the last row has none."""
     task = _TASKS[name].Instantiate(building.Unannotated())
@@ -103,6 +106,34 @@ def test_decoding_equals_teacher_forcing(name, settings):
     assert ids.shape == (B, _S) and ids.max() < VOCAB
     want = _forced(task, theta, prompts, ids, found.lengths[:, 0])
     np.testing.assert_allclose(found.token_log_probs[:, 0], want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sample_depends_on_its_prompt_and_seed_and_not_on_its_batch():
+    task = small.task_params().Instantiate(building.Unannotated())
+    theta = _theta(task).Transform(tf.constant)
+    decode = _decode(beam_size=1, temperature=1.5, num_best=3)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def predict(features):
+        return task.Predict(theta, features, decode)
+
+    def ids(features):
+        return predict(features.Transform(tf.constant)).ids.numpy()
+
+    prompts = small.prompts(0)
+    found = ids(prompts)
+    assert found.shape == (B, 1, _S)  # Whatever num_best is.
+    order = np.roll(np.arange(B), 3)
+    np.testing.assert_array_equal(ids(prompts.Transform(lambda x: x[order])), found[order])
+
+    # Rows with one prompt: other numbers, and other seeds, draw others.
+    same = prompts.Transform(lambda x: np.repeat(x[:1], B, 0))
+    same.seeds = prompts.seeds
+    drawn = ids(same)
+    same.seeds = prompts.seeds + np.array([1, 0], np.int32)
+    others = ids(same)
+    assert len(np.unique(drawn, axis=0)) > B // 2
+    assert (drawn != others).any((1, 2)).sum() > B // 2
 
 
 def test_a_document_does_not_see_the_others_of_its_row():

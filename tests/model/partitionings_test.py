@@ -182,7 +182,7 @@ def test_training_in_stages_equals_the_loop(training, way):
     for stack in ("encoder", "decoder"):
         names = [f"task.{stack}.{each}" for each in ("layers_as", "remat", "num_layers")]
         settings += map("=".join, zip(names, ("LOOP", "BLOCK", "4"), strict=True))
-        settings += [f"task.{stack}.moe.second_expert=ALL"]
+        settings += [f"task.{stack}.moe.gating.second_expert=ALL"]
         for dropout in ("attention.dropout", "residual_dropout"):
             settings += [f"task.{stack}.layer.{dropout}.rate=0.0"]
         stages += [f"task.{stack}.stages=2", f"task.{stack}.microbatches=2"]

@@ -68,4 +68,5 @@ def prompts(seed: int, pad_last: bool = False) -> NestedMap:
         ids=(ids * is_token).astype(np.int32),
         segment_ids=is_token.astype(np.int32),
         positions=np.tile(np.arange(T, dtype=np.int32), (B, 1)),
+        seeds=np.stack([np.full(B, seed), np.arange(B)], 1).astype(np.int32),
     )

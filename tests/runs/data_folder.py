@@ -6,6 +6,16 @@ from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 
 
+def prepare_text(folder, content, launch):
+    """As `prepare`, of text in one language, with one vocabulary."""
+    (folder / "vocab").mkdir(parents=True, exist_ok=True)
+    (folder / "vocab/text.model").write_bytes(content)
+    vocabulary = manifest.Vocabulary(digests.describe(folder, "vocab/text.model"), 8)
+    data = manifest.Manifest((), vocabulary, vocabulary, {}, {}, kind="text")
+    manifest.save(data, folder)
+    return dataclasses.replace(launch, data_dir=str(folder))
+
+
 def prepare(folder, source, target, launch):
     """Makes a data folder as far as `record` reads it; returns the launch with its path."""
     vocabularies = []

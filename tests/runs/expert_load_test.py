@@ -15,9 +15,11 @@ _SCALARS = (
     "overflow_first",
     "overflow_second",
     "second_dispatched",
+    "dropped_choices",
     "max_load",
     "idle_experts",
     "entropy",
+    "router_loss",
 )
 # Experts by layer: the decoder has more of them.
 _EXPERTS = {"decoder_1": 6, "encoder_1": 4, "encoder_11": 4, "encoder_3": 4}

@@ -8,8 +8,10 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, tokenizer
+from lingvo_gshard.input.base_input import DataFacts
+from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.runs.launch import DataFacts, Launch
+from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.train.hooks import NonFinite
 from tests.runs import data_folder
 
@@ -111,6 +113,29 @@ def test_data_of_another_vocabulary_is_refused():
         _params("task.source_vocab_size=512")
 
 
+def test_data_of_another_kind_is_refused_in_one_line():
+    of_text = DataFacts(30, 30, ("web",), "text")
+    p = launches.experiment_params(Launch("toy.LmDense4L", (), "/data", of_text))
+    assert p.task.vocab_size == 30
+    for model, facts, kinds in (
+        ("toy.LmDense4L", _FACTS, "kind text, but /data holds kind parallel"),
+        ("toy.Dense4L", of_text, "kind parallel, but /data holds kind text"),
+    ):
+        with pytest.raises(ValueError, match=f"{model} learns from data of {kinds}") as error:
+            launches.experiment_params(Launch(model, (), "/data", facts))
+        assert "\n" not in str(error.value)
+
+
+def test_text_has_one_vocabulary(tmp_path):
+    launch = Launch("toy.LmDense4L", (), "/data", DataFacts(8, 8, ("web",), "text"))
+    launch = data_folder.prepare_text(tmp_path / "data", b"pieces", launch)
+    logdir = str(tmp_path / "run")
+    launches.record(launch, logdir)
+    assert [path.name for path in (tmp_path / "run/vocab").iterdir()] == ["text.model"]
+    assert launches.recorded(logdir) == launch
+    assert [path.read_bytes() for path in launches.vocabularies(logdir)] == [b"pieces"] * 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -152,7 +177,8 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
     launch = data_folder.prepare(tmp_path / "a", b"ours", b"english", _LAUNCH)
     launches.record(launch, logdir)
     launches.record(launch, logdir)  # As when a run goes on.
-    assert [p.read_bytes() for p in tokenizer.vocabulary_files(logdir)] == [b"ours", b"english"]
+    copies = tokenizer.vocabulary_files(logdir, "parallel")
+    assert [p.read_bytes() for p in copies] == [b"ours", b"english"]
     with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
         launches.record(data_folder.prepare(tmp_path / "b", b"ours", b"other", _LAUNCH), logdir)
     assert launches.recorded(logdir) == launch
@@ -226,7 +252,10 @@ def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
     languages = tuple(manifest.Language(code, each, {}, {}) for code, each in given)
     side = types.SimpleNamespace(size=8)
     data = types.SimpleNamespace(
-        languages=languages, source_vocabulary=side, target_vocabulary=side
+        languages=languages,
+        source_vocabulary=side,
+        target_vocabulary=side,
+        kind=manifest.Kind.PARALLEL,
     )
     monkeypatch.setattr(manifest, "load", lambda _: data)
-    assert launches.data_facts("data").languages == ("de",)
+    assert TranslationInput.Facts("data").languages == ("de",)

@@ -5,9 +5,10 @@ import types
 import pytest
 
 from lingvo_gshard import registry
+from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import modes
-from lingvo_gshard.runs.launch import DataFacts, Launch
+from lingvo_gshard.runs.launch import Launch
 from tests.runs import data_folder
 
 _LAUNCH = Launch("toy.Dense4L", (), "/data", DataFacts(4000, 2000, ("de", "fr")))

@@ -2,8 +2,9 @@
 
 import pytest
 
+from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.runs import run
-from lingvo_gshard.runs.launch import DataFacts, Launch, experiment_params
+from lingvo_gshard.runs.launch import Launch, experiment_params
 
 
 def _params(*overrides):

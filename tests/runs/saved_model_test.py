@@ -10,15 +10,15 @@ import sys
 import pytest
 
 from lingvo_gshard import registry
+from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
+from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.input import sentences
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import saved_model
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
-from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
-from lingvo_gshard.translation.translator import Translator
+from tests.decoding import vocabularies
 from tests.layers import building
 from tests.spmd import functions
-from tests.translation import vocabularies
 
 # One that is split at a sentence, one with all its rows' length, and a word that is cut.
 _LONG = "Ba ke li mo. " * 9 + "Mo li, ba ke."
@@ -139,7 +139,7 @@ def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
     # A call without lines, with fewer than a batch has, and with lines of all lengths.
     request = [{"text": _LINES}, {"text": []}, {"text": _LINES[:1]}]
     num_variables, uniform_scores, answers = _served(folder, request, tmp_path)
-    expected = list(Translator(decoder, *tokenizers).translate(_LINES))
+    expected = list(Translator(decoder, *tokenizers).decode(_LINES))
     texts = {translation.text for translations in expected for translation in translations}
     assert len(texts) > 5
     assert num_variables == len(decoder.theta.Flatten())
@@ -161,7 +161,7 @@ def test_each_line_may_have_a_target_of_its_own(tmp_path):
     request = [{"text": _LINES, "target_lang": targets}, wrong]
     _, _, (answer, refused) = _served(folder, request, tmp_path)
     lines = [f"<2{code}> {line}" for code, line in zip(targets, _LINES, strict=True)]
-    _check(answer, list(Translator(decoder, *tokenizers).translate(lines)), 1)
+    _check(answer, list(Translator(decoder, *tokenizers).decode(lines)), 1)
     assert "target_lang: expected one of de, fr" in refused and "sw" in refused
 
 

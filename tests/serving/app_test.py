@@ -41,7 +41,7 @@ def test_after_a_failure_the_next_request_succeeds():
         fine = await post(client, {"lines": ["ab"]})
         return failed["error"], fine["translations"][0][0]["text"]
 
-    assert with_client(act) == ("The translation failed.", "AB")
+    assert with_client(act) == ("Decoding failed.", "AB")
 
 
 def test_a_model_of_several_targets_needs_to_know_which():

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from lingvo_gshard.decoding.text_decoder import Hypothesis
 from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
-from lingvo_gshard.translation.translator import Translation
 from tests.serving.shouter import SPEC, Shouter, part, text_of
 
 
@@ -30,9 +30,9 @@ class _Recorder(Shouter):
         super().__init__()
         self.lines = []
 
-    def translate_parts(self, parts):
+    def decode_parts(self, parts):
         self.lines.append(" ".join(map(text_of, parts)))
-        return super().translate_parts(parts)
+        return super().decode_parts(parts)
 
 
 def test_a_large_request_is_translated_in_several_batches_in_order():
@@ -99,12 +99,12 @@ def test_a_short_line_waits_for_no_long_one(num_partitions, first):
     class Translator(_Recorder):
         num_rows = 1
 
-        def translate_parts(self, parts):
+        def decode_parts(self, parts):
             time.sleep(0.5 if parts[0].row_length > 16 else 0.0)
-            return [(Translation(text_of(part), 0.0, 1),) for part in parts]
+            return [(Hypothesis(text_of(part), 0.0, 1),) for part in parts]
 
     translator = Translator()
-    spec = dataclasses.replace(SPEC, source_lengths=(16, 32), num_partitions=num_partitions)
+    spec = dataclasses.replace(SPEC, input_lengths=(16, 32), num_partitions=num_partitions)
     translator.spec = spec
 
     async def run():

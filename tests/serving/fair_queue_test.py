@@ -5,8 +5,8 @@ import types
 
 import numpy as np
 
+from lingvo_gshard.decoding.text_decoder import Part
 from lingvo_gshard.serving.fair_queue import FairQueue
-from lingvo_gshard.translation.translator import Part
 
 _TRANSLATOR = types.SimpleNamespace(num_rows=2)
 

@@ -56,6 +56,79 @@ def test_wrong_requests_are_refused_with_a_reason(body, message):
     assert re.search(message, with_client(act)["error"])
 
 
+_OF_PROMPTS = dataclasses.replace(SPEC, model="toy.Lm", kind="text")
+
+
+class _Seeded(Shouter):
+    """Puts the number and the seed of a line before it; refuses what begins with `long`."""
+
+    def parts(self, line, number=1, seed=0):
+        if line.startswith("long"):
+            raise ValueError(f"prompt {number} has 99 tokens")
+        return super().parts(f"{number} {seed} {line}")
+
+
+def test_prompts_have_a_route_of_their_own_and_a_seed():
+    async def act(client):
+        answer = await post(client, {"prompts": ["a", "b"], "seed": 7}, path="/generate")
+        by_default = []
+        for _ in range(2):
+            again = await post(client, {"prompts": ["a"]}, path="/generate")
+            by_default.append(again["continuations"][0][0]["text"])
+        async with client.post(
+            "/generate", data=b"a\nb", headers={"Content-Type": "text/plain"}
+        ) as plain:
+            return answer, by_default, await plain.text()
+
+    answer, (first, second), plain = with_client(act, _Seeded(spec=_OF_PROMPTS))
+    assert [nbest[0]["text"] for nbest in answer["continuations"]] == ["1 7 A", "2 7 B"]
+    assert first != second  # Each request has a seed of its own.
+    assert re.fullmatch(r"1 (\d+) A\n2 \1 B\n", plain)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body", "status", "message"),
+    [
+        ("/translate", "text", {"lines": ["a"]}, 404, "toy.Lm continues prompts; POST to /gen"),
+        ("/generate", "parallel", {"prompts": ["a"]}, 404, "translates lines; POST to /translate"),
+        ("/generate", "text", {"lines": ["a"]}, 400, '"prompts": .* a list of strings'),
+        ("/generate", "text", {"prompts": ["a"], "nbest": 3}, 400, "nbest: expected 1 to 2, got 3"),
+        (
+            "/generate",
+            "text",
+            {"prompts": ["a"], "seed": -1},
+            400,
+            "seed: expected 0 to 214748",
+        ),
+        ("/generate", "text", {"prompts": ["a"], "seed": True}, 400, "seed: expected .* got True"),
+        (
+            "/generate",
+            "text",
+            {"prompts": ["a"], "source_lang": "de"},
+            400,
+            "Unknown field source_lang, expected prompts, nbest, seed",
+        ),
+        ("/generate", "text", {"prompts": ["a", "long"]}, 413, "prompt 2 has 99 tokens"),
+        (
+            "/generate?target_lang=de",
+            "text",
+            {"prompts": ["a"]},
+            400,
+            "into no language",
+        ),
+    ],
+)
+def test_requests_for_another_model_and_wrong_prompts_are_refused(
+    path, kind, body, status, message
+):
+    async def act(client):
+        return await post(client, body, status=status, path=path)
+
+    spec = dataclasses.replace(_OF_PROMPTS, kind=kind)
+    error = with_client(act, _Seeded(spec=spec))["error"]
+    assert re.search(message, error) and "\n" not in error
+
+
 def test_a_server_of_one_translation_says_so():
     async def act(client):
         return await post(client, {"lines": ["ab"], "nbest": 7}, status=400)

@@ -6,8 +6,8 @@ import numpy as np
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from lingvo_gshard.decoding.text_decoder import Part
 from lingvo_gshard.serving.metrics import Metrics
-from lingvo_gshard.translation.translator import Part
 
 
 def _lines(metrics):

@@ -1,6 +1,7 @@
 """The page in a headless Chromium: it sends the form and shows the answer."""
 
 import asyncio
+import dataclasses
 import re
 import shutil
 import urllib.parse
@@ -9,16 +10,20 @@ import numpy as np
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.text_decoder import Attention, Hypothesis, Part
+from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.serving import app
 from lingvo_gshard.serving.app import Server
-from lingvo_gshard.translation.bundle import DecoderSpec
-from lingvo_gshard.translation.translator import Attention, Part, Translation
 
 _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 3, 1)
 
 
-class _Echo:
+class _Echo(Translator):
     num_rows, spec = 4, _SPEC
+
+    def __init__(self):
+        pass
 
     def num_tokens(self, lines):
         return [1] * len(lines)
@@ -30,16 +35,16 @@ class _Echo:
     def compile(self):
         pass
 
-    def parts(self, line):
+    def parts(self, line, number=1, seed=0):
         return [Part(np.array([*map(ord, line)]), 16)] if line.strip() else []
 
-    def translate_parts(self, parts):
+    def decode_parts(self, parts):
         return list(self._translate(["".join(map(chr, part.ids)) for part in parts]))
 
     def _translate(self, lines):
         drawn = Attention(("▁gu", "ten"), ("▁good", "</s>"), ((0.75, 0.25), (0.0, 1.0)))
         for line in lines:
-            yield tuple(Translation(f"{line} {i}", -0.5 * i, 2, drawn) for i in range(3))
+            yield tuple(Hypothesis(f"{line} {i}", -0.5 * i, 2, drawn) for i in range(3))
 
 
 def _chromium():
@@ -48,14 +53,16 @@ def _chromium():
     return found
 
 
-def _dom(profile, **query):
+def _dom(profile, spec=_SPEC, **query):
     """Returns the HTML after the page's scripts have run; a query fills in and sends the form.
 
     `profile` is an empty folder for the browser.
     """
 
     async def run():
-        async with TestServer(Server(_Echo()).app()) as server:
+        echo = _Echo()
+        echo.spec = spec
+        async with TestServer(Server(echo).app()) as server:
             url = f"{server.make_url('/')}?{urllib.parse.urlencode(query)}"
             browser = await asyncio.create_subprocess_exec(
                 _chromium(),
@@ -112,6 +119,14 @@ def test_the_only_translation_of_a_line_has_no_number(tmp_path):
     assert "<ol>" not in dom and "<li>" not in dom
 
 
+def test_of_a_language_model_it_asks_for_prompts(tmp_path):
+    spec = dataclasses.replace(_SPEC, kind="text")
+    dom = _dom(tmp_path, spec, text="once", nbest=2)
+    assert _translations("li", dom) == [("once 0", "0.000"), ("once 1", "-0.500")]
+    assert "<h1>Generate</h1>" in dom and ">Generate</button>" in dom
+    assert '<label hidden="">From' in dom and "Continuations of each prompt<input" in dom
+
+
 def test_it_lists_the_languages_and_sends_nothing_by_itself(tmp_path):
     dom = _dom(tmp_path)
     assert re.findall(r'<option value="(\w*)">', dom) == ["", "de", "fr"]
@@ -148,7 +163,7 @@ def test_it_shows_the_status_of_an_answer_that_is_not_json(tmp_path, monkeypatch
     async def unavailable(self, request):
         return web.Response(status=502, text="<h1>Bad gateway</h1>")
 
-    monkeypatch.setattr(Server, "_translate", unavailable)
+    monkeypatch.setattr(Server, "_decode", unavailable)
     assert "The server answers 502." in _dom(tmp_path, text="guten")
 
 
@@ -157,7 +172,7 @@ def test_it_says_that_the_server_is_gone(tmp_path, monkeypatch):
         request.transport.abort()
         raise ConnectionResetError
 
-    monkeypatch.setattr(Server, "_translate", hang_up)
+    monkeypatch.setattr(Server, "_decode", hang_up)
     dom = _dom(tmp_path, text="guten")
     assert "The server does not answer." in dom and ">Translate</button>" in dom
     assert "disabled" not in dom.split("<script>")[0].split("</style>")[1]

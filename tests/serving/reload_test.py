@@ -14,9 +14,10 @@ import urllib.request
 import numpy as np
 import pytest
 
-from lingvo_gshard.translation import bundle
-from lingvo_gshard.translation.translator import Translator
-from tests.translation.conftest import made  # noqa: F401  (a fixture)
+from lingvo_gshard.decoding import bundle
+from lingvo_gshard.decoding.translator import Translator
+from lingvo_gshard.input.tokenizer import vocabulary_files
+from tests.decoding.conftest import made  # noqa: F401  (a fixture)
 
 _LINES = ["ba ke li mo", "x", "mo li ke ba " * 9]
 
@@ -78,9 +79,9 @@ def test_a_bundle_is_exchanged_without_a_lost_request(made, tmp_path):  # noqa: 
     decoder, source, target = bundle.load(first)
     arrays = dict(decoder.theta.FlattenItems())
     decoder.theta = decoder.theta.Pack(-np.asarray(array) for array in arrays.values())
-    bundle.save(second, decoder, bundle.vocabulary_files(first))
+    bundle.save(second, decoder, vocabulary_files(first, "parallel"))
     old, new = (
-        tuple(best.text for best, *_ in each.translate(_LINES))
+        tuple(best.text for best, *_ in each.decode(_LINES))
         for each in (translator, Translator(decoder, source, target))
     )
     assert old != new

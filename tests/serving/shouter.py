@@ -7,9 +7,10 @@ import time
 import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
 
+from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.text_decoder import Attention, Hypothesis, Part
+from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.serving.app import Server
-from lingvo_gshard.translation.bundle import DecoderSpec
-from lingvo_gshard.translation.translator import Attention, Part, Translation
 
 SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 2, 1)
 
@@ -24,7 +25,7 @@ def text_of(part):
     return "".join(map(chr, part.ids[:-1]))
 
 
-class Shouter:
+class Shouter(Translator):
     """Translates lines to upper case, with `?` as the second best; records batch sizes."""
 
     num_rows = 4
@@ -43,10 +44,10 @@ class Shouter:
     def compile(self):
         time.sleep(self.secs)
 
-    def parts(self, line):
+    def parts(self, line, number=1, seed=0):
         return [part(line)]
 
-    def translate_parts(self, parts):
+    def decode_parts(self, parts):
         return list(self._translate(parts))
 
     def _translate(self, parts):
@@ -61,7 +62,7 @@ class Shouter:
         self._busy.release()
         drawn = Attention(("a",), ("A",), ((1.0,),))
         for line in lines:
-            yield (Translation(line.upper(), -0.5, 2, drawn), Translation("?", -2.0, 1))
+            yield (Hypothesis(line.upper(), -0.5, 2, drawn), Hypothesis("?", -2.0, 1))
 
 
 def with_client(act, translator=None, limits=None, **options):
@@ -75,7 +76,7 @@ def with_client(act, translator=None, limits=None, **options):
     return asyncio.run(run())
 
 
-async def post(client, body, status=200):
-    async with client.post("/translate", json=body) as answer:
+async def post(client, body, status=200, path="/translate"):
+    async with client.post(path, json=body) as answer:
         assert answer.status == status, await answer.text()
         return await answer.json()

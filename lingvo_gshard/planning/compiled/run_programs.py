@@ -64,6 +64,7 @@ def make_plan(request: Request) -> Plan:
         programs=programs,
         num_experts=_num_experts(params),
         bubble=placement.bubble(params),
+        unit=model.task.UNIT,
     )
 
 

@@ -44,8 +44,14 @@ class _Schedule:
 def candidates(request: Request) -> list[Candidate]:
     """Returns all candidates that fit by the cost model, the fastest first.
 
-    Raises ValueError if none does.
+    Raises ValueError if none does, or for a task without stacks of Transformer layers.
     """
+    if not request.params.task.cls.STACKS:
+        raise ValueError(
+            f"--search: {request.model} has no stacks of Transformer layers, of which the cost "
+            "model consists; plan a mesh and a table of your own by --set=mesh and --set=sharding."
+        )
+
     # The cost model needs the shapes of weights and slots alone, which no partitioning changes.
     mesh = request.partitioning.mesh
     network = networks.network(request.topology, mesh)

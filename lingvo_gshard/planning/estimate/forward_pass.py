@@ -225,9 +225,8 @@ def _batch_sizes(params: Params, path: str) -> dict[str, int]:
     # Groups of S tokens, each with C places in every expert.
     tokens = batch.batch_size * length
     group_size = moe.group_size(stack.moe, tokens)
-    capacity = stack.moe.train_capacity.Instantiate()
     sizes["G"] = tokens // group_size
     sizes["S"] = group_size
     sizes["E"] = stack.moe.num_experts
-    sizes["C"] = capacity.places(group_size, stack.moe.num_experts)
+    sizes["C"] = moe.train_places(stack.moe, group_size)
     return sizes

@@ -17,6 +17,7 @@ import numpy as np
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.layers import moe
 from lingvo_gshard.layers.gating import Capacity
 from lingvo_gshard.model import placement
 from lingvo_gshard.planning.tables.as_printed import FAMILY
@@ -98,7 +99,7 @@ def sizes_of(params: Params) -> dict[str, tuple[int, int, int]]:
         p = params.task.Get(stack)
         rows_at_once = params.input.batch_size // max(p.microbatches, 1)
         group_size = rows_at_once * params.input.Get(length) // groups[stack]
-        capacity = p.moe.train_capacity.Instantiate().places(group_size, p.moe.num_experts)
+        capacity = moe.train_places(p.moe, group_size)
         sizes[stack] = (p.moe.num_experts, group_size, capacity)
     return sizes
 

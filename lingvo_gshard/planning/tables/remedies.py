@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.layers.moe import group_size
+from lingvo_gshard.layers.moe import group_size, train_places
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.planning.estimate.cost_model import BY_SAVING
 from lingvo_gshard.planning.request import Request
@@ -67,7 +67,7 @@ def batch_keeping_changes(params: Params) -> _Changes:
             changes[name] = settings
 
     # These two change what is computed.
-    if params.task.activation_dtype != "bfloat16":
+    if "activation_dtype" in params.task and params.task.activation_dtype != "bfloat16":
         changes["activations in bfloat16"] = ["task.activation_dtype=bfloat16"]
 
     settings = _halved_groups(params)
@@ -104,9 +104,7 @@ def _halved_groups(params: Params) -> list[str]:
         size = group_size(p.moe, tokens)
         half = size // 2
 
-        capacity = p.moe.train_capacity.Instantiate()
-        places = capacity.places(size, p.moe.num_experts)
-        if half == 0 or capacity.places(half, p.moe.num_experts) == places:
+        if half == 0 or train_places(p.moe, half) == train_places(p.moe, size):
             return []
         settings.append(f"task.{stack}.moe.group_size={half}")
     return settings

@@ -27,10 +27,10 @@ def main() -> None:
     """Writes all files."""
     torch.manual_seed(0)
     with torch.no_grad():
-        _write("llama", *_llama())
-        _write("t5_encoder", *_t5(is_decoder=False))
-        _write("t5_decoder", *_t5(is_decoder=True))
-        _write("m2m_100", *_m2m_100())
+        write("llama", *_llama())
+        write("t5_encoder", *_t5(is_decoder=False))
+        write("t5_decoder", *_t5(is_decoder=True))
+        write("m2m_100", *_m2m_100())
 
 
 def _llama():
@@ -45,7 +45,7 @@ def _llama():
         rope_theta=500.0,
         attn_implementation="eager",
     )
-    layer = _randomized(modeling_llama.LlamaDecoderLayer(config, 0))
+    layer = randomized(modeling_llama.LlamaDecoderLayer(config, 0))
     x = torch.randn(B, L, M)
     positions = torch.tensor([list(range(L)), [0, 1, 2, 9, 10, 40, 41]])
     rotary = modeling_llama.LlamaRotaryEmbedding(config)(x, positions)
@@ -68,7 +68,7 @@ def _t5(is_decoder):
         dropout_rate=0.0,
     )
     self_attention = modeling_t5.T5LayerSelfAttention(config, has_relative_attention_bias=True)
-    layer = _randomized(torch.nn.ModuleList([self_attention, modeling_t5.T5LayerFF(config)]))
+    layer = randomized(torch.nn.ModuleList([self_attention, modeling_t5.T5LayerFF(config)]))
     x = torch.randn(B, L, M)
     bias = self_attention.SelfAttention.compute_bias(L, L)
     mask = _causal() if is_decoder else 0.0
@@ -95,13 +95,13 @@ def _m2m_100():
         activation_function="gelu",
         attn_implementation="eager",
     )
-    layer = _randomized(modeling_m2m_100.M2M100EncoderLayer(config))
+    layer = randomized(modeling_m2m_100.M2M100EncoderLayer(config))
     x = torch.randn(B, L, M)
     y = layer(x, attention_mask=None, layer_head_mask=None)[0]
     return layer, {"x": x, "y": y}
 
 
-def _randomized(layer):
+def randomized(layer):
     """Gives all weights values of which none is alike, norms' and biases', too."""
     for weight in layer.parameters():
         scale = 0.5 if weight.ndim < 2 else weight.shape[-1] ** -0.5
@@ -114,9 +114,10 @@ def _causal():
     return torch.triu(torch.full((L, L), -1e9), 1)[None, None]
 
 
-def _write(name, layer, arrays):
-    weights = {path: weight.numpy() for path, weight in layer.named_parameters()}
-    arrays = {key: value.numpy() for key, value in arrays.items()}
+def write(name, layer, arrays):
+    """Writes a file with the weights under their own names, and arrays under theirs."""
+    weights = {path: weight.detach().numpy() for path, weight in layer.named_parameters()}
+    arrays = {key: value.detach().numpy() for key, value in arrays.items()}
     np.savez_compressed(_HERE / f"{name}.npz", **weights, **arrays)
     print(name, sorted(weights))
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from lingvo_gshard.decoding.bundle import DecoderSpec
 from lingvo_gshard.spmd.specs import WHOLE
-from lingvo_gshard.translation.bundle import DecoderSpec
 
 _EOS = 2
 
@@ -31,8 +31,8 @@ class Reverser:
     The third hypothesis is missing. It records the shapes of its batches.
     """
 
-    def __init__(self, batch_size, source_lengths, share=WHOLE):
-        self.spec = DecoderSpec("reverser", ("de",), batch_size, source_lengths, 3, 1)
+    def __init__(self, batch_size, input_lengths, share=WHOLE):
+        self.spec = DecoderSpec("reverser", ("de",), batch_size, input_lengths, 3, 1)
         self.share, self.origin, self.shapes = share, {"weights": "reversed"}, []
 
     def __call__(self, features):

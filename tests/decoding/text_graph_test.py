@@ -6,8 +6,8 @@ import unicodedata
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.decoding import text_graph, translator
 from lingvo_gshard.input.normalization import normalize
-from lingvo_gshard.translation import text_graph, translator
 
 # All that the rules look at, and letters of several sizes in UTF-8.
 _ALPHABET = "ab3é語😀  ..!?。\"')»,،:--–;"

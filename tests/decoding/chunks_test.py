@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from lingvo_gshard.decoding.chunks import Parts
+from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.files import atomic_file
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.spmd.specs import Share
-from lingvo_gshard.translation.chunks import Parts
-from lingvo_gshard.translation.translator import Translator
-from tests.translation.reverser import Letters, Reverser
+from tests.decoding.reverser import Letters, Reverser
 
 _BATCH = 2
 _WINDOW = 16 * _BATCH

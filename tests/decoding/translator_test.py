@@ -7,18 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lingvo_gshard.decoding.text_decoder import Hypothesis
+from lingvo_gshard.decoding.translator import Translator, split
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.translation.translator import Translation, Translator, split
-from tests.translation.reverser import Letters, Reverser
+from tests.decoding.reverser import Letters, Reverser
 
 
-def _translator(batch_size=3, source_lengths=(16, 20)):
-    decoder = Reverser(batch_size, source_lengths)
+def _translator(batch_size=3, input_lengths=(16, 20)):
+    decoder = Reverser(batch_size, input_lengths)
     return Translator(decoder, Letters(), Letters()), decoder
 
 
 def _texts(lines, *sizes):
-    return [best.text for best, *_ in _translator(*sizes)[0].translate(lines)]
+    return [best.text for best, *_ in _translator(*sizes)[0].decode(lines)]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
@@ -41,8 +42,8 @@ def test_a_part_knows_the_shortest_rows_that_hold_it():
 
 
 def test_hypotheses_have_scores_and_lengths():
-    (found,) = _translator()[0].translate(["abc"])
-    assert found == (Translation("cba", -1.0, 4), Translation("aaa", -8.0, 4))
+    (found,) = _translator()[0].decode(["abc"])
+    assert found == (Hypothesis("cba", -1.0, 4), Hypothesis("aaa", -8.0, 4))
 
 
 def test_blank_lines_stay_blank():
@@ -58,17 +59,17 @@ def test_lines_are_normalized_as_training_text_is():
 @pytest.mark.parametrize("lines", [[], ["", " "]])
 def test_blank_lines_do_not_reach_the_decoder(lines):
     translator, decoder = _translator()
-    assert list(translator.translate(lines)) == [(Translation("", 0.0, 0),)] * len(lines)
+    assert list(translator.decode(lines)) == [(Hypothesis("", 0.0, 0),)] * len(lines)
     assert not decoder.shapes
 
 
 def test_a_long_line_is_translated_in_parts():
     translator, decoder = _translator(3, (5,))
-    found = list(translator.translate(["abcdefg", "ab"]))
+    found = list(translator.decode(["abcdefg", "ab"]))
     # Parts of 3 and 4 letters, each followed by EOS.
     assert found[0] == (
-        Translation("cba gfed", (4 * -1.0 + 5 * -1.25) / 9, 9),
-        Translation("aaa aaaa", (4 * -8.0 + 5 * -10.0) / 9, 9),
+        Hypothesis("cba gfed", (4 * -1.0 + 5 * -1.25) / 9, 9),
+        Hypothesis("aaa aaaa", (4 * -8.0 + 5 * -10.0) / 9, 9),
     )
     assert found[1][0].text == "ba" and {shape[0] for shape in decoder.shapes} == {3}
 
@@ -85,7 +86,7 @@ def test_a_character_that_is_too_long_is_truncated_with_a_warning_and_keeps_eos(
 
 def test_lines_of_similar_length_share_a_batch():
     translator, decoder = _translator(batch_size=2)
-    list(translator.translate(["a" * 18, "b", "c" * 19, "d"]))
+    list(translator.decode(["a" * 18, "b", "c" * 19, "d"]))
     assert decoder.shapes == [(2, 16), (2, 20)]
 
 
@@ -98,7 +99,7 @@ def test_each_part_of_a_line_begins_with_its_target():
     decoder = Reverser(3, (16, 20))
     decoder.spec = dataclasses.replace(decoder.spec, targets=("de", "fr"))
     lines = ["<2de> bc", "<2fr> ", "", f"<2fr> {'k' * 25}"]
-    found = Translator(decoder, Marked(), Letters()).translate(lines)
+    found = Translator(decoder, Marked(), Letters()).decode(lines)
     halves = "k" * 13 + "f", "k" * 12 + "f"
     assert [best.text for best, *_ in found] == ["cbd", "", "", " ".join(sorted(halves))]
 
@@ -130,7 +131,7 @@ def test_processes_have_equally_many_batches_of_each_length(monkeypatch):
 
 def test_translations_are_returned_before_all_lines_are_read():
     translator, _ = _translator(batch_size=1)
-    endless = translator.translate(itertools.cycle(["ab", "cde"]))
+    endless = translator.decode(itertools.cycle(["ab", "cde"]))
     assert [next(endless)[0].text for _ in range(40)] == ["ba", "edc"] * 20
 
 
@@ -141,7 +142,7 @@ def test_line_breaks_and_tabs_in_a_translation_become_spaces():
             return text.replace("z", "\u2028").replace("w", "\t")
 
     translator = Translator(_translator()[1], Letters(), Breaking())
-    assert [best.text for best, *_ in translator.translate(["dxcybzawa"])] == ["a a b c d"]
+    assert [best.text for best, *_ in translator.decode(["dxcybzawa"])] == ["a a b c d"]
 
 
 # --- splitting ---

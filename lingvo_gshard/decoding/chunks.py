@@ -1,4 +1,4 @@
-"""Translates a text of any length with any number of processes, and resumes where it was stopped.
+"""Decodes a text of any length with any number of processes, and resumes where it was stopped.
 
 The lines are dealt out in chunks, few of which are in memory at once. A folder holds what is done:
 
@@ -14,30 +14,31 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
 from lingvo_gshard.files import atomic_file
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.translation.translator import NBest, Translator
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a text's translation."""
+    """The parts of a text's results."""
 
     folder: pathlib.Path  # The folder above it must exist.
-    translator: Translator
+    text_decoder: TextDecoder
     line_of: Callable[[NBest], str]  # Makes a line of output, without its end.
     # JSON-able; identifies the text and `line_of`. Parts of anything else are deleted.
     text: Mapping[str, Any]
+    seed: int = 0  # Of samples.
 
     def write(self, lines: Iterable[str]) -> int:
-        """Translates the chunks that have no part yet; returns the number of all parts.
+        """Decodes the chunks that have no part yet; returns the number of all parts.
 
         All processes must call it with the same lines. In each round, every share of the decoder's
         rows gets one chunk.
         """
         processes.check_shared(self.folder)
         chunk_lines = processes.of_first(self._claim() if processes.is_first() else 0)
-        share = self.translator.decoder.share
+        share = self.text_decoder.decoder.share
 
         num_parts = 0
         chunks = _chunks(lines, chunk_lines)
@@ -49,7 +50,8 @@ class Parts:
             own_chunk: list[str] = []
             if share.index < len(chunks_of_round):
                 own_chunk = chunks_of_round[share.index]
-            self._write_part(first_of_round + share.index, own_chunk)
+            own_part = first_of_round + share.index
+            self._write_part(own_part, own_chunk, own_part * chunk_lines + 1)
 
         processes.wait_for_all()  # Process 0 joins the last round's parts.
         return num_parts
@@ -60,13 +62,20 @@ class Parts:
             with self._path(number).open(encoding="utf-8", newline="\n") as file:
                 yield from file
 
+    def _identity(self) -> dict[str, Any]:
+        identity = {**self.text_decoder.decoder.origin, **self.text}
+        # Nothing else depends on the seed.
+        if self.text_decoder.spec.is_sampled:
+            identity["seed"] = self.seed
+        return identity
+
     def _claim(self) -> int:
         """Prepares the folder; returns the number of lines in a chunk.
 
         Parts that another run began keep the size of chunk that they were begun with.
         """
         note = self.folder / "belongs_to.txt"
-        wanted = json.dumps({**self.translator.decoder.origin, **self.text}, indent=2)
+        wanted = json.dumps(self._identity(), indent=2)
         if note.exists():
             chunk_lines, _, held = note.read_text().partition("\n")
             if held == wanted:
@@ -81,16 +90,19 @@ class Parts:
             part.unlink()
 
         # The note comes last: parts beside it are never those of anything else.
-        window = self.translator.window
+        window = self.text_decoder.window
         atomic_file.write(note, f"{window}\n{wanted}")
         return window
 
-    def _write_part(self, number: int, lines: list[str]) -> None:
-        """Writes a part unless it exists. All processes must call it, some without lines."""
-        share = self.translator.decoder.share
+    def _write_part(self, number: int, lines: list[str], first_number: int) -> None:
+        """Writes a part unless it exists. All processes must call it, some without lines.
+
+        `first_number` is that of its first line.
+        """
+        share = self.text_decoder.decoder.share
         path = self._path(number)
 
-        # Processes with the same share translate together, and one of them writes: the one with the
+        # Processes with the same share decode together, and one of them writes: the one with the
         # largest number, counted from 1, as 0 means that the part needs no writer.
         own_number = processes.index() + 1
         writers = [0] * share.count
@@ -99,9 +111,10 @@ class Parts:
         writer = processes.largest(writers)[share.index]
 
         needs_writer = writer > 0
-        translations = self.translator.translate_together(lines if needs_writer else [])
+        own_lines = lines if needs_writer else []
+        results = self.text_decoder.decode_together(own_lines, first_number, self.seed)
         if writer == own_number:
-            text = "".join(f"{self.line_of(translation)}\n" for translation in translations)
+            text = "".join(f"{self.line_of(nbest)}\n" for nbest in results)
             atomic_file.write(path, text)
 
     def _path(self, number: int) -> pathlib.Path:

@@ -1,31 +1,34 @@
 """A decoder: a trained model that decodes batches. A bundle: the folder that one is saved in.
 
-A bundle translates with jax, numpy and sentencepiece alone:
+A bundle decodes with jax, numpy and sentencepiece alone:
 
 bundle.json                    the decoder's spec, and digests of the model's files
-programs/source_<L>.program    the search over a batch of sources of length L
+programs/source_<L>.program    the search over a batch of sources of length L; prompt_<L>.program of
+                               a language model
 weights.safetensors            theta by dotted path
-vocab/{source,target}.model    SentencePiece models
-lingvo_gshard/                 the part of the library that translates and serves
+vocab/{source,target}.model    SentencePiece models; text.model of a language model
+lingvo_gshard/                 the part of the library that decodes and serves
 requirements.txt               the packages that they need
 
-B batch, L source length, n hypotheses, T target length.
+B batch, L input length, n hypotheses, T target length.
 """
 
 import dataclasses
-import functools
 import importlib.metadata
 import pathlib
 import shutil
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.reading import READINGS
 from lingvo_gshard.files import atomic_file, digests, json_records, safetensors_file, storage
 from lingvo_gshard.files.digests import File
 from lingvo_gshard.input.example_codec import source_languages, target_token
+from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.spmd import program, specs
 from lingvo_gshard.spmd.executable import Executable, compile_program
@@ -40,10 +43,10 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 _ENTRIES = {_SPEC, _WEIGHTS, _PINS, _PACKAGE.name, "programs", "vocab"}
 _REQUIREMENTS = ("absl-py", "jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
 
-# The part of the library that a bundle holds: two programs, and all that they import.
-_PROGRAMS = ("translate.py", "serve.py")
-_MODULES = ("__init__.py", "cli.py", "decoder_flags.py")
-_ROOMS = ("core", "files", "hlo", "input", "serving", "sharding", "spmd", "translation")
+# The part of the library that a bundle holds: its programs, and all that they import.
+_PROGRAMS = ("translate.py", "generate.py", "serve.py")
+_MODULES = ("__init__.py", "cli.py", "decoder_flags.py", "line_program.py")
+_ROOMS = ("core", "decoding", "files", "hlo", "input", "serving", "sharding", "spmd")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +54,50 @@ class DecoderSpec:
     """What the caller of a decoder must know."""
 
     model: str  # A registered name.
-    languages: tuple[str, ...]  # Codes, en-de for German from English.
+    languages: tuple[str, ...]  # Codes, en-de for German from English; names of corpora of text.
     batch_size: int
-    source_lengths: tuple[int, ...]  # There is a program for each, shortest first.
-    num_best: int
+    input_lengths: tuple[int, ...]  # There is a program for each, shortest first.
+    num_best: int  # Of a line.
     num_partitions: int
     # The languages to translate into, which a source names by its first token; none if the model
     # translates into English alone.
     targets: tuple[str, ...] = ()
+    # The Kind of the data that the model learned from: PARALLEL translates lines, TEXT continues
+    # them.
+    kind: str = Kind.PARALLEL
+    # Whether a row has one sample, which is a function of its input and of its own seed.
+    is_sampled: bool = False
+
+    @property
+    def input_name(self) -> str:
+        """Returns what a row reads: a source or a prompt."""
+        return READINGS[self.kind].input_name
+
+    @property
+    def does(self) -> str:
+        """Returns what the model does: translates lines, or continues prompts."""
+        return READINGS[self.kind].does
+
+    @property
+    def noun(self) -> str:
+        """Returns what a line gets: a translation or a continuation."""
+        return READINGS[self.kind].noun
+
+    @property
+    def inputs(self) -> tuple[str, str, str]:
+        """Returns the names of the features that are ids, segments and positions of inputs."""
+        return READINGS[self.kind].features
+
+    @property
+    def command(self) -> str:
+        """Returns the program that decodes lines with it: translate or generate."""
+        return READINGS[self.kind].command
 
     @property
     def source_languages(self) -> tuple[str, ...]:
-        """Returns the codes of the languages to translate from."""
+        """Returns the codes of the languages to translate from; none of a language model."""
+        if self.kind == Kind.TEXT:
+            return ()
         return source_languages(self.languages)
 
     def beginning(self, target: str | None) -> str:
@@ -78,7 +113,8 @@ class DecoderSpec:
             given = "is missing" if target is None else target
             raise ValueError(f"target_lang {given}: expected one of {', '.join(self.targets)}")
         if target is not None:
-            raise ValueError(f"target_lang {target}: the model translates into English alone")
+            targets = "no language" if self.kind == Kind.TEXT else "English alone"
+            raise ValueError(f"target_lang {target}: the model translates into {targets}")
         return ""
 
 
@@ -97,40 +133,41 @@ class Decoder:
 
     spec: DecoderSpec
     theta: NestedMap
-    # Takes a source length, and returns a program whose arguments are state.theta and
+    # Takes a length of inputs, and returns a program whose arguments are state.theta and
     # batch.features.
     program_for: Callable[[int], Program]
     share: Share = WHOLE  # This process's part of a batch's rows.
-    # Identifies the weights and settings: what was translated with others is translated anew.
+    # Identifies the weights and settings: what was decoded with others is decoded anew.
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
     _compiled: dict[int, Executable] = dataclasses.field(default_factory=dict, init=False)
     _compiling: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
 
     def __call__(self, features: NestedMap) -> dict[str, np.ndarray]:
-        """Decodes a batch of int32 [B, L] source_ids, source_segment_ids and source_positions.
+        """Decodes a batch of the program's features: spec.inputs, int32 [B, L], and others.
 
         All processes must call it, each with its own rows, and get the results of these.
         Returns ids int32 [B, n, T], lengths int32 [B, n], scores float32 [B, n], token_log_probs
         float32 [B, n, T] and, if the model records it, attention [B, n, T, L]: see Hypotheses.
         """
         # One program for each length: a batch is padded to the shortest that holds it.
-        run = self._executable(features.source_ids.shape[1])
+        ids, _, _ = self.spec.inputs
+        run = self._executable(features[ids].shape[1])
         result = run(NestedMap(theta=self.theta), NestedMap(features=features))
         return dict(self.share.of(result.predictions).FlattenItems())
 
     def compile(self) -> None:
         """Compiles the programs of all lengths."""
-        for source_len in self.spec.source_lengths:
-            self._executable(source_len)
+        for length in self.spec.input_lengths:
+            self._executable(length)
 
-    def _executable(self, source_len: int) -> Executable:
+    def _executable(self, length: int) -> Executable:
         with self._compiling:
-            if source_len not in self._compiled:
-                executable = compile_program(self.program_for(source_len))
+            if length not in self._compiled:
+                executable = compile_program(self.program_for(length))
                 # Once placed, the weights are not moved again: all programs split them alike.
                 self.theta = executable.place("state", NestedMap(theta=self.theta)).theta
-                self._compiled[source_len] = executable
-            return self._compiled[source_len]
+                self._compiled[length] = executable
+            return self._compiled[length]
 
 
 def save(
@@ -146,8 +183,8 @@ def save(
         names = []  # Of the files that bundle.json has digests of.
 
         (partial / "programs").mkdir()
-        for length in decoder.spec.source_lengths:
-            name = _program_file(length)
+        for length in decoder.spec.input_lengths:
+            name = _program_file(decoder.spec, length)
             decoder.program_for(length).save(partial / name)
             names.append(name)
 
@@ -155,7 +192,8 @@ def save(
         names.append(_WEIGHTS)
 
         (partial / "vocab").mkdir()
-        for path, copy in zip(vocabularies, vocabulary_files(""), strict=True):
+        copies = vocabulary_files("", decoder.spec.kind)
+        for copy, path in dict(zip(copies, vocabularies, strict=True)).items():
             shutil.copyfile(path, partial / copy)
             names.append(str(copy))
 
@@ -203,13 +241,13 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
 
         # Programs and weights are small enough to be read now; compiling waits for the first use.
         programs = {}
-        for length in contents.spec.source_lengths:
-            programs[length] = program.load(local_folder / _program_file(length))
+        for length in contents.spec.input_lengths:
+            programs[length] = program.load(local_folder / _program_file(contents.spec, length))
         weights = safetensors_file.read(local_folder / _WEIGHTS).arrays
-        source, target = map(Tokenizer, vocabulary_files(local_folder))
+        source, target = map(Tokenizer, vocabulary_files(local_folder, contents.spec.kind))
 
     # The programs of all lengths have the same weights and partitioning.
-    shortest = programs[contents.spec.source_lengths[0]]
+    shortest = programs[contents.spec.input_lengths[0]]
     theta_spec = shortest.args[0].theta
     decoder = Decoder(
         contents.spec,
@@ -226,10 +264,18 @@ def _contents(folder: str | pathlib.Path) -> _Contents:
     path = storage.path(folder) / _SPEC
     with storage.errors(path, "read"):
         if path.exists():
-            read_contents = functools.partial(json_records.read, _Contents)
-            return digests.read_json(path, _VERSION, read_contents)
+            return digests.read_json(path, _VERSION, _parsed)
     raise ValueError(f"{folder}: no {_SPEC}; give a folder that lingvo_gshard.export_bundle wrote.")
 
 
-def _program_file(length: int) -> str:
-    return f"programs/source_{length}.program"
+def _parsed(fields: dict[str, Any]) -> _Contents:
+    # Older bundles have the lengths under the name that all inputs had: sources.
+    spec = dict(fields["spec"])
+    if "source_lengths" in spec:
+        spec["input_lengths"] = spec.pop("source_lengths")
+    contents: _Contents = json_records.read(_Contents, fields | {"spec": spec})
+    return contents
+
+
+def _program_file(spec: DecoderSpec, length: int) -> str:
+    return f"programs/{spec.input_name}_{length}.program"

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import safetensors_file
-from lingvo_gshard.translation import bundle
+from lingvo_gshard.decoding import bundle
+from lingvo_gshard.files import digests, safetensors_file
+from lingvo_gshard.input.tokenizer import vocabulary_files
 
 _LINES = [
     "ba ke lixmo",
@@ -68,7 +69,7 @@ def test_a_bundle_translates_like_the_model(made):
     assert done.returncode == 0, done.stderr.decode()
     assert re.fullmatch(rb"2 virtual CPU devices on \d+ cores?\n", done.stderr)
     lines = done.stdout.decode().removesuffix("\n").split("\n")
-    wanted = list(translator.translate(_LINES))
+    wanted = list(translator.decode(_LINES))
     assert len(lines) == len(wanted) == 4 and lines[1] == "0.0000\t"
     for line, want in zip(lines, wanted, strict=True):
         fields = line.split("\t")
@@ -85,7 +86,7 @@ def test_a_file_is_translated_like_standard_input(made, tmp_path):
     target.write_text("old")
     done = _translate(made[0], f"--input={source}", f"--output={target}", "--nbest=2")
     assert done.returncode == 0, done.stderr.decode()
-    wanted = ["\t".join(each.text for each in found) for found in made[1].translate(_LINES)]
+    wanted = ["\t".join(each.text for each in found) for found in made[1].decode(_LINES)]
     assert target.read_text() == "".join(f"{line}\n" for line in wanted)
     assert sorted(tmp_path.iterdir()) == [source, target] and not done.stdout
 
@@ -125,7 +126,7 @@ def _imported(path):
 
 
 def test_it_holds_what_translate_and_serve_import_and_no_other_room(made):
-    remaining = ["lingvo_gshard/translate.py", "lingvo_gshard/serve.py"]
+    remaining = [f"lingvo_gshard/{name}.py" for name in ("translate", "generate", "serve")]
     # The package's public names are imported when they are used, and these programs use none.
     reached = {"lingvo_gshard/__init__.py"}
     while remaining:
@@ -154,7 +155,7 @@ def test_a_bundle_serves_with_its_own_modules(made):
             (best, *_), *_ = json.load(answer)["translations"]
     finally:
         process.kill()
-    assert best["text"] == next(iter(made[1].translate(_LINES[:1])))[0].text
+    assert best["text"] == next(iter(made[1].decode(_LINES[:1])))[0].text
 
 
 @pytest.mark.parametrize(
@@ -232,18 +233,34 @@ def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made,
     folder, decoder = tmp_path / "copy", made[1].decoder
     shutil.copytree(made[0], folder)
     (folder / "programs/old").touch()
-    bundle.save(folder, decoder, bundle.vocabulary_files(made[0]))
+    bundle.save(folder, decoder, vocabulary_files(made[0], "parallel"))
     assert not (folder / "programs/old").exists()
     modes = {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
     assert modes == {0o644}
     (folder / "mine.txt").touch()
     with pytest.raises(ValueError, match="copy holds mine.txt, which is no part of a bundle"):
-        bundle.save(folder, decoder, bundle.vocabulary_files(made[0]))
+        bundle.save(folder, decoder, vocabulary_files(made[0], "parallel"))
 
 
 def test_other_folders_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no bundle.json; give a folder that"):
         bundle.load_spec(tmp_path)
+
+
+def test_a_bundle_of_before_there_were_prompts_is_read(made, tmp_path):
+    """Its lengths are those of sources, and it says nothing of kinds."""
+    folder = tmp_path / "copy"
+    shutil.copytree(made[0], folder)
+    fields = json.loads((folder / "bundle.json").read_text())
+    spec = fields["spec"]
+    spec["source_lengths"] = spec.pop("input_lengths")
+    del spec["kind"], spec["is_sampled"]
+    del fields["digest"]
+    digests.write_json(folder / "bundle.json", fields.pop("version"), fields)
+
+    assert bundle.load_spec(folder) == bundle.load_spec(made[0])
+    decoder, _, _ = bundle.load(folder)
+    assert decoder.spec.command == "translate" and decoder.spec.inputs[0] == "source_ids"
 
 
 def test_a_spec_reads_back(made):

@@ -4,16 +4,16 @@ import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding import bundle
+from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
+from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.train.steps import ModelPrograms
-from lingvo_gshard.translation import bundle
-from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
-from lingvo_gshard.translation.translator import Translator
+from tests.decoding import vocabularies
 from tests.layers import building
 from tests.spmd import functions
-from tests.translation import vocabularies
 
 
 def _model(vocab_size):

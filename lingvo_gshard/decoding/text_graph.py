@@ -1,6 +1,6 @@
 """The Translator's rules for text as operations of a TensorFlow graph.
 
-`normalize` is input/normalization.py, and `split` is translation/translator.py, both on tensors of
+`normalize` is input/normalization.py, and `split` is decoding/translator.py, both on tensors of
 UTF-8 strings. TensorFlow's regular expressions (RE2) have no lookahead. So a mark is inserted where
 a cut may be, and moved or removed by what follows it.
 
@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf, tf_text
+from lingvo_gshard.decoding.translator import CLOSING_MARKS, DASHES, PAUSES, SENTENCE_ENDS
 from lingvo_gshard.input.normalization import CONTROL
-from lingvo_gshard.translation.translator import CLOSING_MARKS, DASHES, PAUSES, SENTENCE_ENDS
 
 # Stands where a text may be cut. `normalize` removes it from the text itself.
 _CUT = "\x01"

@@ -1,0 +1,1 @@
+"""Decoding text with a trained model: bundles, lines of text, long files."""

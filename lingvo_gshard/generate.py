@@ -1,0 +1,35 @@
+"""Continues prompts with a language model: lines of standard input, one line for each, in order.
+
+    python -m lingvo_gshard.generate --logdir=RUN < prompts.txt > out.txt
+    python -m lingvo_gshard.generate --logdir=RUN --temperature=0.8 --top_p=0.95 --nbest=3 --seed=7
+    python -m lingvo_gshard.generate --bundle=DIR --input=prompts.txt --output=out.txt
+
+A blank line is continued from the beginning of a document. --temperature draws samples, --nbest of
+them from each prompt; without it, flat beam search finds the --nbest likeliest continuations. A
+continuation begins with a space, unless it goes on with the prompt's last word:
+
+    paste -d '' prompts.txt out.txt
+
+--input is for long files, as for lingvo_gshard.translate.
+"""
+
+from absl import flags
+
+from lingvo_gshard import cli, line_program
+
+_SEED = flags.DEFINE_integer("seed", 0, "Of samples: others need another one.", 0, 2**31 - 1)
+flags.adopt_module_key_flags(line_program)
+
+
+def main() -> None:
+    """Generates; raises ValueError for a user's mistake."""
+    line_program.run("generate", seed=_SEED.value)
+
+
+def run() -> None:
+    """Runs `main` with the flags of the command line."""
+    cli.run("generate", main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,66 @@
+"""The input of a folder that data_prep.build has prepared: its manifest answers for the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.files.digests import File
+from lingvo_gshard.input import manifest
+from lingvo_gshard.input.base_input import DATA_DIR, DataFacts, Part
+from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.prefetched import PrefetchedInput
+
+
+class PreparedInput(PrefetchedInput):
+    """Batches of a prepared folder; its languages, or corpora, are parts of each split."""
+
+    KIND: ClassVar[Kind]  # Of the folders that it reads.
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        """Returns the input's hyperparameters."""
+        p = super().Params()
+        p.Define(DATA_DIR, REQUIRED, "A folder that data_prep.build prepared.")
+        p.Define("languages", None, "Names of the parts to read; None for all.", optional=tuple)
+        return p
+
+    @classmethod
+    def Nouns(cls) -> tuple[str, str]:
+        """Returns what a language and an example are called."""
+        return cls.KIND.group, cls.KIND.noun
+
+    @classmethod
+    def Manifest(cls, data_dir: str) -> manifest.Manifest:
+        """Returns a folder's manifest; ValueError if it has none, or holds data of another kind."""
+        return manifest.load_kind(data_dir, cls.KIND, cls.__name__)
+
+    @classmethod
+    def Facts(cls, data_dir: str) -> DataFacts:
+        """Returns the sizes of the vocabularies, and the languages with text to train on."""
+        data = cls.Manifest(data_dir)
+        codes = [language.code for language in data.languages if language.num_examples("train")]
+        return DataFacts(
+            data.source_vocabulary.size, data.target_vocabulary.size, tuple(codes), cls.KIND
+        )
+
+    @classmethod
+    def VocabularyFiles(cls, data_dir: str) -> Sequence[File]:
+        """Returns the SentencePiece models of source and target."""
+        return cls.Manifest(data_dir).vocabulary_files
+
+    @classmethod
+    def Files(cls, data_dir: str) -> Sequence[File]:
+        """Returns every file that the manifest names."""
+        return cls.Manifest(data_dir).files()
+
+    @classmethod
+    def Parts(cls, p: hyperparams.Params) -> Mapping[str, Part]:
+        """Returns all languages of the folder, with their examples in the split."""
+        parts = {}
+        for language in cls.Manifest(p.data_dir).languages:
+            settings = p.Copy().Set(languages=(language.code,))
+            parts[language.code] = Part(settings, language.num_examples(p.split))
+        return parts

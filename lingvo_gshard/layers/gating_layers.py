@@ -1,0 +1,277 @@
+"""The gatings that an MoE layer can have: the paper's top-2, or the k experts of later papers.
+
+A gating maps the router's logits to k choices of each token, with gates and positions in the
+experts' buffers, and to the losses that keep the experts balanced.
+
+G groups, S tokens of a group, E experts, C capacity of an expert in a group, k choices of a token:
+the letters of gating.py and routing.py.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import enum
+from typing import Any
+
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.base_layer import BaseLayer, constant
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import gating
+from lingvo_gshard.layers.context import Context
+from lingvo_gshard.layers.gating import SecondExpert
+from lingvo_gshard.layers.random import random_uniform
+from lingvo_gshard.layers.routing import COMMON_FIELDS, Choice, Gates, routing
+
+
+class GatingLayer(BaseLayer, abc.ABC):
+    """What an MoE layer asks of its gating."""
+
+    # The fields of Routing that this gating has besides those of all.
+    own_fields: frozenset[str] = frozenset()
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("num_experts", REQUIRED, "E; the MoE layer sets it.")
+        p.Define("z_loss_weight", 0.0, "The weight of the router z-loss; 0.001 in ST-MoE.")
+        return p
+
+    @classmethod
+    @abc.abstractmethod
+    def num_choices(cls, p: hyperparams.Params) -> int:
+        """Returns k, the experts that a token chooses at most, for Params of this class."""
+
+    @abc.abstractmethod
+    def FProp(
+        self,
+        theta: NestedMap,
+        logits_GSE: tf.Tensor,
+        valid_GS: tf.Tensor,
+        capacity: int,
+        context: Context,
+    ) -> Gates:
+        """Chooses the experts of all tokens, and their places in buffers of `capacity` places.
+
+        `logits_GSE` are the products wg * x. `valid_GS` is 1 for tokens and 0 for padding, which
+        chooses no expert and takes no capacity.
+        """
+
+    @property
+    def routing_fields(self) -> frozenset[str]:
+        """The fields of the Routing that FProp returns."""
+        added = {"router_loss"} if self._has_router_loss else set()
+        return COMMON_FIELDS | self.own_fields | added
+
+    @property
+    def _has_router_loss(self) -> bool:
+        return self.p.z_loss_weight > 0
+
+    def _router_loss(self, logits_GSE: tf.Tensor, valid_GS: tf.Tensor) -> tf.Tensor | None:
+        """Returns the weighted z-loss, a scalar; None without a weight."""
+        if not self.p.z_loss_weight:
+            return None
+        return self.p.z_loss_weight * z_loss(logits_GSE, valid_GS)
+
+
+def z_loss(logits_GSE: tf.Tensor, valid_GS: tf.Tensor) -> tf.Tensor:
+    """Returns the router z-loss, the mean over tokens of (log sum_e exp z_e)^2.
+
+    It keeps logits small (Zoph et al. 2022, ST-MoE, arXiv:2202.08906, equation 5). Padding does not
+    count.
+    """
+    log_sum_exp_GS = tf.reduce_logsumexp(logits_GSE, -1)
+    total = tf.reduce_sum(valid_GS * tf.square(log_sum_exp_GS))
+    return total / tf.maximum(tf.reduce_sum(valid_GS), 1.0)
+
+
+class Top2Gating(GatingLayer):
+    """Algorithm 1: two experts, of which the second may be asked for at random."""
+
+    own_fields = frozenset({"overflow_first", "overflow_second", "second_dispatched"})
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("second_expert", SecondExpert.RANDOM, "Which tokens ask for their second expert.")
+        return p
+
+    @classmethod
+    def num_choices(cls, p: hyperparams.Params) -> int:
+        """Returns 2."""
+        return 2
+
+    def FProp(
+        self,
+        theta: NestedMap,
+        logits_GSE: tf.Tensor,
+        valid_GS: tf.Tensor,
+        capacity: int,
+        context: Context,
+    ) -> Gates:
+        """Applies Algorithm 1 to each group, with the draws that the experiment wants."""
+        # Lines 17 and 19 of Algorithm 1: 2 * g2 > rnd is g2 > rnd / 2.
+        second_above: tf.Tensor | float = gating.ALWAYS
+        if context.training and self.p.second_expert is not SecondExpert.ALL:
+            moe_path = self.path.rpartition(".")[0]
+            uniform_GS = random_uniform(tuple(valid_GS.shape), context.seed_for(moe_path))
+            second_above = self.annotate(0.5 * uniform_GS, "GS")
+
+        return gating.top2_gating(
+            logits_GSE,
+            valid_GS,
+            capacity,
+            second_above=second_above,
+            all_counted=self.p.second_expert is SecondExpert.COUNTED,
+            router_loss=self._router_loss(logits_GSE, valid_GS),
+        )
+
+
+class Scores(enum.Enum):
+    """What a router's logits become, before the best k are chosen."""
+
+    SOFTMAX = "softmax"  # Over all experts, as in the paper.
+    SIGMOID = "sigmoid"  # Of each expert by itself, as in DeepSeek-V3.
+
+
+class TopKGating(GatingLayer):
+    """The k experts with the highest scores, nothing at random.
+
+    With k = 1 and gates that are not normalized it is Switch's (Fedus et al. 2021,
+    arXiv:2101.03961), with normalized gates Mixtral's (Jiang et al. 2024, arXiv:2401.04088).
+
+    With sigmoids and a bias_rate it is DeepSeek-V3's (2024, arXiv:2412.19437, section 2.1.2,
+    without its groups of experts): a bias of each expert is added to the scores where experts are
+    chosen, and not to the gates. After each step it moves by bias_rate, down if the expert had more
+    than the mean of all choices, up if it had less. So experts are balanced without an auxiliary
+    loss, whose weight is the task's aux_loss_weight.
+    """
+
+    own_fields = frozenset({"dropped_choices"})
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("k", REQUIRED, "The experts of a token.", optional=int)
+        p.Define("scores", Scores.SOFTMAX, "What logits become.")
+        p.Define("normalized", True, "Whether the k gates of a token are divided by their sum.")
+        p.Define("scale", 1.0, "What gates are multiplied by; 2.5 in DeepSeek-V3.")
+        p.Define("bias_rate", 0.0, "The step of the experts' biases; 0.001 in DeepSeek-V3.")
+        return p
+
+    @classmethod
+    def num_choices(cls, p: hyperparams.Params) -> int:
+        """Returns p.k."""
+        return p.k
+
+    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+        super().__init__(params, *args)
+        p = self.p
+        if not 1 <= p.k <= p.num_experts:
+            raise ValueError(
+                f"{self.path}: gating.k must be from 1 to num_experts, which is {p.num_experts}, "
+                f"got {p.k}."
+            )
+        if p.bias_rate:
+            # Replicated, as the router is. The optimizer only takes its signed steps.
+            bias = constant((p.num_experts,), "_", 0.0)
+            self.CreateVariable("bias", dataclasses.replace(bias, sign_step=p.bias_rate))
+
+    def FProp(
+        self,
+        theta: NestedMap,
+        logits_GSE: tf.Tensor,
+        valid_GS: tf.Tensor,
+        capacity: int,
+        context: Context,
+    ) -> Gates:
+        """Chooses the best k experts of each token. All first choices take places, then the next.
+
+        l_aux is Algorithm 1's, with the share of all k choices in place of that of the first ones.
+        """
+        is_softmax = self.p.scores is Scores.SOFTMAX
+        scores_GSE = tf.nn.softmax(logits_GSE) if is_softmax else tf.nn.sigmoid(logits_GSE)
+
+        # Choices, whose gates know no bias.
+        ranked_GSE = scores_GSE + theta.bias if self.p.bias_rate else scores_GSE
+        choices = top_k(scores_GSE, ranked_GSE, valid_GS, capacity, self.p.k)
+        chosen_GSE = tf.add_n([choice.mask_GSE for choice in choices])
+        choices = self._weighted(choices)
+
+        # What balances them.
+        router_loss = self._router_loss(logits_GSE, valid_GS)
+        if self.p.bias_rate:
+            bias_loss = bias_gradient(theta.bias, tf.reduce_sum(chosen_GSE, [0, 1]))
+            router_loss = bias_loss if router_loss is None else router_loss + bias_loss
+
+        # Of probabilities, which sigmoids are only beside each other.
+        gates_GSE = scores_GSE
+        if not is_softmax:
+            gates_GSE = scores_GSE / tf.reduce_sum(scores_GSE, -1, keepdims=True)
+        dropped_GS = tf.add_n([choice.wanted_GS - choice.kept_GS for choice in choices])
+        statistics = routing(
+            choices,
+            valid_GS,
+            gating.auxiliary_loss(gates_GSE, chosen_GSE / self.p.k, valid_GS),
+            -tf.reduce_sum(tf.math.xlogy(gates_GSE, gates_GSE), -1),
+            own_GS={"dropped_choices": dropped_GS / self.p.k},
+            router_loss=router_loss,
+        )
+        return Gates(choices, statistics)
+
+    @property
+    def _has_router_loss(self) -> bool:
+        return super()._has_router_loss or self.p.bias_rate > 0
+
+    def _weighted(self, choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
+        """Returns the choices with gates as the settings want them."""
+        factor_GS = self.p.scale
+        if self.p.normalized:
+            # Sigmoids can be 0 for all experts, as the gates of padding are.
+            total_GS = tf.add_n([choice.gate_GS for choice in choices])
+            factor_GS = self.p.scale / tf.maximum(total_GS, _SMALLEST_TOTAL)
+        return tuple(
+            dataclasses.replace(choice, gate_GS=choice.gate_GS * factor_GS) for choice in choices
+        )
+
+
+_SMALLEST_TOTAL = 1e-20
+
+
+def top_k(
+    scores_GSE: tf.Tensor, ranked_GSE: tf.Tensor, valid_GS: tf.Tensor, capacity: int, k: int
+) -> tuple[Choice, ...]:
+    """Returns k choices of each token, whose gates are scores.
+
+    The experts are those that `ranked_GSE` ranks highest, where lower indices win ties. They take
+    tokens in the order of Algorithm 1: all first choices, then all second ones, and so on.
+    """
+    num_experts = scores_GSE.shape[-1]
+    choices = []
+    taken_GE = tf.zeros_like(scores_GSE[:, 0])
+    for _ in range(k):
+        expert_GS = tf.argmax(ranked_GSE, -1, output_type=tf.int32)
+        expert_GSE = tf.one_hot(expert_GS, num_experts)
+        mask_GSE = expert_GSE * valid_GS[..., None]
+        gate_GS = tf.reduce_sum(scores_GSE * mask_GSE, -1)
+
+        position_GS = gating.positions(mask_GSE, mask_GSE, taken_GE)
+        choices.append(gating.choice_of(mask_GSE, expert_GS, gate_GS, position_GS, 1.0, capacity))
+
+        # The next choice is another expert, whose places begin after those that are taken.
+        taken_GE += tf.reduce_sum(mask_GSE, 1)
+        ranked_GSE = tf.where(expert_GSE > 0, ranked_GSE.dtype.min, ranked_GSE)
+    return tuple(choices)
+
+
+def bias_gradient(bias_E: tf.Tensor, count_E: tf.Tensor) -> tf.Tensor:
+    """Returns 0, a scalar whose gradient by the bias is an expert's count less the mean of all.
+
+    As a part of the loss, it tells the optimizer which way biases should move: by the sum over all
+    that a step adds up, be it layers' microbatches or the parts of a batch.
+    """
+    excess_E = tf.stop_gradient(count_E - tf.reduce_mean(count_E))
+    linear = tf.reduce_sum(excess_E * bias_E)
+    return linear - tf.stop_gradient(linear)

@@ -1,1 +1,0 @@
-"""Translating text with a trained model: bundles, lines of text, long files."""

@@ -1,0 +1,135 @@
+"""Whole models with DeepSeek-V3's router and dropless training, in every way a stack is applied."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.gating_layers import Scores, TopKGating
+from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.model.spec import Mode
+from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.optim.adamw import AdamW
+from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.spmd import topology
+from lingvo_gshard.train import steps
+from tests.layers import building, stacking
+from tests.model import small_task
+from tests.spmd import compilers, functions
+
+_RATE = 0.01
+_PLAIN = (Layers.UNROLLED, Remat.NONE)
+
+
+def _params(layers_as, remat, dispatch, **settings):
+    """Two of eight experts by sigmoids with biases, one shared expert, z-loss; nothing is random.
+
+    Group sizes divide the microbatches of a pipeline, and buffers have room for all tokens.
+    """
+    p = small_task.Experiment.params()
+    p.optimizer = AdamW.Params().Set(max_gradient_norm=0.01)
+    p.task.input_dropout.rate = 0.0
+    for stack, length in ((p.task.encoder, small_task.T), (p.task.decoder, small_task.L)):
+        stack.Set(layers_as=layers_as, remat=remat, num_layers=4, **settings)
+        stack.layer.attention.dropout.rate = stack.layer.residual_dropout.rate = 0.0
+        stack.moe.Set(group_size=length, dispatch=dispatch, num_shared=1)
+        stack.moe.train_capacity.factor = 8.0
+        stack.moe.gating = TopKGating.Params().Set(
+            k=2, scores=Scores.SIGMOID, bias_rate=_RATE, z_loss_weight=0.01
+        )
+    return p
+
+
+def _model(num_partitions, *way, **settings):
+    params = _params(*way, **settings)
+    return params, TaskModel(params, functions.partitioning(num_partitions))
+
+
+@functools.cache
+def _start():
+    """The first state, in the layout of unrolled layers, with biases that are not all alike."""
+    _, model = _model(1, *_PLAIN, Dispatch.EINSUM)
+    theta = building.random_theta(model.task)
+    slots = model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, "float32"))
+    return NestedMap(step=np.int32(0), theta=theta, slots=slots)
+
+
+@functools.cache
+def _stepped(num_partitions, *way, **settings):
+    """The state and the metrics after a step."""
+    params, model = _model(num_partitions, *way, **settings)
+    executable = building.compile_fn(
+        functools.partial(steps.call_model_fn, model.model_fn, Mode.TRAIN, params),
+        num_partitions,
+        building.dims_of(state=model.state_spec),
+        state=model.state_spec,
+        batch=small_task.batch_specs(),
+    )
+    state = _start()
+    if way[0] is Layers.LOOP:
+        state = stacking.stacked(state, 2)
+    result = executable(state, small_task.random_batch(3)).Transform(np.asarray)
+    return NestedMap(result, state=stacking.unstacked(result.state))
+
+
+def _biases(theta):
+    return {path: bias for path, bias in theta.FlattenItems() if path.endswith("gate.bias")}
+
+
+@pytest.mark.slow
+def test_a_step_moves_each_bias_by_its_rate_against_its_load():
+    result = _stepped(1, *_PLAIN, Dispatch.RAGGED)
+    before = _biases(_start().theta)
+    after = _biases(result.state.theta)
+    assert len(before) == 4
+
+    # Nothing is dropped, so the load is that of all choices.
+    for path, bias_E in before.items():
+        stack, _, rest = path.partition(".layers[")
+        load_E = result.metrics.routing.load_E[f"{stack}_{rest[0]}"]
+        want_E = bias_E - _RATE * np.sign(np.round(load_E - 1.0, 5))
+        np.testing.assert_allclose(after[path], want_E, atol=1e-7)
+        assert np.ptp(load_E) > 0.5
+    assert not _biases(result.state.slots)
+
+
+_WAYS = [
+    (1, Layers.UNROLLED, Remat.ALL_BUT_PRODUCTS, Dispatch.RAGGED),
+    (2, Layers.LOOP, Remat.NONE, Dispatch.RAGGED),
+    (2, Layers.LOOP, Remat.BLOCK, Dispatch.RAGGED),
+    (4, Layers.LOOP, Remat.ALL_BUT_PRODUCTS, Dispatch.RAGGED),
+    (8, Layers.UNROLLED, Remat.NONE, Dispatch.RAGGED),
+    (2, Layers.LOOP, Remat.BLOCK, Dispatch.GATHER),
+    (4, Layers.UNROLLED, Remat.BLOCK, Dispatch.EINSUM),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", _WAYS)
+def test_every_way_equals_buffers_with_room_for_all(way):
+    got = _stepped(*way)
+    want = _stepped(1, *_PLAIN, Dispatch.EINSUM)
+    building.assert_close(got, want, rtol=1e-3)
+    for path, bias_E in _biases(got.state.theta).items():
+        np.testing.assert_allclose(bias_E, _biases(want.state.theta)[path], atol=1e-7)
+
+
+@pytest.mark.slow
+def test_a_pipeline_moves_biases_by_the_sum_over_its_microbatches():
+    got = _stepped(1, Layers.LOOP, Remat.BLOCK, Dispatch.EINSUM, stages=2, microbatches=2)
+    want = _stepped(1, *_PLAIN, Dispatch.EINSUM)
+    for path, bias_E in _biases(got.state.theta).items():
+        np.testing.assert_allclose(bias_E, _biases(want.state.theta)[path], atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("dispatch", [Dispatch.RAGGED, Dispatch.EINSUM])
+def test_the_router_compiles_for_tpus_and_gpus(name, dispatch):
+    compilers.need(name)
+    params = _params(Layers.LOOP, Remat.BLOCK, dispatch)
+    programs = experiment_programs.in_process(params, functions.partitioning(8))
+    program = programs.step(Mode.TRAIN, small_task.batch_specs())
+    assert topology.compile_program(program, name).report().count("all-reduce") > 0
