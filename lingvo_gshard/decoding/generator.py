@@ -42,7 +42,7 @@ class Generator(TextDecoder):
         if len(ids) > longest:
             raise ValueError(
                 f"prompt {number} has {len(ids)} tokens with BOS, and the limit is {longest}: "
-                "shorten it, or set --max_prompt_len where the run is opened or exported."
+                "shorten it, or raise decode.max_prompt_len, by --max_prompt_len with --logdir."
             )
 
         prompt = np.array(ids, np.int32)

@@ -93,7 +93,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_its_number(tokenizer, first_num
     num_tokens = len(tokenizer.encode(long))
     message = (
         f"prompt {first_number + 1} has {num_tokens} tokens with BOS, and the limit is 8: "
-        "shorten it, or set --max_prompt_len "
+        "shorten it, or raise decode.max_prompt_len, by --max_prompt_len with --logdir."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         list(generator.decode(["ba", long], first_number))

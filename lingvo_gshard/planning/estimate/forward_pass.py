@@ -191,8 +191,8 @@ def _attention_products(sizes: Mapping[str, int]) -> list[Product]:
 
 def _dispatch_products(sizes: Mapping[str, int], dispatch: Dispatch) -> list[Product]:
     """Returns the dispatch of tokens to experts, with its AllToAll, and the combination."""
-    # By einsum these are products with one-hot masks (Algorithm 2), by gather lookups.
-    is_lookup = dispatch is Dispatch.GATHER
+    # By einsum these are products with one-hot masks (Algorithm 2), otherwise lookups.
+    is_lookup = dispatch is not Dispatch.EINSUM
     times = sizes.get("R", 1)
 
     return [
