@@ -9,6 +9,7 @@ python -m lingvo_gshard.plan --table=operators    # or compile, layers, capacity
 python -m lingvo_gshard.plan --table=sbp --topology=h100:1x8
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY --both_readings
 python -m lingvo_gshard.plan --table=paper --plans=FAMILY
+python -m lingvo_gshard.plan --table=lm --out=LANGUAGE_MODELS
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
 
@@ -46,15 +47,15 @@ _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, sid
 _TABLE = flags.DEFINE_enum(
     "table",
     None,
-    ("operators", "sbp", "compile", "layers", "capacity", "paper", "scaling", "machines"),
+    ("operators", "sbp", "compile", "layers", "capacity", "paper", "scaling", "lm", "machines"),
     "Tables of the paper, made here; OneFlow's (sbp); the tokens that full experts lose "
-    "(capacity); --model on several machines.",
+    "(capacity); language models beside published rates (lm); --model on several machines.",
 )
 _PLANS = flags.DEFINE_string(
     "plans",
     None,
-    "A folder that --table=scaling has filled: --table=paper and --table=scaling take the plans "
-    "there as they are, and compile nothing.",
+    "A folder that --table=scaling or --table=lm has filled: --table=paper, --table=scaling and "
+    "--table=lm take the plans there as they are, and compile nothing.",
 )
 _BOTH_READINGS = flags.DEFINE_bool(
     "both_readings",
@@ -109,7 +110,7 @@ def _check_needed_flags(plans_a_model: bool) -> None:
         needed = [_MODEL, _OUT]
     elif plans_a_model:
         needed = [_TOPOLOGY, _OUT]
-    elif _TABLE.value == "scaling" and _PLANS.value is None:
+    elif _TABLE.value in ("scaling", "lm") and _PLANS.value is None:
         needed = [_OUT]
     else:
         needed = []
@@ -120,8 +121,8 @@ def _check_needed_flags(plans_a_model: bool) -> None:
 
 def _check_flags_of_tables() -> None:
     """Raises ValueError for flags that only some tables have."""
-    if _PLANS.value and _TABLE.value not in ("paper", "scaling"):
-        raise ValueError("--plans goes with --table=paper and --table=scaling.")
+    if _PLANS.value and _TABLE.value not in ("paper", "scaling", "lm"):
+        raise ValueError("--plans goes with --table=paper, --table=scaling and --table=lm.")
     if _BOTH_READINGS.value and (_TABLE.value != "scaling" or _PLANS.value):
         raise ValueError("--both_readings goes with --table=scaling, without --plans.")
     if _NUM_DEVICES.value.bit_count() != 1:
@@ -160,6 +161,10 @@ def _make_table(out: pathlib.Path) -> None:
             commands.show_kept_family(kept, out if _OUT.value else None, _tell)
         case "scaling":
             commands.plan_family(_request, out, _BOTH_READINGS.value, _tell)
+        case "lm" if kept is not None:
+            commands.show_kept_language_models(kept, _tell)
+        case "lm":
+            commands.plan_language_models(_request, out, _tell)
         case "machines":
             model = _MODEL.value or ""
             commands.compare_machines(_request, model, _NUM_DEVICES.value, out, _tell)

@@ -23,6 +23,8 @@ class Experiment:
     # The paper's: the mesh has one axis, which splits batch, groups and experts.
     MESH = "d:*"
     SHARDING = "BGE:d"
+    # The mesh's devices in row-major order; None for their own order.
+    DEVICE_ASSIGNMENT: tuple[int, ...] | None = None
 
     # The training loop and its learning rate.
     MAX_STEPS: int
@@ -54,9 +56,10 @@ class Experiment:
             cls.MESH,
             "The mesh: axes and their sizes, the slowest first; * is the rest of the devices.",
         )
+        assignment = cls.DEVICE_ASSIGNMENT
         p.Define(
             "device_assignment",
-            None,
+            None if assignment is None else list(assignment),
             "The mesh's devices in row-major order (A.3); None for 0, 1, 2, ...",
             optional=list,
         )

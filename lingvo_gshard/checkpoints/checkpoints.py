@@ -25,7 +25,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from lingvo_gshard.checkpoints import stored
+from lingvo_gshard.checkpoints import averages, stored
 from lingvo_gshard.checkpoints.fingerprints import fingerprint
 from lingvo_gshard.checkpoints.stored import DamagedCheckpointError, SavedArray, Stored
 from lingvo_gshard.core.hyperparams import Params
@@ -188,6 +188,23 @@ def note_best(
         digests.write_json(path, 1, dataclasses.asdict(Best(step, metric, value)))
 
 
+def _check_slots(path: epath.Path, checkpoint: Stored, state_spec: NestedMap) -> None:
+    """Raises ValueError if the slots are another optimizer's, by their names."""
+    saved = _slot_names(checkpoint.specs)
+    expected = _slot_names(dict(state_spec.FlattenItems()))
+    if saved != expected:
+        raise ValueError(
+            f"{path}: its optimizer has the slots {', '.join(saved) or 'none'}, and this run's "
+            f"{', '.join(expected) or 'none'}: they are of different kinds. Start a new run from "
+            "its weights, by train.warm_start_from."
+        )
+
+
+def _slot_names(paths: Collection[str]) -> list[str]:
+    """Returns the names of an optimizer's slots of a weight, such as `column` and `row`."""
+    return sorted({path.rpartition(".")[2] for path in paths if path.startswith("slots.")})
+
+
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of one model_dir, as a context manager, which waits for the last save.
 
@@ -283,13 +300,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
         """Reads the checkpoint of `step`, which must hold the arrays of `state_spec`.
 
+        Only moving averages of weights may be missing, or be left out: see averages.fitted.
         Raises DamagedCheckpointError, which names the file, or the weight and its experts; and
         ValueError if there is no such checkpoint, or it is of another model or an earlier version.
         """
         path = self._whole(step)
 
         def read() -> tuple[Stored, dict[str, jax.Array | PaddedArray]]:
-            checkpoint = Stored.open(path)
+            checkpoint = averages.fitted(Stored.open(path), state_spec)
+            _check_slots(path, checkpoint, state_spec)
             specs.check_same(
                 f"{path}, of another model or an earlier version", checkpoint.specs, state_spec
             )
@@ -363,6 +382,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             return last  # With its fingerprints, which a mean has not.
         means = {}
         for name in last:
+            if not all(name in arrays for arrays in checkpoints):
+                raise ValueError(
+                    f"{self._folder}: not all of the {average} checkpoints up to step {step} have "
+                    f"{name}: take the mean of fewer."
+                )
             means[name] = stored.mean([arrays[name] for arrays in checkpoints])
         return means
 

@@ -48,6 +48,8 @@ class Stored:
     specs: dict[str, TensorSpec]  # By the arrays' dotted paths.
     fingerprints: dict[str, list[str]]  # By the same paths.
     input_state: dict[str, Any]
+    # The arrays that are other ones in the files, by path; see averages.py.
+    stored_as: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def open(cls, path: pathlib.Path) -> Self:
@@ -102,7 +104,9 @@ class Stored:
         """Reads [index] of an array, unchecked."""
         # TensorStore, in which Orbax stores the arrays, reads any part of one.
         info = ocp.type_handlers.ParamInfo(
-            name=name, parent_dir=self.path / "state", ts_context=context
+            name=self.stored_as.get(name, name),
+            parent_dir=self.path / "state",
+            ts_context=context,
         )
         spec = tensorstore.Spec(ocp.type_handlers.get_json_tspec_read(info, use_ocdbt=True))
         # A whole dim ends where the array does, which may be before the file's padding.

@@ -19,6 +19,7 @@ from lingvo_gshard.planning import plan
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.runs import expert_load
 from lingvo_gshard.runs.run import Run
+from lingvo_gshard.train.run_times import RUN_TIMES, Goodput, goodput
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
 # What each section shows, and what to look for.
@@ -43,6 +44,10 @@ _ROUTING = (
 )
 _SPEED = (
     "Medians over all calls of the training step. A plan estimates the times of another machine."
+)
+_GOODPUT = (
+    "What the time of all processes that trained this run went to; that between two starts is not "
+    "counted. Steps that a restart repeated are lost, with all else since the checkpoint before."
 )
 
 
@@ -91,6 +96,7 @@ class _Results:
 
     training: list[dict[str, Any]]  # The lines of train_metrics.jsonl, at least one.
     evaluations: list[dict[str, Any]]  # The lines of eval_metrics.jsonl.
+    goodput: Goodput | None  # None for runs of earlier versions, which did not measure it.
     scores: Quality | None  # Of the translations of test.
     plan: Plan | None  # Of the folder `plan` in the run's.
     plan_folder: pathlib.Path | str  # Where that is, or is expected.
@@ -132,6 +138,7 @@ def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
         *_translations(facts, results),
         *_routing(results),
         _speed(facts, results),
+        *_goodput(results),
     ]
     title = f"{facts.model} in {storage.origin(logdir).name}"
     page = html_page.document(title, _summary(facts, results), sections)
@@ -151,6 +158,7 @@ def _read(logdir: pathlib.Path) -> _Results:
     return _Results(
         training=training,
         evaluations=read_lines(logdir / EVAL_METRICS),
+        goodput=goodput(read_lines(logdir / RUN_TIMES)),
         scores=quality.load(scores) if scores.exists() else None,
         plan=plan.load(plan_folder) if (plan_folder / plan.PLAN_JSON).exists() else None,
         plan_folder=storage.origin(plan_folder),
@@ -322,6 +330,20 @@ def _speed(facts: RunFacts, results: _Results) -> Section:
     command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={results.plan_folder}"
     advice = html_page.paragraph(f"{command} adds a plan.")
     return Section("Speed", _SPEED, (html_page.rows(rows), advice))
+
+
+def _goodput(results: _Results) -> Iterator[Section]:
+    """Yields the time by category, most first, if it was measured."""
+    measured = results.goodput
+    if measured is None:
+        return
+
+    rows = [("", "seconds", "share")]
+    for category, secs in sorted(measured.secs.items(), key=lambda item: -item[1]):
+        rows.append((category.value, f"{secs:,.1f}", f"{secs / measured.total_secs:.1%}"))
+    rows.append(("all", f"{measured.total_secs:,.1f}", "100.0%"))
+    title = f"Goodput: {measured.share:.1%} of the time went to steps that count"
+    yield Section(title, _GOODPUT, (html_page.rows(rows),))
 
 
 def _planned(planned: Plan, name: str, share: float, gflop: float) -> tuple[str, str, str, str]:

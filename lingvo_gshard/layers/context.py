@@ -92,6 +92,8 @@ class Context:
     scope: str = ""  # The path of the layer that the seed belongs to; empty: the whole model's.
     product: Products = computed  # Computes, records or replays a product; see above.
     arithmetic: Arithmetic = FLOAT32  # The numbers that products are made of.
+    # The mean number of tokens of a batch's microbatches, if this is one; model/accumulation.py.
+    mean_tokens: tf.Tensor | None = None
 
     def __post_init__(self) -> None:
         if (self.mode is Mode.TRAIN) != (self.seed is not None):
@@ -104,6 +106,16 @@ class Context:
     def training(self) -> bool:
         """Whether dropout and random routing are on."""
         return self.mode is Mode.TRAIN
+
+    def tokens_of_mean(self, num_tokens: tf.Tensor) -> tf.Tensor:
+        """Returns by what a sum over tokens is divided, float32, given the tokens of the batch.
+
+        They are none in a batch of padding. With the result, the mean over a batch's microbatches
+        is the batch's own mean over tokens.
+        """
+        if self.mean_tokens is not None:
+            return self.mean_tokens
+        return tf.maximum(num_tokens, 1.0)
 
     def einsum(self, equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         """Returns the product of x and a weight, which is recorded: see Arithmetic.project."""

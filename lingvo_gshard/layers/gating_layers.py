@@ -25,6 +25,8 @@ from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.layers.random import random_uniform
 from lingvo_gshard.layers.routing import COMMON_FIELDS, Choice, Gates, routing
 
+_SMALLEST_TOTAL = 1e-20  # Of gates: sigmoids can all be 0, as those of padding are.
+
 
 class GatingLayer(BaseLayer, abc.ABC):
     """What an MoE layer asks of its gating."""
@@ -38,6 +40,10 @@ class GatingLayer(BaseLayer, abc.ABC):
         p.Define("num_experts", REQUIRED, "E; the MoE layer sets it.")
         p.Define("z_loss_weight", 0.0, "The weight of the router z-loss; 0.001 in ST-MoE.")
         return p
+
+    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+        super().__init__(params, *args)
+        self._check_range("z_loss_weight", self.p.z_loss_weight >= 0, "0 or more")
 
     @classmethod
     @abc.abstractmethod
@@ -68,6 +74,12 @@ class GatingLayer(BaseLayer, abc.ABC):
     @property
     def _has_router_loss(self) -> bool:
         return self.p.z_loss_weight > 0
+
+    def _check_range(self, name: str, is_right: bool, expected: str) -> None:
+        """Raises ValueError, which names the setting and its value, unless `is_right`."""
+        if not is_right:
+            value = self.p.Get(name)
+            raise ValueError(f"{self.path}: gating.{name} must be {expected}, got {value}.")
 
     def _router_loss(self, logits_GSE: tf.Tensor, valid_GS: tf.Tensor) -> tf.Tensor | None:
         """Returns the weighted z-loss, a scalar; None without a weight."""
@@ -169,13 +181,12 @@ class TopKGating(GatingLayer):
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
-        if not 1 <= p.k <= p.num_experts:
-            raise ValueError(
-                f"{self.path}: gating.k must be from 1 to num_experts, which is {p.num_experts}, "
-                f"got {p.k}."
-            )
+        is_possible = 1 <= p.k <= p.num_experts
+        self._check_range("k", is_possible, f"from 1 to num_experts, which is {p.num_experts}")
+        self._check_range("scale", p.scale > 0, "above 0")
+        self._check_range("bias_rate", p.bias_rate >= 0, "0 or more")
         if p.bias_rate:
-            # Replicated, as the router is. The optimizer only takes its signed steps.
+            # Replicated, as the router is.
             bias = constant((p.num_experts,), "_", 0.0)
             self.CreateVariable("bias", dataclasses.replace(bias, sign_step=p.bias_rate))
 
@@ -209,7 +220,8 @@ class TopKGating(GatingLayer):
         # Of probabilities, which sigmoids are only beside each other.
         gates_GSE = scores_GSE
         if not is_softmax:
-            gates_GSE = scores_GSE / tf.reduce_sum(scores_GSE, -1, keepdims=True)
+            total_GS1 = tf.reduce_sum(scores_GSE, -1, keepdims=True)
+            gates_GSE = scores_GSE / tf.maximum(total_GS1, _SMALLEST_TOTAL)
         dropped_GS = tf.add_n([choice.wanted_GS - choice.kept_GS for choice in choices])
         statistics = routing(
             choices,
@@ -229,15 +241,11 @@ class TopKGating(GatingLayer):
         """Returns the choices with gates as the settings want them."""
         factor_GS = self.p.scale
         if self.p.normalized:
-            # Sigmoids can be 0 for all experts, as the gates of padding are.
             total_GS = tf.add_n([choice.gate_GS for choice in choices])
             factor_GS = self.p.scale / tf.maximum(total_GS, _SMALLEST_TOTAL)
         return tuple(
             dataclasses.replace(choice, gate_GS=choice.gate_GS * factor_GS) for choice in choices
         )
-
-
-_SMALLEST_TOTAL = 1e-20
 
 
 def top_k(

@@ -84,6 +84,9 @@ class LanguageModelTask(TokenTask):
         x, reports = self.decoder.FProp(theta.decoder, x, _attended(features), context)
         return self._logits(theta, x), named("decoder", reports)
 
+    def NumTokens(self, labels: NestedMap) -> tf.Tensor:
+        return tf.reduce_sum(labels.weights)
+
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap]:
@@ -99,6 +102,7 @@ class LanguageModelTask(TokenTask):
             labels.labels,
             labels.weights,
             reports,
+            context,
             label_smoothing=self.p.label_smoothing,
             aux_loss_weight=self.p.aux_loss_weight,
         )

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers import moe
+from lingvo_gshard.model import accumulation
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh, names_of
@@ -79,8 +80,9 @@ def num_groups(params: Params, name: str = "input") -> dict[str, int]:
         p = params.task.Get(stack)
         if p.moe is None:
             continue
-        microbatches = max(p.microbatches, 1) if name == "input" else 1
-        rows = batch.batch_size // microbatches
+        rows = batch.batch_size
+        if name == "input":
+            rows //= params.train.gradient_accumulation_steps * max(p.microbatches, 1)
         setting = f"{name}: task.{stack}.moe.group_size"
         groups[stack] = moe.num_groups(p.moe, setting, rows, batch.Get(length))
     return groups
@@ -103,8 +105,12 @@ def check_sizes(params: Params, table: Partitioning, batches: Collection[str] = 
     """Raises ValueError unless there are as many experts on each partition, and no size is 0.
 
     Also raises it if the group size does not divide the tokens of a batch of training or of
-    evaluation.
+    evaluation, or train.gradient_accumulation_steps the rows of a partition.
     """
+    if "input" in batches:
+        (partitions,) = table.factor("B")
+        steps = params.train.gradient_accumulation_steps
+        accumulation.check(steps, params.input.batch_size, partitions)
     if "eval_input" in batches:
         num_groups(params, "eval_input")
 

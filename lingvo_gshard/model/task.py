@@ -81,6 +81,16 @@ class Task(BaseLayer):
         """
         raise NotImplementedError(f"{type(self).__name__} defines no Loss.")
 
+    def NumTokens(self, labels: NestedMap) -> tf.Tensor:
+        """Returns the number of tokens over which `Loss` is a mean: float32, a scalar.
+
+        A microbatch may have more of them than another, so `Loss` divides by what
+        `context.tokens_of_mean` makes of its own number. Raises ValueError if the task's does not.
+        """
+        raise ValueError(
+            f"train.gradient_accumulation_steps: {type(self).__name__} defines no NumTokens."
+        )
+
     def EvalMetrics(self, metrics: NestedMap) -> MetricSums:
         """Returns what evaluation tells of a batch, from the metrics of `Loss`.
 

@@ -10,14 +10,19 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
+from lingvo_gshard.model.accumulation import Accumulation
 from lingvo_gshard.model.gradient_norms import gradient_norms
 from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
+from lingvo_gshard.model.weight_average import average_specs, averaged
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 
 class TaskModel:
-    """An experiment on a partitioning; `state_spec` has the specs of step, theta and slots."""
+    """An experiment on a partitioning; `state_spec` has the specs of step, theta and slots.
+
+    With train.ema_decay, the state also has `ema`, the weights' moving averages.
+    """
 
     def __init__(self, params: Params, partitioning: Partitioning) -> None:
         self._params = params.Copy().Freeze()
@@ -25,6 +30,13 @@ class TaskModel:
         self._annotator = Annotator(partitioning, params.train.scatter_gradients)
         self.task = params.task.Instantiate(self._annotator)
         self.optimizer = params.optimizer.Instantiate()
+        self._accumulated = Accumulation(
+            self.task.Loss,
+            self.task.NumTokens,
+            self.task.weight_specs,
+            self._annotator,
+            params.train.gradient_accumulation_steps,
+        )
 
         weights = self.task.weight_specs
         self.state_spec = NestedMap(
@@ -32,14 +44,19 @@ class TaskModel:
             theta=weights.Transform(lambda w: TensorSpec(w.shape, "float32", w.dims, w.stack)),
             slots=self.optimizer.slot_specs(weights),
         )
+        if params.train.ema_decay is not None:
+            self.state_spec.ema = average_specs(weights)
 
     def init_state(self, seed: tf.Tensor) -> NestedMap:
         """Returns the state before the first step; the seed is int32 [2]."""
-        return NestedMap(
+        state = NestedMap(
             step=tf.constant(0),
             theta=self.task.InitTheta(seed),
             slots=self.state_spec.slots.Transform(lambda spec: tf.zeros(spec.shape, spec.dtype)),
         )
+        if "ema" in self.state_spec:
+            state.ema = state.theta
+        return state
 
     def model_fn(
         self, state: NestedMap, features: NestedMap, labels: NestedMap, mode: Mode, params: Any
@@ -50,7 +67,7 @@ class TaskModel:
             return self._train(state, features, labels)
         if mode is Mode.EVAL:
             return self._evaluate(state, features, labels)
-        predictions = self.task.Predict(state.theta, features, self._params.decode)
+        predictions = self.task.Predict(self._evaluated(state), features, self._params.decode)
         return TPUEstimatorSpec(mode=Mode.PREDICT, predictions=predictions)
 
     def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
@@ -59,12 +76,7 @@ class TaskModel:
 
         # Loss and gradients. The seed differs by step, and so do dropout and random routing.
         context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))
-        weights = state.theta.Flatten()
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            loss, metrics = self.task.Loss(state.theta, features, labels, context)
-        gradients = weight_specs.Pack(tape.gradient(loss, weights))
-        gradients = gradients.Transform(self._annotate_gradient, weight_specs)
+        loss, metrics, gradients = self._accumulated(state.theta, features, labels, context)
 
         # Signs of instability (section 4.3).
         metrics.gradient_norms = gradient_norms(gradients, weight_specs)
@@ -86,27 +98,33 @@ class TaskModel:
             theta = theta.Transform(if_finite, old_theta)
             theta = theta.Transform(self._annotate_update, weight_specs)
             slots = slots.Transform(if_finite, state.slots)
+            new_state = NestedMap(step=state.step + 1, theta=theta, slots=slots)
+            if "ema" in state:
+                decay = self._params.train.ema_decay
+                new_state.ema = averaged(state.ema, theta, state.step, decay)
 
         return TPUEstimatorSpec(
             mode=Mode.TRAIN,
             loss=loss,
-            train_op=NestedMap(step=state.step + 1, theta=theta, slots=slots),
+            train_op=new_state,
             metrics=metrics,
         )
-
-    def _annotate_gradient(self, gradient: Any, spec: WeightSpec) -> tf.Tensor:
-        # The gradient of an embedding is tf.IndexedSlices.
-        dense = tf.convert_to_tensor(gradient)
-        annotator = self._annotator.in_stack(spec.stack)
-        return annotator.annotate(dense, annotator.gradient_dims(spec.dims))
 
     def _annotate_update(self, tensor: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
         """Splits a weight or its gradient where the update is computed, as its slots are split."""
         return self._annotator.in_stack(spec.stack).annotate(tensor, spec.dims.lower())
 
+    def _evaluated(self, state: NestedMap) -> NestedMap:
+        """Returns the weights to evaluate and predict with: their averages, if there are any."""
+        if "ema" not in state:
+            return state.theta
+        # From the slots' layout to that of weights.
+        return state.ema.Transform(self._annotator.annotate_as, self.task.weight_specs)
+
     def _evaluate(
         self, state: NestedMap, features: NestedMap, labels: NestedMap
     ) -> TPUEstimatorSpec:
         """Evaluates one batch."""
-        _, metrics = self.task.Loss(state.theta, features, labels, Context(Mode.EVAL))
+        theta = self._evaluated(state)
+        _, metrics = self.task.Loss(theta, features, labels, Context(Mode.EVAL))
         return TPUEstimatorSpec(mode=Mode.EVAL, eval_metrics=self.task.EvalMetrics(metrics))

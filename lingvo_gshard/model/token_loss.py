@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.context import LayerReport
+from lingvo_gshard.layers.context import Context, LayerReport
 from lingvo_gshard.layers.vocabulary import cross_entropies
 from lingvo_gshard.model.spec import MetricSums
 
@@ -17,6 +17,7 @@ def token_loss(
     labels: tf.Tensor,
     weights: tf.Tensor,
     reports: dict[str, LayerReport],
+    context: Context,
     *,
     label_smoothing: float,
     aux_loss_weight: float,
@@ -31,6 +32,7 @@ def token_loss(
       labels: int32 [B, L].
       weights: float32 [B, L], 0 at padding.
       reports: What the layers tell, by layer.
+      context: Of the pass; tells whether it is one of a batch's microbatches.
       label_smoothing: The share of the target's mass that is spread over all pieces.
       aux_loss_weight: k / E^2.
 
@@ -46,7 +48,7 @@ def token_loss(
 
     # Its mean over the tokens, which are none in a batch of padding.
     num_tokens = tf.reduce_sum(weights)
-    per_token = 1.0 / tf.maximum(num_tokens, 1.0)
+    per_token = 1.0 / context.tokens_of_mean(num_tokens)
 
     # l_aux, of which a dense model has none.
     routings = [report.routing for report in reports.values() if report.routing is not None]

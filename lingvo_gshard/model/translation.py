@@ -117,6 +117,9 @@ class TranslationTask(TokenTask):
         reports |= named("decoder", decoder_reports)
         return self._logits(theta, x), reports
 
+    def NumTokens(self, labels: NestedMap) -> tf.Tensor:
+        return tf.reduce_sum(labels.target_weights)
+
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap]:
@@ -131,6 +134,7 @@ class TranslationTask(TokenTask):
             labels.target_labels,
             labels.target_weights,
             reports,
+            context,
             label_smoothing=self.p.label_smoothing,
             aux_loss_weight=self.p.aux_loss_weight,
         )

@@ -15,6 +15,7 @@ from lingvo_gshard.planning.tables import (
     capacity,
     compilation_growth,
     family,
+    language_models,
     late_sums,
     machines,
     paper,
@@ -137,6 +138,24 @@ def _draw_family(planned_runs: Sequence[PlannedRun], folder: pathlib.Path) -> No
     folder.mkdir(parents=True, exist_ok=True)
     plans = {planned.run.name: planned.plan for planned in planned_runs}
     plan_pictures.draw(plans, folder / "figure_7.png", folder / "figure_8.png")
+
+
+def plan_language_models(ask: Ask, folder: pathlib.Path, tell: Tell) -> None:
+    """Tells whether each published language model fits its machine, then the table of all."""
+
+    def tell_run(planned: language_models.PlannedRun) -> None:
+        tell(report.published_run_line(planned))
+
+    planned_runs = language_models.plan_all(ask, folder, tell_run)
+    tell(report.language_models_table(planned_runs))
+
+
+def show_kept_language_models(kept: pathlib.Path, tell: Tell) -> None:
+    """Tells the table of language models whose plans are kept, without a compiler.
+
+    Raises ValueError as language_models.load_all.
+    """
+    tell(report.language_models_table(language_models.load_all(kept)))
 
 
 def compile_growing(over: str, tell: Tell) -> None:

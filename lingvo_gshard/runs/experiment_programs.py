@@ -18,6 +18,9 @@ from lingvo_gshard.spmd import tracer
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train.steps import ModelPrograms
 
+# The settings of `train` that programs depend on.
+_TRAIN_SETTINGS = ("seed", "scatter_gradients", "gradient_accumulation_steps", "ema_decay")
+
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentPrograms:
@@ -47,7 +50,7 @@ class ExperimentPrograms:
             settings.Define(group, self.params.Get(group), self.params.Describe(group))
 
         train = Params()
-        for name in ("seed", "scatter_gradients"):
+        for name in _TRAIN_SETTINGS:
             train.Define(name, self.params.train.Get(name), self.params.train.Describe(name))
         settings.Define("train", train, self.params.Describe("train"))
         return settings

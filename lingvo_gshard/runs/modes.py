@@ -24,7 +24,13 @@ from lingvo_gshard.train.loop import Input
 
 
 def train(run: Run, hooks: Sequence[TrainHook] = ()) -> None:
-    """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before."""
+    """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before.
+
+    Raises ValueError if it should end early, which takes evaluations.
+    """
+    patience = run.params.train.early_stop_patience
+    if patience is not None:
+        raise ValueError(f"train.early_stop_patience={patience} needs --mode=train_and_eval.")
     with _training(run) as (input_fn, stop):
         run.estimator.train(input_fn, max_steps=run.params.train.max_steps, hooks=[stop, *hooks])
 

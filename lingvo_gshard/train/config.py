@@ -6,6 +6,7 @@ model_dir/train.lock   locked by the process that trains in it
 
 import contextlib
 import fcntl
+import importlib.util
 import pathlib
 from collections.abc import Iterator
 
@@ -23,6 +24,9 @@ _IGNORED = (
     ".product_dtype",  # How products are rounded: the machine decides if it is `auto`.
 )
 
+# The packages of train.writers by their names there.
+_WRITERS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+
 
 def train_params() -> Params:
     """Returns the settings `params.train`.
@@ -34,6 +38,10 @@ def train_params() -> Params:
     p.Define("iterations_per_loop", 100, "K, training steps in one call of the device program.")
     scatter = "Whether gradients are summed only where the optimizer's lowercase letters put them."
     p.Define("scatter_gradients", True, scatter)
+    accumulation = "N, the parts of a batch that are computed one after the other, for memory."
+    p.Define("gradient_accumulation_steps", 1, accumulation)
+    ema = "d, the decay of a moving average of the weights, which is evaluated in their place."
+    p.Define("ema_decay", None, ema, optional=float)
     p.Define("on_nonfinite", NonFinite.STOP, "STOP or SKIP when a loss or gradient is not finite.")
     p.Define("seed", 1, "The seed of the initial weights, of dropout and of random routing.")
 
@@ -46,6 +54,14 @@ def train_params() -> Params:
     p.Define("keep_best_by", "nll", best, optional=str)
     p.Define("eval_batches", 100, "Batches of an evaluation during training.", optional=int)
 
+    # When to end before max_steps, in --mode=train_and_eval; see train/early_stopping.py.
+    patience = "Evaluations in a row without a better keep_best_by, after which training ends."
+    p.Define("early_stop_patience", None, patience, optional=int)
+    p.Define("early_stop_min_gain", 0.0, "Better is by more than this.")
+
+    # Where metrics go; see train/writers.py.
+    p.Define("writers", "tensorboard", f"Any of {', '.join(_WRITERS)}, with commas between them.")
+
     # What to start from; see checkpoints/warm_start.py.
     p.Define("warm_start_from", None, "A run's folder, exported file or index.", optional=str)
     rules = "Pairs (pattern of a weight's path, rule); the first pattern that matches applies."
@@ -57,6 +73,7 @@ def check(p: Params) -> None:
     """Raises ValueError, which names the setting, if one of `train_params` is out of range."""
     for name in (
         "iterations_per_loop",
+        "gradient_accumulation_steps",
         "save_checkpoints_steps",
         "keep_checkpoint_max",
         "max_steps",
@@ -73,8 +90,39 @@ def check(p: Params) -> None:
 
     if p.eval_batches is not None and p.eval_batches < 1:
         raise ValueError(f"train.eval_batches must be 1 or more, or None, got {p.eval_batches}.")
+    if p.ema_decay is not None and not 0 <= p.ema_decay < 1:
+        raise ValueError(f"train.ema_decay must be in [0, 1), or None, got {p.ema_decay}.")
+    if p.early_stop_patience is not None and p.early_stop_patience < 1:
+        raise ValueError(
+            f"train.early_stop_patience must be 1 or more, or None, got {p.early_stop_patience}."
+        )
+    if p.early_stop_min_gain < 0:
+        raise ValueError(
+            f"train.early_stop_min_gain must be 0 or more, got {p.early_stop_min_gain}."
+        )
+    _check_writers(p)
     if not 0 <= p.seed < 2**31:
         raise ValueError(f"train.seed must be from 0 to 2**31 - 1, got {p.seed}.")
+
+
+def writers(p: Params) -> list[str]:
+    """Returns the names in train.writers."""
+    return [name.strip() for name in p.writers.split(",") if name.strip()]
+
+
+def _check_writers(p: Params) -> None:
+    """Raises ValueError for a writer that is unknown, or whose package is not installed."""
+    for name in writers(p):
+        if name not in _WRITERS:
+            raise ValueError(
+                f"train.writers={p.writers}: {name!r} is none of {', '.join(_WRITERS)}."
+            )
+        package = _WRITERS[name]
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"train.writers={p.writers}: the package {package} is not installed: pip install "
+                f"{package}."
+            )
 
 
 @contextlib.contextmanager

@@ -18,8 +18,9 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from lingvo_gshard.checkpoints import checkpoints, exported, stored
+from lingvo_gshard.checkpoints import averages, checkpoints, exported, stored
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents, Restored
+from lingvo_gshard.checkpoints.stored import SavedArray
 from lingvo_gshard.checkpoints.warm_start import WarmStart
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
@@ -33,7 +34,9 @@ from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
 from lingvo_gshard.train.programs import Programs, ProgramSource
 from lingvo_gshard.train.run_config import RunConfig
+from lingvo_gshard.train.run_times import Laps, TimesLog
 from lingvo_gshard.train.steps import InitFn, ModelFn, ModelPrograms
+from lingvo_gshard.train.writers import Writers
 
 InputFn = Callable[[Any], Input]
 _Result = TypeVar("_Result")
@@ -87,6 +90,11 @@ class Estimator:
         if step is None or (step.shape, step.dtype) != ((), "int32"):
             raise ValueError(f"TPUEstimator: the state needs `step`, an int32 scalar, got {step}.")
 
+        if params.train.ema_decay is not None and averages.EMA not in state_spec:
+            raise ValueError(
+                f"TPUEstimator: train.ema_decay={params.train.ema_decay} needs a state with `ema`."
+            )
+
         self.model_dir = model_dir
         self.params = params
         self.partitioning = partitioning
@@ -95,6 +103,7 @@ class Estimator:
         self._warm_start = warm_start
         self._log_steps = log_step_count_steps
         self._show_progress = show_progress
+        self._writer: Writers | None = None  # While training, or at an evaluation.
 
         saved = None if executables is None else SavedExecutables(executables)
         self._programs = Programs(source, saved)
@@ -123,10 +132,15 @@ class Estimator:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
+        laps = Laps(began_secs)
 
         # Opened for saving as well: a damaged checkpoint is moved aside, not only passed over.
         contents = Contents(self.params, self.partitioning, self.state_spec)
-        with self.claimed(), Checkpoints(self.model_dir, contents) as saved:
+        with (
+            self.claimed(),
+            self._writing() as writer,
+            Checkpoints(self.model_dir, contents) as saved,
+        ):
             shardings = self._shardings()
             restored = saved.newest(lambda step: saved.restore(step, self.state_spec, shardings))
 
@@ -137,7 +151,7 @@ class Estimator:
                 logging.info("train: step %d of %d is already done", start, stop)
                 return self
 
-            hooks = [*self._own_hooks(stop, began_secs), *hooks]
+            hooks = [*self._own_hooks(stop, began_secs, laps, writer), *hooks]
             with self._input(input_fn, Mode.TRAIN) as source:
                 state = self._first_state(restored, source)
 
@@ -145,7 +159,7 @@ class Estimator:
                 program = functools.partial(self._programs.get, Mode.TRAIN, source.specs)
                 sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
                 with contextlib.closing(loop.groups(source, sizes, program)) as groups:
-                    TrainLoop(saved, hooks, self.params.train).run(state, groups)
+                    TrainLoop(saved, hooks, self.params.train, laps).run(state, groups)
         return self
 
     def evaluate(
@@ -191,7 +205,8 @@ class Estimator:
         metrics["secs"] = time.monotonic() - began_secs
 
         if processes.is_first():
-            summaries.write_evaluation(self.model_dir, spec.name, metrics)
+            with self._writing() as writer:
+                summaries.write_evaluation(self.model_dir, spec.name, metrics, writer)
             if spec.best_by is not None:
                 checkpoints.note_best(
                     self.model_dir, step, metrics, spec.best_by, spec.higher_is_better
@@ -214,7 +229,7 @@ class Estimator:
         """
 
         def write(saved: Checkpoints, step: int) -> str:
-            arrays = saved.arrays(step, average)
+            arrays = self._evaluated(saved.arrays(step, average))
             weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
             if not weights:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
@@ -240,23 +255,30 @@ class Estimator:
         return config.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def restore(self, checkpoint_step: int | None = None, average: int = 1) -> Restored:
-        """Reads a checkpoint, by default the latest one.
+        """Reads a checkpoint, by default the latest one, to evaluate it.
 
-        With `average` above 1, the state's `theta` is the mean over so many checkpoints, up to this
-        one. Raises ValueError if there is none, or too few.
+        Its `theta` are the weights' moving averages if the state has those. With `average` above 1,
+        it is the mean over so many checkpoints, up to this one. Raises ValueError if there is none,
+        or too few.
         """
         shardings = self._shardings()
+        has_averages = averages.EMA in self.state_spec
 
         def read(saved: Checkpoints, step: int) -> Restored:
             restored = saved.restore(step, self.state_spec, shardings)
-            if average == 1:
+            if average == 1 and not has_averages:
                 return restored
 
             # The optimizer's slots stay those of one checkpoint; decoding does not need them.
-            theta = NestedMap(theta=shardings.theta)
-            means = stored.placed(saved.arrays(step, average), dict(theta.FlattenItems()))
-            state = NestedMap(restored.state, **theta.Pack(means.values()))
-            digest = digests.of_json(restored.digest, average, saved.steps())
+            replaced = NestedMap(theta=shardings.theta)
+            if has_averages:
+                replaced.ema = shardings.ema
+            arrays = self._evaluated(saved.arrays(step, average))
+            means = stored.placed(arrays, dict(replaced.FlattenItems()))
+            state = NestedMap(restored.state, **replaced.Pack(means.values()))
+            digest = restored.digest
+            if average > 1:
+                digest = digests.of_json(digest, average, saved.steps())
             return dataclasses.replace(restored, state=state, digest=digest)
 
         return self._with_checkpoint(checkpoint_step, read)
@@ -303,12 +325,30 @@ class Estimator:
         del mode
         return self.params
 
-    def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Writers]:
+        """Yields where metrics go; the outermost of several such contexts closes it."""
+        if self._writer is not None:
+            yield self._writer
+            return
+
+        names = config.writers(self.params.train)
+        self._writer = Writers(names, self.model_dir, self.params.ToText())
+        try:
+            yield self._writer
+        finally:
+            self._writer.close()
+            self._writer = None
+
+    def _own_hooks(
+        self, stop: int | None, began_secs: float, laps: Laps, writer: Writers
+    ) -> list[TrainHook]:
         # Every process must stop at a loss that is not finite; one of them writes and prints.
         hooks: list[TrainHook] = [NonFiniteHook(self.params.train.on_nonfinite)]
         if processes.is_first():
             hooks.append(summaries.MetricsLog(self.model_dir, began_secs))
-            hooks.append(summaries.SummaryHook(f"{self.model_dir}/train", self._log_steps))
+            hooks.append(TimesLog(self.model_dir, laps))
+            hooks.append(summaries.SummaryHook(writer, self._log_steps))
             if self._show_progress:
                 hooks.append(ProgressHook(stop))
         return hooks
@@ -340,6 +380,12 @@ class Estimator:
         if result is None:
             raise ValueError(f"{self.model_dir}: there is no checkpoint; train first.")
         return result
+
+    def _evaluated(self, arrays: dict[str, SavedArray]) -> dict[str, SavedArray]:
+        """Returns a checkpoint's arrays with what is evaluated as its weights."""
+        if averages.EMA not in self.state_spec:
+            return arrays
+        return averages.as_weights(arrays)
 
     def _shardings(self) -> NestedMap:
         mesh = specs.device_mesh(self.partitioning)
@@ -403,6 +449,12 @@ class TPUEstimator(Estimator):
             raise ValueError(
                 "TPUEstimator: give model_dir and either a RunConfig, or Params and a partitioning."
             )
+        if "train" in params and params.train.gradient_accumulation_steps != 1:
+            steps = params.train.gradient_accumulation_steps
+            raise ValueError(
+                f"TPUEstimator: train.gradient_accumulation_steps={steps}, but a model_fn computes "
+                "its own gradients."
+            )
         super().__init__(
             ModelPrograms(self._call_model_fn, init_fn, params, partitioning, state_spec),
             model_dir,
@@ -430,11 +482,12 @@ class TPUEstimator(Estimator):
             self._host_fn, _ = spec.host_call
         return spec
 
-    def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
-        hooks = super()._own_hooks(stop, began_secs)
+    def _own_hooks(
+        self, stop: int | None, began_secs: float, laps: Laps, writer: Writers
+    ) -> list[TrainHook]:
+        hooks = super()._own_hooks(stop, began_secs, laps, writer)
         if processes.is_first():
-            folder = f"{self.model_dir}/train"
-            hooks.append(summaries.HostCallHook(folder, lambda: self._host_fn))
+            hooks.append(summaries.HostCallHook(writer, lambda: self._host_fn))
         return hooks
 
 

@@ -93,6 +93,10 @@ class TrainHook:
         """Returns whether training should save and end; asked before and after calls and saves."""
         return False
 
+    def is_complete(self) -> bool:
+        """Returns whether training is over, as if max_steps were reached; asked as the above."""
+        return False
+
     def on_stop(self, step: int) -> None:
         """Runs after the last save if a hook, in any process, asked training to stop."""
 

@@ -22,6 +22,7 @@ from lingvo_gshard.spmd import processes, traces
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.specs import ROWS, Share
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
+from lingvo_gshard.train.run_times import Category, Laps
 
 _GROUPS_AHEAD = 2  # One that is on the devices in time, and one that is being read.
 
@@ -114,15 +115,38 @@ def group_sizes(step: int, max_steps: int | None, steps_per_call: int) -> Iterat
         step += size
 
 
+@dataclasses.dataclass(frozen=True)
+class _Requests:
+    """What any process wants."""
+
+    stop: bool  # To be continued by another start.
+    complete: bool  # As if max_steps were reached.
+    save: bool
+
+    @property
+    def ends(self) -> bool:
+        return self.stop or self.complete
+
+    @property
+    def interrupts(self) -> bool:
+        return self.stop and not self.complete
+
+
 class TrainLoop:
     """Calls the train program until its input ends or a hook of any process asks it to stop."""
 
     def __init__(
-        self, checkpoints: Checkpoints, hooks: Sequence[TrainHook], train_params: Params
+        self,
+        checkpoints: Checkpoints,
+        hooks: Sequence[TrainHook],
+        train_params: Params,
+        laps: Laps,
     ) -> None:
+        """`laps` are told what the time goes to."""
         self._checkpoints = checkpoints
         self._hooks = hooks
         self._params = train_params
+        self._laps = laps
         self._last_save_secs = time.monotonic()
 
     def run(self, state: NestedMap, groups: Iterable[Group]) -> None:
@@ -140,15 +164,19 @@ class TrainLoop:
         """Trains from `state`, after `step` steps; `run` adds the hooks' begin and end."""
         previous_end: float | None = None  # When the previous call ended; None after a save.
         unsaved: Group | None = None  # The last group, unless its state was saved.
-        stop, _ = self._requests()
+        requests = self._requests()
         upcoming = iter(groups)
+        self._laps.lap(Category.START)
+        waits_for = Category.START
 
-        while not stop:
+        while not requests.ends:
             wait_start = time.monotonic()
             group = next(upcoming, None)
             if group is None:
                 break
             wait_end = time.monotonic()
+            self._laps.lap(waits_for)
+            waits_for = Category.INPUT
 
             first_step = step + 1
             step += group.num_steps
@@ -165,6 +193,7 @@ class TrainLoop:
                 metrics = result.metrics.Transform(np.asarray)
                 host_call = result.get("host_call", NestedMap()).Transform(np.asarray)
             call_end = time.monotonic()
+            self._laps.lap(Category.STEPS)
             if previous_end is None:
                 secs = call_end - wait_end
                 wait_secs = 0.0
@@ -175,41 +204,43 @@ class TrainLoop:
             previous_end = call_end
             for hook in self._hooks:
                 hook.after_call(call)
+            self._laps.lap(Category.OTHER)
 
-            stop, save_now = self._requests()
-            is_due = save_now or call.reaches_multiple_of(self._params.save_checkpoints_steps)
-            if is_due and not stop:
+            requests = self._requests()
+            is_due = requests.save or call.reaches_multiple_of(self._params.save_checkpoints_steps)
+            if is_due and not requests.ends:
                 self._save(step, state, group, notify=True)
                 unsaved = None
                 previous_end = None  # The next call's time is without the save.
-                stop, _ = self._requests()  # A hook may have taken long.
+                requests = self._requests()  # A hook may have taken long.
 
         # Hooks are not told of a save at a stop, which must be quick: one of them evaluates then.
         if unsaved is not None:
-            self._save(step, state, unsaved, notify=not stop)
+            self._save(step, state, unsaved, notify=not requests.interrupts)
         self._checkpoints.wait()
-        if stop:
+        self._laps.lap(Category.CHECKPOINTS)
+        if requests.interrupts:
             for hook in self._hooks:
                 hook.on_stop(step)
 
-    def _requests(self) -> tuple[bool, bool]:
-        """Returns whether any process wants to stop, and whether any wants to save by time.
-
-        All processes must call it.
-        """
+    def _requests(self) -> _Requests:
+        """Returns what any process wants; all processes must call it."""
         # Signals and clocks differ between processes, and programs must not: the maximum decides.
         wants_to_stop = any(hook.wants_to_stop() for hook in self._hooks)
+        is_complete = any(hook.is_complete() for hook in self._hooks)
         limit_secs = self._params.save_checkpoints_secs
         elapsed_secs = time.monotonic() - self._last_save_secs
         save_now = limit_secs is not None and elapsed_secs >= limit_secs
 
-        stop_anywhere, save_anywhere = processes.largest([wants_to_stop, save_now])
-        return bool(stop_anywhere), bool(save_anywhere)
+        anywhere = processes.largest([wants_to_stop, is_complete, save_now])
+        return _Requests(*map(bool, anywhere))
 
     def _save(self, step: int, state: NestedMap, group: Group, *, notify: bool) -> None:
         """Begins to save the state after `group`, and tells the hooks if `notify`."""
         self._checkpoints.save(step, state, group.input_state)
         self._last_save_secs = time.monotonic()
+        self._laps.lap(Category.CHECKPOINTS)
         if notify:
             for hook in self._hooks:
                 hook.after_save(step, state)
+            self._laps.lap(Category.EVALUATION)

@@ -1,25 +1,21 @@
-"""A run's metrics: TensorBoard summaries, and files with one JSON object per line."""
+"""A run's metrics: summaries for TensorBoard and others, and files of one JSON object per line."""
 
-import contextlib
 import json
 import os
 import pathlib
 import resource
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import atomic_file, storage
 from lingvo_gshard.model.spec import called
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
+from lingvo_gshard.train.writers import Writer
 
 TRAIN_METRICS = "train_metrics.jsonl"  # A line for each call; see MetricsLog.
 EVAL_METRICS = "eval_metrics.jsonl"  # A line for each evaluation; see write_evaluation.
@@ -44,11 +40,10 @@ def scalars(metrics: NestedMap) -> dict[str, float]:
 class SummaryHook(TrainHook):
     """Writes the metrics' means since the last summary, every `every_steps` steps."""
 
-    def __init__(self, folder: str | pathlib.Path, every_steps: int) -> None:
-        self._folder = folder
+    def __init__(self, writer: Writer, every_steps: int) -> None:
+        self._writer = writer
         self._every_steps = every_steps
         self._calls: list[TrainCall] = []  # Since the last summary.
-        self._writer: RecordWriter | None = None
 
     def after_call(self, call: TrainCall) -> None:
         self._calls.append(call)
@@ -58,8 +53,6 @@ class SummaryHook(TrainHook):
     def end(self) -> None:
         if self._calls:  # Steps since the last multiple.
             self._write()
-        if self._writer is not None:
-            self._writer.close()
 
     def _write(self) -> None:
         call = joined(self._calls)
@@ -71,23 +64,19 @@ class SummaryHook(TrainHook):
         if call.tokens_per_sec is not None:
             speeds["speed/tokens_per_sec"] = call.tokens_per_sec
 
-        # Not in __init__: a run that ends before its first summary leaves no file.
-        with atomic_file.naming(pathlib.Path(self._folder)):
-            if self._writer is None:
-                self._writer = _new_file(self._folder)
-            _add(self._writer, {**scalars(call.mean()), **speeds, **_memory_gib()}, call.step)
+        values = {**scalars(call.mean()), **speeds, **_memory_gib()}
+        self._writer.add("train", values, call.step)
 
 
 class HostCallHook(TrainHook):
-    """Calls the function of a host_call for each step; TensorBoard gets what it returns.
+    """Calls the function of a host_call for each step, and writes what it returns.
 
     `fn` is called when a call has ended: by then the program is traced, and the function is known.
     """
 
-    def __init__(self, folder: str | pathlib.Path, fn: Callable[[], HostFn | None]) -> None:
-        self._folder = folder
+    def __init__(self, writer: Writer, fn: Callable[[], HostFn | None]) -> None:
+        self._writer = writer
         self._fn = fn
-        self._writer: RecordWriter | None = None
 
     def after_call(self, call: TrainCall) -> None:
         host_fn = self._fn()
@@ -99,36 +88,7 @@ class HostCallHook(TrainHook):
             values = call.host_call.Transform(lambda stack, k=k: stack[k])
             numbers = called(host_fn, values.tensors)
             if numbers:
-                with atomic_file.naming(pathlib.Path(self._folder)):
-                    if self._writer is None:
-                        self._writer = _new_file(self._folder)
-                    _add(self._writer, scalars(NestedMap(numbers)), first_step + k)
-
-    def end(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _new_file(folder: str | pathlib.Path) -> RecordWriter:
-    """Opens a file of events, with the first event that TensorBoard expects in each.
-
-    TensorBoard's own EventFileWriter would import TensorFlow, to write to buckets.
-    """
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    # The name begins as TensorBoard looks for it, and no two runs have the same one.
-    name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-    writer = RecordWriter((folder / name).open("xb"))
-    writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-    return writer
-
-
-def _add(writer: RecordWriter, values: dict[str, float], step: int) -> None:
-    """Adds all values of a step as one event; an event for each would take 30 times as long."""
-    tagged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-    event = Event(step=step, wall_time=time.time(), summary=Summary(value=tagged))
-    writer.write(event.SerializeToString())
-    writer.flush()  # A run that is killed keeps it.
+                self._writer.add("train", scalars(NestedMap(numbers)), first_step + k)
 
 
 def _memory_gib() -> dict[str, float]:
@@ -181,17 +141,17 @@ class MetricsLog(TrainHook):
         append_line(self._path, line)  # Published with the next checkpoint.
 
 
-def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str, Any]) -> None:
-    """Writes an evaluation to TensorBoard's folder eval_NAME and to eval_metrics.jsonl.
+def write_evaluation(
+    model_dir: str | pathlib.Path, name: str, result: dict[str, Any], writer: Writer
+) -> None:
+    """Writes an evaluation to `writer`, as eval_NAME, and to eval_metrics.jsonl.
 
     `result` has each metric, a number or nested lists of them, and `step`.
     """
     model_dir = pathlib.Path(model_dir)
     # Tags are as in training: `load_E/3` is an element of a list.
     values = NestedMap({metric: np.asarray(value) for metric, value in result.items()})
-    folder = model_dir / f"eval_{name}"
-    with atomic_file.naming(folder), contextlib.closing(_new_file(folder)) as writer:
-        _add(writer, scalars(values), int(result["step"]))
+    writer.add(f"eval_{name}", scalars(values), int(result["step"]))
 
     append_line(model_dir / EVAL_METRICS, {"name": name, **result})
     storage.publish(model_dir)

@@ -11,6 +11,7 @@ from lingvo_gshard.checkpoints.stored import DamagedCheckpointError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import summaries
+from lingvo_gshard.train.early_stopping import EarlyStop
 from lingvo_gshard.train.estimator import Estimator, EvalSpec, InputFn
 from lingvo_gshard.train.hooks import TrainHook
 
@@ -23,7 +24,11 @@ def train_and_evaluate(
     max_steps: int,
     hooks: Sequence[TrainHook] = (),
 ) -> dict[str, Any] | None:
-    """Trains and evaluates each checkpoint; returns the last metrics, None if a hook stopped it."""
+    """Trains and evaluates each checkpoint; returns the last metrics, None if a hook stopped it.
+
+    Prints why, if training ends early by the settings train.early_stop_patience and _min_gain.
+    Raises ValueError if these are set, but the evaluation has no `best_by`.
+    """
     # The state is evaluated on the devices, so no checkpoint is read back.
     evaluator = _EvaluationHook(estimator, evaluation)
     estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
@@ -32,7 +37,7 @@ def train_and_evaluate(
     if evaluator.last is not None:
         return evaluator.last
 
-    # max_steps was reached before this run began.
+    # max_steps was reached, or training had ended early, before this run began.
     restored = estimator.restore()
     return estimator.evaluate_state(restored.state, restored.step, evaluation)
 
@@ -43,11 +48,34 @@ class _EvaluationHook(TrainHook):
     def __init__(self, estimator: Estimator, spec: EvalSpec) -> None:
         self._estimator = estimator
         self._spec = spec
+        self._early_stop = EarlyStop.of(
+            estimator.params.train, spec.name, spec.best_by, spec.higher_is_better
+        )
+        self._is_complete = False
         self.last: dict[str, Any] | None = None
         self.stopped = False
 
+    def begin(self, step: int) -> None:
+        # A run that had ended is not continued by another start.
+        self._decide(step)
+
     def after_save(self, step: int, state: NestedMap) -> None:
         self.last = self._estimator.evaluate_state(state, step, self._spec)
+        self._decide(step)
+
+    def is_complete(self) -> bool:
+        return self._is_complete
+
+    def _decide(self, step: int) -> None:
+        """Decides whether training ends at this step; all processes as the first one."""
+        if self._early_stop is None:
+            return
+        reason = None
+        if processes.is_first():
+            reason = self._early_stop.recorded(self._estimator.model_dir, step)
+            if reason is not None:
+                print(f"Training ends early, after step {step}: {reason}.", flush=True)
+        self._is_complete = bool(processes.of_first(int(reason is not None)))
 
     def on_stop(self, step: int) -> None:
         self.stopped = True

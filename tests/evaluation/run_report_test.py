@@ -113,7 +113,7 @@ def test_a_run_of_images_has_neither_languages_nor_translations(tmp_path):
     _write(tmp_path / "eval_metrics.jsonl", [{"name": "dev", "step": 10, "accuracy": 0.75}])
     page = run_report.write(tmp_path, facts).read_text()
     assert "Curves of loss, nats per image; accuracy; gradient norm" in page
-    assert "padding" not in page and "Translations" not in page and "By language" not in page
+    assert "padding of" not in page and "Translations" not in page and "By language" not in page
     assert ["", "seconds per step", "images per second", "model GFLOP per second"] in _rows(page)
 
 
@@ -144,3 +144,18 @@ def test_planned_step_times_follow_the_measured_one(tmp_path, monkeypatch, measu
     # The paper measured a share of the roofline for some layers on one machine only.
     name = "plan for v3:8x8, at the share of it that the paper measured of such layers"
     assert [row[:2] for row in share] == ([[name, "0.5208"]] if measured else [])
+
+
+def test_the_report_tells_what_the_time_went_to(tmp_path):
+    secs = {"START": 10.0, "STEPS": 60.0, "INPUT": 5.0, "EVALUATION": 25.0}
+    line = {"began": 1.0, "from_step": 0, "step": 10, "secs": secs}
+    _write(tmp_path / "run_times.jsonl", [line])
+    page = _page(tmp_path, _line(10))
+    assert "Goodput: 60.0% of the time went to steps that count" in page
+    rows = _rows(page)
+    assert ["training steps", "60.0", "60.0%"] in rows and ["evaluation", "25.0", "25.0%"] in rows
+    assert ["all", "100.0", "100.0%"] in rows
+
+    # Runs of earlier versions have no such file.
+    (tmp_path / "run_times.jsonl").unlink()
+    assert "Goodput" not in _page(tmp_path, _line(10))

@@ -140,6 +140,7 @@ def test_two_experts_are_algorithm_1_where_all_second_ones_are_asked_for():
 def test_experts_whose_scores_are_all_zero_have_gates_of_zero():
     got = _gated(np.full((1, 2, E), -200.0), np.ones((1, 2)), 2, k=2, scores=Scores.SIGMOID)
     assert [choice.gate_GS.numpy().tolist() for choice in got.choices] == [[[0, 0]]] * 2
+    assert got.routing.aux_loss == 0 and got.routing.entropy == 0
 
 
 def test_only_padding_has_finite_losses():
@@ -155,6 +156,12 @@ def test_only_padding_has_finite_losses():
     [
         ({"gating.k": 6}, "moe.gate: gating.k must be from 1 to num_experts, which is 5, got 6."),
         ({"gating.k": 0}, "moe.gate: gating.k must be from 1 to num_experts, which is 5, got 0."),
+        (
+            {"gating.z_loss_weight": -0.1},
+            "moe.gate: gating.z_loss_weight must be 0 or more, got -0.1.",
+        ),
+        ({"gating.bias_rate": -1.0}, "moe.gate: gating.bias_rate must be 0 or more, got -1.0."),
+        ({"gating.scale": 0.0}, "moe.gate: gating.scale must be above 0, got 0.0."),
         ({"num_shared": -1}, "moe: num_shared must be 0 or more, got -1."),
         (
             {"dispatch": Dispatch.RAGGED, "hidden_dropout.rate": 0.1},

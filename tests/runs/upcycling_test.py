@@ -1,7 +1,7 @@
 """Upcycling: a run without experts starts a model whose experts are copies of its feed-forwards.
 
 With normalized gates and no overflow the new model computes what the old one did, whatever its
-gates choose: (g1 + g2) / (g1 + g2) * FFN(x) = FFN(x).
+gates choose: g1 / (g1 + g2) * FFN(x) + g2 / (g1 + g2) * FFN(x) = FFN(x).
 """
 
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from lingvo_gshard.checkpoints.warm_start import WarmStart
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import CapacityBy, SecondExpert
+from lingvo_gshard.layers.gating_layers import TopKGating
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.runs import run
 from lingvo_gshard.train.hooks import TrainHook
@@ -46,7 +47,7 @@ def _params(experiment, layers_as=Layers.UNROLLED, num_layers=2):
         stack.Set(layers_as=layers_as, num_layers=num_layers)
         if stack.moe is not None:
             stack.moe.group_size = group_size
-            stack.moe.second_expert = SecondExpert.ALL
+            stack.moe.gating.second_expert = SecondExpert.ALL
             stack.moe.train_capacity.by = CapacityBy.TOKENS
     return p
 
@@ -60,23 +61,28 @@ def _logits(task, theta, batch):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "gating"),
     [
-        (Layers.UNROLLED, Layers.UNROLLED),
+        (Layers.UNROLLED, Layers.UNROLLED, None),
         *(
-            pytest.param(before, after, marks=pytest.mark.slow)
-            for before, after in [
-                (Layers.UNROLLED, Layers.LOOP),
-                (Layers.LOOP, Layers.UNROLLED),
-                (Layers.LOOP, Layers.LOOP),
+            pytest.param(before, after, gating, marks=pytest.mark.slow)
+            for before, after, gating in [
+                (Layers.UNROLLED, Layers.LOOP, None),
+                (Layers.LOOP, Layers.UNROLLED, None),
+                (Layers.LOOP, Layers.LOOP, None),
+                (Layers.UNROLLED, Layers.UNROLLED, TopKGating.Params().Set(k=3)),
             ]
         ),
     ],
 )
-def test_an_upcycled_model_has_the_logits_of_the_dense_one(before, after):
+def test_an_upcycled_model_has_the_logits_of_the_dense_one(before, after, gating):
     batch = small_task.random_batch(0)
     dense = _params(_Dense, before, 4).task.Instantiate(building.Unannotated())
-    upcycled = _params(_Upcycled, after, 4).task.Instantiate(building.Unannotated())
+    params = _params(_Upcycled, after, 4)
+    if gating is not None:
+        for stack in (params.task.encoder, params.task.decoder):
+            stack.moe.gating = gating.Copy()
+    upcycled = params.task.Instantiate(building.Unannotated())
 
     theta = building.random_theta(dense)
     first = building.random_theta(upcycled, seed=2)

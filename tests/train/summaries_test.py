@@ -17,6 +17,7 @@ from lingvo_gshard.train.summaries import (
     scalars,
     write_evaluation,
 )
+from lingvo_gshard.train.writers import TensorBoard
 
 
 def test_scalars_name_every_element():
@@ -41,7 +42,8 @@ def test_a_line_takes_the_place_of_one_cut_short(tmp_path):
 
 
 def test_an_evaluation_has_the_tags_of_training(tmp_path):
-    write_evaluation(tmp_path, "dev", {"step": 3, "nll": 2.5, "load_E_encoder_1": [0.5, 1.5]})
+    result = {"step": 3, "nll": 2.5, "load_E_encoder_1": [0.5, 1.5]}
+    write_evaluation(tmp_path, "dev", result, TensorBoard(tmp_path))
     events = EventAccumulator(str(tmp_path / "eval_dev"))
     events.Reload()
     tags = {"step", "nll", "load_E_encoder_1/0", "load_E_encoder_1/1"}
@@ -54,11 +56,11 @@ def _call(step):
 
 
 def test_a_summary_holds_the_means_since_the_last_one(tmp_path):
-    hook = SummaryHook(tmp_path, every_steps=2)
+    hook = SummaryHook(TensorBoard(tmp_path), every_steps=2)
     for step in range(1, 6):
         hook.after_call(_call(step))
     hook.end()
-    events = EventAccumulator(str(tmp_path))
+    events = EventAccumulator(str(tmp_path / "train"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(2, 1.5), (4, 3.5), (5, 5.0)]
 
@@ -69,7 +71,7 @@ def test_an_error_of_the_writers_thread_reaches_the_training_thread(tmp_path, mo
 
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(RecordWriter, "write", failing)
-    hook = SummaryHook(tmp_path, every_steps=1)
+    hook = SummaryHook(TensorBoard(tmp_path), every_steps=1)
     with pytest.raises(OSError, match="No space left"):
         for step in range(1000):
             hook.after_call(_call(step + 1))
@@ -80,8 +82,8 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(RecordWriter, "write", fail)
-    hook = SummaryHook(tmp_path / "train", 1)
+    hook = SummaryHook(TensorBoard(tmp_path), 1)
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/train'"):
         hook.after_call(TrainCall(1, 1, NestedMap(loss=np.ones(1)), 1.0))
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/eval_dev'"):
-        write_evaluation(tmp_path, "dev", {"step": 1, "nll": 2.0})
+        write_evaluation(tmp_path, "dev", {"step": 1, "nll": 2.0}, TensorBoard(tmp_path))

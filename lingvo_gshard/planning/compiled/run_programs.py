@@ -85,9 +85,9 @@ def plan_program(name: str, model: TaskModel, params: Params, topology_name: str
     compile_cpu_secs = time.process_time() - lowered_cpu
 
     # Decoding holds the weights alone.
-    state = NestedMap(theta=model.state_spec.theta, slots=model.state_spec.slots)
+    state = model.state_spec
     if name == DECODE:
-        state.slots = NestedMap()
+        state = NestedMap(theta=state.theta, slots=NestedMap())
     state_gib = state_memory.state_gib(state, model.partitioning)
 
     # Without a program, or one that fits, there are no times.

@@ -16,7 +16,9 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.sharding.layout import TensorSpec, is_weight
 
-SOFTMAX = "softmax"  # The path of the last product's weight, whose rows are split as U.
+# The path of the last product's weight, whose rows are split as U. If there is none, the softmax's
+# weights are the embedding's table, once more.
+SOFTMAX = "softmax"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +91,14 @@ class Product:
 def forward_products(params: Params, weights: NestedMap) -> list[Product]:
     """Returns the products of a forward pass, given the specs of all weights."""
     products = []
-    for path, spec in weights.FlattenItems():
+    specs = dict(weights.FlattenItems())
+    for path, spec in specs.items():
         name = path.rpartition(".")[2]
         sizes = _batch_sizes(params, path) | sizes_of(spec)
         of_weight: list[Product] = []
 
-        # A bias is only added.
-        if name != "bias":
+        # A bias is only added, be it a vector's or one by distances.
+        if not name.endswith("bias") and "positions" not in path:
             of_weight.append(_weight_product(path, spec, sizes))
 
         # A query's projection and a gate stand for the products of two activations in their layer.
@@ -107,6 +110,10 @@ def forward_products(params: Params, weights: NestedMap) -> list[Product]:
 
         stack = SOFTMAX if path == SOFTMAX else stack_of(params, path)
         products += [dataclasses.replace(product, stack=stack) for product in of_weight]
+
+        if spec.dims == "VM" and SOFTMAX not in specs:
+            tied = Einsum("BLM,VM->BLV", sizes)
+            products.append(Product(tied, times=1, kept=Remat.BLOCK, stack=SOFTMAX))
     return products
 
 
@@ -129,7 +136,7 @@ def _weight_product(path: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Pr
 
     if "[" not in path or "self_norm" in path:
         kept = Remat.BLOCK  # It lies outside the stacks, or is the input of a layer.
-    elif path.endswith((".wi", ".wo")):
+    elif path.endswith((".wi", ".wi_gate", ".wo")):
         kept = Remat.ALL_BUT_PRODUCTS
     else:
         kept = Remat.NONE
@@ -184,8 +191,8 @@ def _attention_products(sizes: Mapping[str, int]) -> list[Product]:
 
 def _dispatch_products(sizes: Mapping[str, int], dispatch: Dispatch) -> list[Product]:
     """Returns the dispatch of tokens to experts, with its AllToAll, and the combination."""
-    # By einsum these are products with one-hot masks (Algorithm 2), by gather lookups.
-    is_lookup = dispatch is Dispatch.GATHER
+    # By einsum these are products with one-hot masks (Algorithm 2), otherwise lookups.
+    is_lookup = dispatch is not Dispatch.EINSUM
     times = sizes.get("R", 1)
 
     return [

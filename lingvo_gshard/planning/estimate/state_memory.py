@@ -19,7 +19,7 @@ class StateGib:
 
     replicated_weights: float  # All weights but those of experts.
     expert_weights: float
-    optimizer_slots: float
+    optimizer_slots: float  # With the moving averages of the weights, if there are any.
 
     @property
     def total(self) -> float:
@@ -28,7 +28,10 @@ class StateGib:
 
 
 def state_gib(state: NestedMap, partitioning: Partitioning) -> StateGib:
-    """Returns the GiB on one core of `state`, the TensorSpecs of `theta` and `slots`."""
+    """Returns the GiB on one core of `state`, the TensorSpecs of `theta` and `slots`.
+
+    It may also have `ema`.
+    """
     # The gate's [M, E] is replicated, and its dims name no E.
     weights = state.theta.Flatten()
     experts = [spec for spec in weights if "E" in spec.dims]
@@ -37,13 +40,13 @@ def state_gib(state: NestedMap, partitioning: Partitioning) -> StateGib:
     return StateGib(
         replicated_weights=_gib(others, partitioning),
         expert_weights=_gib(experts, partitioning),
-        optimizer_slots=_gib(state.slots.Flatten(), partitioning),
+        optimizer_slots=_gib([*state.slots.Flatten(), *_averages(state).Flatten()], partitioning),
     )
 
 
 def largest_of_state(state: NestedMap, partitioning: Partitioning) -> tuple[Buffer, ...]:
-    """Returns the largest weights and slots."""
-    tensors = NestedMap(theta=state.theta, slots=state.slots)
+    """Returns the largest weights, slots and moving averages."""
+    tensors = NestedMap(theta=state.theta, slots=state.slots, ema=_averages(state))
     buffers = []
     for path, spec in tensors.FlattenItems():
         shape = ",".join(map(str, partitioning.shard_shape(spec)))
@@ -56,6 +59,10 @@ def largest(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
     """Returns the largest buffers, the largest first."""
     ranked = sorted(buffers, key=lambda buffer: (-buffer.gib, buffer.source))
     return tuple(ranked[:NUM_BUFFERS])
+
+
+def _averages(state: NestedMap) -> NestedMap:
+    return state.get("ema", NestedMap())
 
 
 def _gib(specs: Iterable[TensorSpec], partitioning: Partitioning) -> float:

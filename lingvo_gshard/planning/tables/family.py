@@ -56,9 +56,10 @@ def plan_family(
     family = []
     for run in as_printed.FAMILY:
         request = ask(run.model, topology.tpu(_GENERATION, run.cores))
-        planned = PlannedRun(run, kept_plans.load_or_make(request, _folder(folder, run.model)))
+        planned = PlannedRun(run, kept_plans.load_or_make(request, model_folder(folder, run.model)))
         if both_readings:
-            half = kept_plans.load_or_make(half_batch(request), _folder(folder / _HALF, run.model))
+            half_folder = model_folder(folder / _HALF, run.model)
+            half = kept_plans.load_or_make(half_batch(request), half_folder)
             planned = dataclasses.replace(planned, half=half)
         progress(planned)
         family.append(planned)
@@ -91,13 +92,13 @@ def load(folder: pathlib.Path, model: str) -> Plan | None:
 
     Raises ValueError if it is damaged, outdated or of another model.
     """
-    model_folder = _folder(folder, model)
-    if not (model_folder / plan.PLAN_JSON).is_file():
+    kept_folder = model_folder(folder, model)
+    if not (kept_folder / plan.PLAN_JSON).is_file():
         return None
 
-    kept = plan.load(model_folder)
+    kept = plan.load(kept_folder)
     if kept.model != model:
-        raise ValueError(f"{model_folder}: expected a plan of {model}, got one of {kept.model}.")
+        raise ValueError(f"{kept_folder}: expected a plan of {model}, got one of {kept.model}.")
     return kept
 
 
@@ -170,6 +171,6 @@ def token_times(made: Plan) -> TokenTimes | None:
     )
 
 
-def _folder(folder: pathlib.Path, model: str) -> pathlib.Path:
+def model_folder(folder: pathlib.Path, model: str) -> pathlib.Path:
     """Returns a model's folder, such as FAMILY/MoE128E12L of m4.MoE128E12L."""
     return folder / model.partition(".")[2]

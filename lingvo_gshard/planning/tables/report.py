@@ -1,6 +1,7 @@
 """The tables of this room as text, and the lines that tell of their progress."""
 
 import pathlib
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gshard.files import table
@@ -12,6 +13,7 @@ from lingvo_gshard.planning.tables import (
     capacity,
     family,
     figure9,
+    language_models,
     late_sums,
     paper_text,
     sbp,
@@ -49,6 +51,10 @@ _TABLE_3_TITLE = """\
 Table 3, Figures 7 and 8: plans if every core were at its roofline, and the paper's own
 figures. From 128 to 2048 cores, the paper measured for a forward pass of the layers
 (section 5.2): step x1.7, AllToAll x3.75, its share 16% to 36%, share of the roofline 70% to 48%."""
+
+_LANGUAGE_MODELS_TITLE = """\
+Language models on the machines that they were published for: plans at the roofline, and the
+published rates. The share is of the plan's rate, a bound."""
 
 _CAPACITY_TITLE = """\
 What full experts lose of perfectly balanced random gates: shares of the first choices, of the
@@ -186,6 +192,44 @@ def compilations_table(plans: Mapping[str, Plan]) -> str:
 def planned_run_line(planned: PlannedRun) -> str:
     """Returns whether a model of the family fits, in one line."""
     return f"{planned.run.name}: {plan_text.verdict(planned.plan)}"
+
+
+def published_run_line(planned: language_models.PlannedRun) -> str:
+    """Returns whether a published language model fits, in one line."""
+    return f"{planned.run.name}: {plan_text.verdict(planned.plan)}"
+
+
+def language_models_table(planned_runs: Sequence[language_models.PlannedRun]) -> str:
+    """Returns plans of language models beside the published rates, as in docs."""
+    rows = [["model", "machine", "weights B", "GiB of", "core", "step ms", "K tokens/s"]]
+    rows[0] += ["published", "share"]
+    for planned in planned_runs:
+        made = planned.plan
+        memory = made.step.memory_gib
+        cost = made.step.cost
+
+        cells = [planned.run.name, made.topology, f"{made.weights / 1e9:.1f}"]
+        cells += [f"{memory.peak:.2f}", f"{memory.capacity:.2f}"]
+        for value in (
+            None if cost is None else 1e3 * cost.roofline_secs.step,
+            None if cost is None else made.tokens_per_sec() / 1e3,
+        ):
+            cells.append("does not fit" if value is None else f"{value:.5g}")
+
+        rate = planned.run.tokens_per_sec
+        cells.append(table.number(None if rate is None else rate / 1e3, ".4g"))
+        cells.append(table.number(planned.share))
+        rows.append(cells)
+
+    # How far the shares of one system lie apart.
+    lines = [_LANGUAGE_MODELS_TITLE, "", table.markdown(rows)]
+    known = language_models.shares(planned_runs, "lm.Dense")
+    if known:
+        lines.append(
+            f"Lingvo's {len(known)} rates: {known[0]:.2f} to {known[-1]:.2f} of the bound, median "
+            f"{statistics.median(known):.2f}."
+        )
+    return "\n".join(lines)
 
 
 def family_tables(planned_runs: Sequence[PlannedRun], shares: Sequence[Recomputed]) -> str:

@@ -1,8 +1,11 @@
 """The products of a forward pass, and their gradients."""
 
+import math
+
 import pytest
 
 from lingvo_gshard import registry
+from lingvo_gshard.layers.positions import RelativeBias
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.estimate.forward_pass import Einsum, forward_products
@@ -58,6 +61,29 @@ def test_embeddings_are_looked_up_and_large_products_kept(products):
     assert kept["BLM,MV->BLV"] is Remat.BLOCK  # It lies outside the stacks.
     assert kept["EGCM,EMH->EGCH"] is Remat.ALL_BUT_PRODUCTS
     assert kept["BNLD,BNTD->BNLT"] is Remat.NONE
+
+
+@pytest.mark.parametrize(("tied", "equation"), [(True, "BLM,VM->BLV"), (False, "BLM,MV->BLV")])
+def test_a_language_models_products(tied, equation):
+    """A tied softmax is a product as any other; biases, also those by distances, are none."""
+    params = registry.get_params("toy.LmMoE8E4L", ("task.vocab_size=2048",))
+    params.task.tied_softmax = tied
+    params.task.decoder.dense.Set(gated=True, biases=True)
+    params.task.decoder.layer.attention.Set(biases=True, positions=RelativeBias.Params())
+    model = TaskModel(params, Partitioning(Mesh.flat(1), ()))
+    products = forward_products(params, model.state_spec.theta)
+
+    (softmax,) = (product for product in products if product.stack == "softmax")
+    assert softmax.einsum.equation == equation and softmax.kept is Remat.BLOCK
+    flops = 3 * sum(_flops(product) for product in products)
+    batch = params.input
+    needed = model.task.TrainStepFlops(batch.batch_size, 0, batch.row_len)
+    assert flops == pytest.approx(needed, rel=0.03)  # With dispatch, and norms as products.
+
+
+def _flops(product):
+    sizes = [product.einsum.sizes[letter] for letter in product.einsum.letters]
+    return 0 if product.is_lookup else 2 * product.times * math.prod(sizes)
 
 
 def test_the_gradients_of_an_einsum():

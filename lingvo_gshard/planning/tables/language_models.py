@@ -1,0 +1,108 @@
+"""Plans of language models beside the rates that were published for them: Lingvo's, and GLaM's.
+
+A rate at the roofline is a bound. The share of it that a published rate reaches tells how near real
+runs came, and whether a plan can be trusted: shares far apart, or above 1, would be errors here.
+
+Lingvo's figures are comments in lingvo/tasks/lm/params/synthetic_packed_input.py at commit
+e0be5dc4. They are undated and have two to four digits. GLaM's are those of Du et al. (2021).
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+from lingvo_gshard.planning import kept_plans
+from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.request import Ask
+from lingvo_gshard.planning.tables import family
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedRun:
+    """A registered experiment, the machine that it was published for, and its rate there."""
+
+    model: str
+    topology: str
+    weights: float
+    tokens_per_sec: float | None = None  # None if none is stated.
+
+    @property
+    def name(self) -> str:
+        """The model's name without that of its module."""
+        return self.model.partition(".")[2]
+
+
+# Lingvo states that a layer of the wide models has 1.6875 B weights, of 2^30 each, and names them
+# after the sum over their layers, without the embedding.
+_WIDE_LAYER = 1.6875 * 2**30
+_GLAM_TOKENS_PER_SEC = 280e9 / (574 * 3600)
+
+PUBLISHED = (
+    PublishedRun("lm.DenseLm8B2x2", "v3:2x2", 8 * 2**30),
+    PublishedRun("lm.DenseLm128B8x8", "v3:8x8", 137_702_416_384, 3.7e3),
+    PublishedRun("lm.DenseLm128B16x16", "v3:16x16", 137_702_416_384, 18e3),
+    PublishedRun("lm.DenseLm128B32x32", "v3:32x32", 137_702_416_384, 62e3),
+    PublishedRun("lm.DenseLm175B32x32", "v3:32x32", 174_366_928_896, 51.53e3),
+    PublishedRun("lm.DenseLm1T16x16", "v3:16x16", 1_100_041_175_040, 1.4e3),
+    PublishedRun("lm.DenseLm12kWide41BAdam16x16", "v3:16x16", 24 * _WIDE_LAYER, 53.8e3),
+    PublishedRun("lm.DenseLm12kWide162BAdam16x16", "v3:16x16", 96 * _WIDE_LAYER, 12.5e3),
+    PublishedRun("lm.GLaM64B64E", "v4:8x8x16", 1.2e12, _GLAM_TOKENS_PER_SEC),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
+    """A published run, and our plan of it."""
+
+    run: PublishedRun
+    plan: Plan
+
+    @property
+    def share(self) -> float | None:
+        """The published rate over the plan's, which is at the roofline; None without both."""
+        bound = self.plan.tokens_per_sec()
+        if self.run.tokens_per_sec is None or bound == 0:
+            return None
+        return self.run.tokens_per_sec / bound
+
+
+def plan_all(
+    ask: Ask, folder: pathlib.Path, progress: Callable[[PlannedRun], None]
+) -> list[PlannedRun]:
+    """Plans the training steps of all models; calls `progress` with each once it is planned.
+
+    Each plan has a folder of its own in `folder`. Raises ValueError as kept_plans.load_or_make.
+    """
+    planned = []
+    for run in PUBLISHED:
+        request = ask(run.model, run.topology).step_only()
+        made = kept_plans.load_or_make(request, family.model_folder(folder, run.model))
+        planned.append(PlannedRun(run, made))
+        progress(planned[-1])
+    return planned
+
+
+def load_all(folder: pathlib.Path) -> list[PlannedRun]:
+    """Returns the plans that are kept in `folder`, whichever code has made them.
+
+    Models without a plan are left out. Raises ValueError if there is none at all, or one is
+    damaged, outdated or of another model.
+    """
+    planned = []
+    for run in PUBLISHED:
+        kept = family.load(folder, run.model)
+        if kept is not None:
+            planned.append(PlannedRun(run, kept))
+
+    if not planned:
+        raise ValueError(
+            f"{folder}: no plan of {PUBLISHED[0].model} or another published language model "
+            f"there; `plan --table=lm --out={folder}` makes them."
+        )
+    return planned
+
+
+def shares(planned: Sequence[PlannedRun], module: str) -> list[float]:
+    """Returns all known shares of the bound, of the models whose names begin with `module`."""
+    known = [run.share for run in planned if run.run.model.startswith(module)]
+    return sorted(share for share in known if share is not None)

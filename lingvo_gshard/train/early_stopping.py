@@ -1,0 +1,82 @@
+"""Whether a run has stopped improving, decided from the evaluations that its folder records."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStop:
+    """Training ends once `patience` evaluations in a row are no better than the best before them.
+
+    Better is by more than `min_gain`; NaN never is.
+    """
+
+    name: str  # Of the evaluations, such as `dev`.
+    metric: str
+    higher_is_better: bool
+    patience: int
+    min_gain: float
+
+    @classmethod
+    def of(
+        cls, p: Params, name: str, metric: str | None, higher_is_better: bool
+    ) -> "EarlyStop | None":
+        """Returns the rule of the settings `train`, None if they have none.
+
+        Raises ValueError if they have one, but there is no metric.
+        """
+        if p.early_stop_patience is None:
+            return None
+        if metric is None:
+            raise ValueError(
+                f"train.early_stop_patience={p.early_stop_patience} needs a metric to compare: set "
+                "train.keep_best_by."
+            )
+        return cls(name, metric, higher_is_better, p.early_stop_patience, p.early_stop_min_gain)
+
+    def recorded(self, model_dir: str | pathlib.Path, until_step: int) -> str | None:
+        """Returns `reason` by a run's recorded evaluations up to a step."""
+        lines = read_lines(pathlib.Path(model_dir, EVAL_METRICS))
+        # What was repeated after a restart counts once.
+        values: dict[int, Any] = {}
+        for line in lines:
+            if line["name"] == self.name and line["step"] <= until_step:
+                values[line["step"]] = line.get(self.metric, math.nan)
+        return self.reason(values)
+
+    def reason(self, values: Mapping[int, float]) -> str | None:
+        """Returns why training ends with the last of these evaluations, None if it goes on.
+
+        `values` has the metric by step.
+        """
+        steps: Sequence[int] = sorted(values)
+        best: float | None = None
+        best_step = 0
+        since_best = 0
+        for step in steps:
+            if self._is_better(values[step], best):
+                best = values[step]
+                best_step = step
+                since_best = 0
+            else:
+                since_best += 1
+
+        if since_best < self.patience:
+            return None
+        found = f"the best is {best:.6g} at step {best_step}" if best_step else "it is not a number"
+        return (
+            f"{self.metric} of {self.name} has not improved by more than {self.min_gain:g} in "
+            f"{since_best} evaluations; {found}"
+        )
+
+    def _is_better(self, value: float, best: float | None) -> bool:
+        if math.isnan(value) or best is None:
+            return not math.isnan(value)
+        gain = value - best if self.higher_is_better else best - value
+        return gain > self.min_gain

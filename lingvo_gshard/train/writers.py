@@ -1,0 +1,177 @@
+"""Where a run's metrics go besides its files of JSON lines: TensorBoard, Weights & Biases, MLflow.
+
+Each is a Writer, and `train.writers` names those to use. The packages of the last two are imported
+when a run first writes, and take their project, server and account from their own environment
+variables (WANDB_PROJECT, MLFLOW_TRACKING_URI and others).
+"""
+
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from lingvo_gshard.files import atomic_file
+
+
+class Writer(Protocol):
+    """Writes numbers by tag, such as `routing/load_E/encoder_1/3`."""
+
+    def add(self, part: str, values: dict[str, float], step: int) -> None:
+        """Adds all values of a step of one part of the run: `train`, or `eval_NAME`."""
+
+    def close(self) -> None:
+        """Ends what `add` began; it may be called again."""
+
+
+class TensorBoard:
+    """Writes files of events to the run's folder, in a folder for each part."""
+
+    def __init__(self, model_dir: str | pathlib.Path) -> None:
+        self._model_dir = pathlib.Path(model_dir)
+        self._files: dict[str, RecordWriter] = {}
+
+    def add(self, part: str, values: dict[str, float], step: int) -> None:
+        """See Writer; an OSError names the folder."""
+        # One event for all, since an event for each value would take 30 times as long.
+        tagged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        event = Event(step=step, wall_time=time.time(), summary=Summary(value=tagged))
+
+        # A part that never has values gets no file.
+        folder = self._model_dir / part
+        with atomic_file.naming(folder):
+            if part not in self._files:
+                self._files[part] = _new_file(folder)
+            self._files[part].write(event.SerializeToString())
+            self._files[part].flush()  # A run that is killed keeps it.
+
+    def close(self) -> None:
+        """See Writer."""
+        while self._files:
+            _, file = self._files.popitem()
+            file.close()
+
+
+class WeightsAndBiases:
+    """Writes to one run of Weights & Biases, which later starts in the same folder continue."""
+
+    def __init__(self, model_dir: str | pathlib.Path, settings: str) -> None:
+        self._model_dir = pathlib.Path(model_dir)
+        self._settings = settings
+        self._run: Any = None
+
+    def add(self, part: str, values: dict[str, float], step: int) -> None:
+        """See Writer."""
+        if self._run is None:
+            self._run = self._started()
+        # As a value of its own: W&B drops what is logged at a smaller step than before, such as
+        # the steps that a resumed run repeats.
+        self._run.log({**_prefixed(part, values), "step": step})
+
+    def close(self) -> None:
+        """See Writer."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+    def _started(self) -> Any:
+        import wandb  # type: ignore[import-not-found]
+
+        path = self._model_dir / "wandb_run.txt"
+        run = wandb.init(
+            dir=str(self._model_dir),
+            name=self._model_dir.name,
+            id=_read(path),
+            resume="allow",
+            config=_by_path(self._settings),
+        )
+        run.define_metric("*", step_metric="step")
+        atomic_file.write(path, run.id)
+        return run
+
+
+class MLflow:
+    """Writes to one run of MLflow, which later starts in the same folder continue."""
+
+    def __init__(self, model_dir: str | pathlib.Path, settings: str) -> None:
+        self._model_dir = pathlib.Path(model_dir)
+        self._settings = settings
+        self._mlflow: Any = None
+
+    def add(self, part: str, values: dict[str, float], step: int) -> None:
+        """See Writer."""
+        if self._mlflow is None:
+            self._mlflow = self._started()
+        self._mlflow.log_metrics(_prefixed(part, values), step=step)
+
+    def close(self) -> None:
+        """See Writer."""
+        if self._mlflow is not None:
+            self._mlflow.end_run()
+            self._mlflow = None
+
+    def _started(self) -> Any:
+        import mlflow  # type: ignore[import-not-found]
+
+        path = self._model_dir / "mlflow_run.txt"
+        run = mlflow.start_run(run_id=_read(path), run_name=self._model_dir.name)
+        atomic_file.write(path, run.info.run_id)
+        # As a file: a parameter of MLflow can't change when a run goes on with other settings.
+        mlflow.log_text(self._settings, "params.txt")
+        return mlflow
+
+
+class Writers:
+    """Several writers as one; `names` are those of train.writers, checked by config.check."""
+
+    def __init__(self, names: Sequence[str], model_dir: str | pathlib.Path, settings: str) -> None:
+        """`settings` are the run's, a Params.ToText()."""
+        make: dict[str, Callable[[], Writer]] = {
+            "tensorboard": lambda: TensorBoard(model_dir),
+            "wandb": lambda: WeightsAndBiases(model_dir, settings),
+            "mlflow": lambda: MLflow(model_dir, settings),
+        }
+        self._writers = [make[name]() for name in names]
+
+    def add(self, part: str, values: dict[str, float], step: int) -> None:
+        """See Writer."""
+        for writer in self._writers:
+            writer.add(part, values, step)
+
+    def close(self) -> None:
+        """See Writer."""
+        for writer in self._writers:
+            writer.close()
+
+
+def _new_file(folder: pathlib.Path) -> RecordWriter:
+    """Opens a file of events, with the first event that TensorBoard expects in each.
+
+    TensorBoard's own EventFileWriter would import TensorFlow, to write to buckets.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # The name begins as TensorBoard looks for it, and no two runs have the same one.
+    name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+    writer = RecordWriter((folder / name).open("xb"))
+    writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+    return writer
+
+
+def _prefixed(part: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{part}/{tag}": value for tag, value in values.items()}
+
+
+def _by_path(settings: str) -> dict[str, str]:
+    """Returns the settings of a Params.ToText() by path."""
+    pairs = [line.split(" : ", 1) for line in settings.splitlines() if line]
+    return {path: value for path, value in pairs}
+
+
+def _read(path: pathlib.Path) -> str | None:
+    """Returns the id of the run that this folder began; None if it did not."""
+    return path.read_text() if path.exists() else None
