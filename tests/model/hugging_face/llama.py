@@ -120,6 +120,9 @@ def _generated(model, prompts, prompt_lengths, row, num_beams):
         output_scores=True,
     )
     ids = found.sequences[:, length:].numpy()
+    # A hypothesis of several is filled up with EOS.
+    is_after = np.cumsum(ids == EOS, 1) - (ids == EOS) > 0
+    ids = np.where(is_after, PAD, ids)
     padded = np.full((num_beams, _STEPS), PAD)
     padded[:, : ids.shape[1]] = ids
     scores = found.sequences_scores.numpy() if num_beams > 1 else np.zeros(1)
