@@ -123,6 +123,7 @@ def _predicted(model, beam_size):
     return predict(_prompts(stored)).Transform(lambda x: x.numpy())
 
 
+@pytest.mark.slow
 def test_greedy_search(model):
     _, _, stored = model
     found = _predicted(model, 1)

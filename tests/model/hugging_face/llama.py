@@ -34,10 +34,12 @@ def main() -> None:
     """Writes both files."""
     with torch.no_grad():
         for name, tied in (("llama", False), ("llama_tied", True)):
-            found = None
-            for seed in range(1000):
-                found = found or _arrays(tied, seed)
-            np.savez_compressed(_HERE / f"{name}.npz", **found)
+            arrays = None
+            seed = 0
+            while arrays is None:
+                arrays = _arrays(tied, seed)
+                seed += 1
+            np.savez_compressed(_HERE / f"{name}.npz", **arrays)
 
 
 def _arrays(tied: bool, seed: int) -> dict[str, np.ndarray] | None:
@@ -94,8 +96,11 @@ def _model(tied: bool) -> LlamaForCausalLM:
     for path, weight in model.named_parameters():
         scale = 0.5 if weight.ndim < 2 else weight.shape[-1] ** -0.5
         weight.copy_(scale * torch.randn(weight.shape) + (weight.ndim < 2) * 1.0)
-        if path == "lm_head.weight" or (tied and path == "model.embed_tokens.weight"):
-            weight[EOS] *= 2.0  # So that hypotheses end.
+        # So that hypotheses end. A tied softmax prefers the token that was read.
+        if path == "lm_head.weight":
+            weight[EOS] *= 2.0
+        if tied and path == "model.embed_tokens.weight":
+            weight[EOS] *= 5.0
     return model
 
 
@@ -115,6 +120,9 @@ def _generated(model, prompts, prompt_lengths, row, num_beams):
         output_scores=True,
     )
     ids = found.sequences[:, length:].numpy()
+    # A hypothesis of several is filled up with EOS.
+    is_after = np.cumsum(ids == EOS, 1) - (ids == EOS) > 0
+    ids = np.where(is_after, PAD, ids)
     padded = np.full((num_beams, _STEPS), PAD)
     padded[:, : ids.shape[1]] = ids
     scores = found.sequences_scores.numpy() if num_beams > 1 else np.zeros(1)
