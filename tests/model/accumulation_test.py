@@ -137,7 +137,7 @@ _SETTINGS = [
         f"task.{stack}.{setting}"
         for stack in ("encoder", "decoder")
         for setting in (
-            "moe.second_expert=ALL",
+            "moe.gating.second_expert=ALL",
             "layer.attention.dropout.rate=0.0",
             "layer.residual_dropout.rate=0.0",
         )
