@@ -12,7 +12,7 @@ import pytest
         ("bench.first_answer", "first_answer: --logdir is missing; see --help."),
         pytest.param(
             "bench.step --model=toy.Nope",
-            "step: No model 'toy.Nope'. Registered are ",
+            "step: No model 'toy.Nope'. Did you mean ",
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -134,8 +134,14 @@ def test_parts_of_a_batch_move_biases_by_the_sum_of_their_loads(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
-@pytest.mark.parametrize("dispatch", [Dispatch.RAGGED, Dispatch.EINSUM])
+@pytest.mark.parametrize(
+    ("name", "dispatch"),
+    [
+        ("v3:2x2", Dispatch.RAGGED),
+        ("v3:2x2", Dispatch.EINSUM),
+        ("h100:1x8", Dispatch.RAGGED),
+    ],
+)
 def test_the_router_compiles_for_tpus_and_gpus(name, dispatch):
     compilers.need(name)
     params = _params(Layers.LOOP, Remat.BLOCK, dispatch)
