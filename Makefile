@@ -14,7 +14,7 @@ DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$
 	--logdir=$(DEMO)/run --platform=cpu --num_partitions=$(DEMO_DEVICES) \
 	--set=decode.max_sentences=100
 
-.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow bazel-test wheel-test check docs bench clean-demo
+.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow test-exhaustive bazel-test wheel-test check docs bench clean-demo
 
 setup: .venv/ready
 
@@ -48,12 +48,19 @@ test-oldest: setup-chromium
 # Without the compilers some slow tests would be skipped. Each file has a process of its own, since
 # compilers keep memory; two run at a time.
 test-slow: setup-tpu setup-plan-gpu
-	grep -rl --include='*_test.py' 'mark.slow' tests | sort | xargs -P 2 -n 1 $(PY) -m pytest -q -m slow
+	grep -rl --include='*_test.py' 'mark.slow' tests | sort | \
+		xargs -P 2 -n 1 $(PY) -m pytest -q -m 'slow and not exhaustive'
+
+# What slow tests leave out: the same things on fewer devices, by other tables, for other machines.
+test-exhaustive: setup-tpu setup-plan-gpu
+	grep -rl --include='*_test.py' 'mark.exhaustive' tests | sort | \
+		xargs -P 2 -n 1 $(PY) -m pytest -q -m exhaustive
 
 # All quick tests, a process for each folder, and each room of the library where no other is seen.
+BAZEL_TARGETS ?= //...
 bazel-test: setup
 	tools/setup_bazel.sh
-	PATH=$(CURDIR)/.venv/bin:$$PATH bazel test --config=offline //...
+	PATH=$(CURDIR)/.venv/bin:$$PATH bazel test --config=offline $(BAZEL_TARGETS)
 
 wheel-test: setup
 	tools/test_wheel.sh

@@ -127,7 +127,11 @@ def _asked(address, path, body):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [("--nbest=2",), _SAMPLED], ids=["beam", "samples"])
+@pytest.mark.parametrize(
+    "settings",
+    [("--nbest=2",), pytest.param(_SAMPLED, marks=pytest.mark.exhaustive)],
+    ids=["beam", "samples"],
+)
 def test_a_run_its_bundle_and_a_server_generate_the_same(run_dir, tmp_path, settings):
     folder = tmp_path / "bundle"
     run = (f"--logdir={run_dir}", "--num_partitions=2", *settings)
@@ -176,7 +180,9 @@ def test_a_run_its_bundle_and_a_server_generate_the_same(run_dir, tmp_path, sett
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
+)
 def test_samples_of_several_devices_are_those_of_one(data_dir, run_dir, num_partitions):
     """With batches of another size, too."""
 

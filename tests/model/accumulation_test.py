@@ -180,11 +180,11 @@ def _trained(num_partitions, *settings):
 @pytest.mark.parametrize(
     ("num_partitions", "count", "settings"),
     [
-        (1, 4, ()),
+        pytest.param(1, 4, (), marks=pytest.mark.exhaustive),
         (2, 4, ()),
-        (4, 2, ()),
-        (4, 2, (_ZERO,)),
-        (4, 2, ("sharding=HN:d",)),
+        pytest.param(4, 2, (), marks=pytest.mark.exhaustive),
+        pytest.param(4, 2, (_ZERO,), marks=pytest.mark.exhaustive),
+        pytest.param(4, 2, ("sharding=HN:d",), marks=pytest.mark.exhaustive),
         (8, 4, ("mesh=b:2,e:4", "sharding=B:b,G:b+e,E:e")),
         (2, 4, tuple(_LOOPS)),
     ],
@@ -200,7 +200,7 @@ def test_a_model_trains_on_microbatches_as_on_the_whole_batch(num_partitions, co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
 def test_gradients_are_summed_over_devices_once(name):
     compilers.need(name)
     # Groups within a row, which every device then has as many of in each microbatch.

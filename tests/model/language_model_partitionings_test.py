@@ -118,7 +118,9 @@ def _check(computed, wanted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
+)
 @pytest.mark.parametrize("way", _WAYS)
 def test_training_equals_that_of_one_device(way, num_partitions):
     _check(_training(num_partitions, *_WAYS[way]), _training(1))

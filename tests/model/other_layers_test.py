@@ -52,7 +52,14 @@ def _trained(positions, num_partitions, letters):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_partitions", "letters"), [(2, "BGE"), (4, "HN"), (8, "BGE")])
+@pytest.mark.parametrize(
+    ("num_partitions", "letters"),
+    [
+        pytest.param(2, "BGE", marks=pytest.mark.exhaustive),
+        pytest.param(4, "HN", marks=pytest.mark.exhaustive),
+        (8, "BGE"),
+    ],
+)
 @pytest.mark.parametrize("positions", _POSITIONS)
 def test_partitioned_training_equals_unpartitioned(positions, num_partitions, letters):
     got = _trained(positions, num_partitions, letters)

@@ -142,7 +142,16 @@ def test_training_equals_that_of_one_device(training, way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [(), _LOOP, (_DENSE,)], ids=["experts", "loops", "dense"])
-@pytest.mark.parametrize("mesh", ["x:1,y:1", "x:1,y:2", "x:2,y:2", "x:2,y:4"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        *(
+            pytest.param(few, marks=pytest.mark.exhaustive)
+            for few in ("x:1,y:1", "x:1,y:2", "x:2,y:2")
+        ),
+        "x:2,y:4",
+    ],
+)
 @pytest.mark.parametrize("table", [_TWO_DIMS, _TWO_DIMS_THEN_ZERO], ids=["2-D", "by stack"])
 def test_tables_with_rows_of_some_tensors_train_alike_on_any_number_of_devices(
     training, table, mesh, model
@@ -155,7 +164,9 @@ def test_tables_with_rows_of_some_tensors_train_alike_on_any_number_of_devices(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
+)
 def test_bfloat16_products_train_alike_on_any_number_of_devices(training, num_partitions):
     """A sum in another order may round a factor the other way, but routing is float32."""
     few = training(num_partitions, _ROUNDED)

@@ -127,7 +127,9 @@ def test_a_model_of_uneven_sizes_equals_that_of_one_device(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
+)
 def test_gathers_by_index_take_uneven_groups(num_partitions):
     settings = [
         f"task.{stack}.moe.dispatch={Dispatch.GATHER.name}" for stack in ("encoder", "decoder")
@@ -137,7 +139,9 @@ def test_gathers_by_index_take_uneven_groups(num_partitions):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
-@pytest.mark.parametrize("way", ["the paper's", "ZeRO-3"])
+@pytest.mark.parametrize(
+    "way", ["the paper's", pytest.param("ZeRO-3", marks=pytest.mark.exhaustive)]
+)
 def test_uneven_sizes_compile_for_tpus_and_gpus(name, way):
     compilers.need(name)
     params = _params(*_WAYS[way])

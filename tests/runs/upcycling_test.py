@@ -165,8 +165,8 @@ def _upcycled_run(params, weights, folder, num_partitions):
     ("dense_run", "num_partitions", "layers_as"),
     [
         (Layers.UNROLLED, 1, Layers.UNROLLED),
-        (Layers.UNROLLED, 4, Layers.LOOP),
-        (Layers.LOOP, 2, Layers.UNROLLED),
+        pytest.param(Layers.UNROLLED, 4, Layers.LOOP, marks=pytest.mark.exhaustive),
+        pytest.param(Layers.LOOP, 2, Layers.UNROLLED, marks=pytest.mark.exhaustive),
         (Layers.LOOP, 8, Layers.LOOP),
     ],
     indirect=["dense_run"],

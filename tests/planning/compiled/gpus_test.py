@@ -43,6 +43,7 @@ def test_a_toy_on_one_host_exchanges_its_tokens_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_12_billion_weights_on_128_gpus(tmp_path):
     request = make_request("m4.MoE128E12L", "h100:16x8", (), None).step_only()
     plan = kept_plans.load_or_make(request, pathlib.Path(tmp_path))

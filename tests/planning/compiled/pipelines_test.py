@@ -23,7 +23,7 @@ _SETTINGS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
 def test_a_pipeline_shifts_activations_in_every_tick_and_sums_gradients_once(name):
     compilers.need(name)
     plan = run_programs.make_plan(make_request("toy.Dense4L", name, _SETTINGS, None).step_only())
