@@ -163,7 +163,10 @@ def test_another_partitioning(cpu):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers_as", "dispatch"),
-    [(Layers.LOOP, Dispatch.GATHER), (Layers.UNROLLED, Dispatch.EINSUM)],
+    [
+        pytest.param(Layers.LOOP, Dispatch.GATHER, marks=pytest.mark.exhaustive),
+        (Layers.UNROLLED, Dispatch.EINSUM),
+    ],
 )
 def test_recomputed_products_are_those_that_a_step_has_more_than_without(tpu, layers_as, dispatch):
     """Exactly, by the TPU's compiler; a CPU's loses some names with a single expert a core."""
