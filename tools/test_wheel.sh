@@ -21,7 +21,7 @@ cd "$folder"
 use() {
   local bin=$1/bin out=$1/out
   mkdir "$out"
-  "$bin/gshard" prepare --help | grep "Prepares parallel text" >/dev/null
+  "$bin/gshard" prepare --help | grep "Prepares text" >/dev/null
   for command in trainer translate plan compare; do
     test ! -e "$bin/$command" # Names that other packages have, too.
   done
