@@ -9,13 +9,12 @@ This trains one of them; the docstring of each states its number of partitions:
 from lingvo_gshard import registry
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
-from params.experiment import TranslationExperiment
+from params.experiment import TransformerExperiment, TranslationExperiment
 from params.language_model import LanguageModelExperiment
 
 
-@registry.register
-class MoE8E4L(TranslationExperiment):
-    """MoE(8E, 4L): 3.78 M weights on 4 partitions, the model of `make demo`."""
+class Small(TransformerExperiment):
+    """What the small models of both tasks have in common."""
 
     NUM_LAYERS = 4
     MODEL_DIM = 128
@@ -28,14 +27,20 @@ class MoE8E4L(TranslationExperiment):
     PRODUCT_DTYPE = "auto"
     DROPOUT = 0.05
     BATCH_SIZE = 32
-    SOURCE_LEN = 64
-    TARGET_LEN = 48
     MAX_STEPS = 2000
     ITERATIONS_PER_LOOP = 20
     SAVE_CHECKPOINTS_STEPS = 500
     DECAY_START = 2500
     RAMP_UP_STEPS = 100
     COOL_DOWN_STEPS = 1000
+
+
+@registry.register
+class MoE8E4L(Small, TranslationExperiment):
+    """MoE(8E, 4L): 3.78 M weights on 4 partitions, the model of `make demo`."""
+
+    SOURCE_LEN = 64
+    TARGET_LEN = 48
 
 
 @registry.register
@@ -75,27 +80,10 @@ class Dense4L(MoE8E4L):
 
 
 @registry.register
-class LmMoE8E4L(LanguageModelExperiment):
+class LmMoE8E4L(Small, LanguageModelExperiment):
     """A language model, MoE(8E, 4L): 3.65 M weights on 4 partitions."""
 
-    NUM_LAYERS = 4
-    MODEL_DIM = 128
-    HIDDEN_DIM = 512
-    NUM_HEADS = 4
-    HEAD_DIM = 32
-    NUM_EXPERTS: int | None = 8
-    GROUP_SIZE = 128
-    DISPATCH = Dispatch.GATHER
-    PRODUCT_DTYPE = "auto"
-    DROPOUT = 0.05
-    BATCH_SIZE = 32
     TARGET_LEN = 128
-    MAX_STEPS = 2000
-    ITERATIONS_PER_LOOP = 20
-    SAVE_CHECKPOINTS_STEPS = 500
-    DECAY_START = 2500
-    RAMP_UP_STEPS = 100
-    COOL_DOWN_STEPS = 1000
 
 
 @registry.register

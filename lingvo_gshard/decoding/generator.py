@@ -1,5 +1,6 @@
 """Continues prompts with a language model, by beam search or by samples."""
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -75,7 +76,7 @@ class Generator(TextDecoder):
 
     def _joined_line(self, results: Sequence[NBest]) -> NBest:
         """Returns a prompt's continuations: of the beam, or its samples, the likeliest first."""
-        hypotheses = [hypothesis for nbest in results for hypothesis in nbest]
+        hypotheses = itertools.chain.from_iterable(results)
         return tuple(sorted(hypotheses, key=lambda hypothesis: -hypothesis.score))
 
 

@@ -53,12 +53,6 @@ class TranslationInput(PreparedInput):
         )
 
         p.Define("rows", Rows.PACKED, "PACKED, SINGLE or, for one pass only, BUCKETED.")
-
-        p.Define(
-            "hash_records",
-            True,
-            "Check the hash of each file of records when it is first read, by each process.",
-        )
         return p
 
     @staticmethod

@@ -25,6 +25,11 @@ class PreparedInput(PrefetchedInput):
         p = super().Params()
         p.Define(DATA_DIR, REQUIRED, "A folder that data_prep.build prepared.")
         p.Define("languages", None, "Names of the parts to read; None for all.", optional=tuple)
+        p.Define(
+            "hash_records",
+            True,
+            "Check the hash of each file of records when it is first read, by each process.",
+        )
         return p
 
     @classmethod

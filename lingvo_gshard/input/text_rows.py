@@ -42,7 +42,6 @@ from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.sharding.layout import TensorSpec
 
 _MAX_LAID_OUT_FILES = 256  # Whose documents' places are in memory, 16 bytes for each.
-_INPUTS = ("ids", "segment_ids", "positions")
 
 
 class TextInput(PreparedInput):
@@ -77,12 +76,6 @@ class TextInput(PreparedInput):
             20.0,
             "The most passes over a corpus in one pass over all of them; None for any number.",
             optional=float,
-        )
-
-        p.Define(
-            "hash_records",
-            True,
-            "Check the hash of each file of records when it is first read, by each process.",
         )
         return p
 
@@ -311,7 +304,7 @@ def _fill(
     bytes_of_labels[begins_document] -= has_space[labels[begins_document]]
 
     return NestedMap(
-        features=NestedMap(zip(_INPUTS, (ids, segment_ids, positions), strict=True)),
+        features=NestedMap(zip(packing.TEXT, (ids, segment_ids, positions), strict=True)),
         labels=NestedMap(
             labels=labels, weights=is_token.astype(np.float32), num_bytes=bytes_of_labels
         ),

@@ -313,6 +313,8 @@ class _Tiles:
         num_weights = len(self.experts.weights)
         own_weights = weights_and_zeros[:num_weights]
         zeros = weights_and_zeros[num_weights:]
+
+        # Without the two dims by which partitions were told apart.
         token_O = tf.reshape(token_11O, [-1])
         assignment_O = tf.reshape(assignment_11O, [-1])
         x_IM = tf.reshape(x_11IM, x_11IM.shape[2:])
@@ -340,15 +342,18 @@ class _Tiles:
                 d_weights = [total + own for total, own in zip(d_weights, d_own, strict=True)]
                 return [write_at(d_x_OM, d_x_ZM, start, axis=0), *d_weights]
 
+            # The sums over this expert's tiles, which then take its place in the stacks.
             d_x_OM, *d_stacks = carried
             unsummed = [tf.zeros_like(weight) for weight in weights]
             d_x_OM, *d_weights = _over_tiles(expert, self.size, tile_gradients, [d_x_OM, *unsummed])
+
             d_stacks = [
                 write_at(stack, d_weight[None], expert.own, axis=0)
                 for stack, d_weight in zip(d_stacks, d_weights, strict=True)
             ]
             return [d_x_OM, *d_stacks]
 
+        # All experts of the partition.
         d_x_OM = tf.reshape(rows_11OM, rows_11OM.shape[2:])
         d_stacks = [
             tf.reshape(zero, weight.shape) for zero, weight in zip(zeros, own_weights, strict=True)
@@ -357,6 +362,7 @@ class _Tiles:
         d_x_OM, *d_stacks = _over_experts(
             bounds_112, expert_11O, num_own, expert_gradients, [d_x_OM, *d_stacks]
         )
+
         d_weights = [
             tf.reshape(stack, zero.shape) for stack, zero in zip(d_stacks, zeros, strict=True)
         ]

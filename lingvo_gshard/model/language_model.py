@@ -22,7 +22,7 @@ from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.stack import TransformerStack
 from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer
-from lingvo_gshard.model import decoding, token_loss
+from lingvo_gshard.model import decoding
 from lingvo_gshard.model.spec import MetricSums
 from lingvo_gshard.model.token_loss import named, valid_mask
 from lingvo_gshard.model.token_task import TokenTask
@@ -97,15 +97,7 @@ class LanguageModelTask(TokenTask):
         num_bytes, their sum, and padding.target, the share of positions without a token.
         """
         logits, reports = self.FProp(theta, features, context)
-        loss, metrics = token_loss.token_loss(
-            logits,
-            labels.labels,
-            labels.weights,
-            reports,
-            context,
-            label_smoothing=self.p.label_smoothing,
-            aux_loss_weight=self.p.aux_loss_weight,
-        )
+        loss, metrics = self._token_loss(logits, labels.labels, labels.weights, reports, context)
         padding = 1.0 - tf.reduce_mean(valid_mask(features.segment_ids))
         metrics.padding = NestedMap(target=padding)
         metrics.num_bytes = tf.reduce_sum(tf.cast(labels.num_bytes, tf.float32))

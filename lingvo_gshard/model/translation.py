@@ -22,7 +22,7 @@ from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.stack import TransformerStack
 from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer
-from lingvo_gshard.model import decoding, token_loss
+from lingvo_gshard.model import decoding
 from lingvo_gshard.model.token_loss import named, valid_mask
 from lingvo_gshard.model.token_task import TokenTask
 from lingvo_gshard.sharding.layout import TensorSpec
@@ -129,14 +129,8 @@ class TranslationTask(TokenTask):
         Metrics of our own are padding, the share of positions without a token, by side.
         """
         logits, reports = self.FProp(theta, features, context)
-        loss, metrics = token_loss.token_loss(
-            logits,
-            labels.target_labels,
-            labels.target_weights,
-            reports,
-            context,
-            label_smoothing=self.p.label_smoothing,
-            aux_loss_weight=self.p.aux_loss_weight,
+        loss, metrics = self._token_loss(
+            logits, labels.target_labels, labels.target_weights, reports, context
         )
         metrics.padding = NestedMap(
             source=1.0 - tf.reduce_mean(valid_mask(features.source_segment_ids)),
