@@ -146,7 +146,7 @@ def test_a_dense_model_in_blocks_equals_that_of_one_device(mesh):
 )
 def test_a_pipeline_of_relative_biases_equals_the_loop(num_partitions, way):
     """Random routing differs by microbatch, and is off."""
-    settings = ("task.decoder.moe.second_expert=ALL",)
+    settings = ("task.decoder.moe.gating.second_expert=ALL",)
     stages = ("task.decoder.stages=2", "task.decoder.microbatches=2")
     _check(_training(num_partitions, *way, *settings, *stages), _training(1, *settings))
 
