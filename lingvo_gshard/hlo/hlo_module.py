@@ -8,6 +8,8 @@ from typing import Any
 
 from lingvo_gshard.hlo import hlo_proto
 
+_VMEM = 1  # A memory space of XLA's layouts for TPUs; 0 is the device's memory.
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Array:
@@ -15,6 +17,9 @@ class Array:
 
     dtype: str
     shape: tuple[int, ...]
+    # Whether it lies in the vector memory of a TPU's core (VMEM) and not in the device's memory. It
+    # is no part of the type, so types that differ in it are equal.
+    is_in_vmem: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -148,4 +153,13 @@ def arrays_of(shape: Any) -> tuple[Array, ...]:
     dtype = dtypes[shape.element_type].name.lower()
     if dtype == "tuple":  # An empty one.
         return ()
-    return (Array(dtype, tuple(shape.dimensions)),)
+    return (Array(dtype, tuple(shape.dimensions), _is_in_vmem(shape.layout)),)
+
+
+def _is_in_vmem(layout: Any) -> bool:
+    """Whether a layout is in the vector memory of a TPU's core.
+
+    That is memory space 1 of a TPU. A GPU's memory space 1 is a part of its memory for collectives;
+    its layouts have no tiles, and those of a TPU's own memories do.
+    """
+    return layout.memory_space == _VMEM and bool(layout.tiles)

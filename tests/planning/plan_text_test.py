@@ -33,6 +33,14 @@ def test_the_report_is_one_screen():
         assert f"({name})" in plan_text.markdown(kept)
 
 
+def test_a_time_that_xla_does_not_give_is_left_out():
+    """It gives none for GPUs, and negative ones for large programs."""
+    without = dataclasses.replace(plans.cost(), xla_optimal_secs=0.0, xla_optimal_secs_once=0.0)
+    kept = plans.plan(without)
+    assert "XLA" not in plan_text.screen(kept) and "\n1000 instructions\n" in plan_text.screen(kept)
+    assert "XLA optimal ms" not in plan_text.figures(kept)
+
+
 def test_the_sources_of_a_kind_are_counted():
     cost = plans.cost()
     more = [dataclasses.replace(cost.collectives[0], source=name) for name in ("b", "c", "d")]
