@@ -311,8 +311,9 @@ def _results(computation: Computation) -> tuple[Instruction, ...]:
 def _passed_on(caller: Instruction) -> frozenset[int]:
     """Returns which results of a fusion are a parameter of it, in its own buffer.
 
-    Fusions that run beside a collective pass on its buffers in this way. Without the same buffer
-    it would be a copy; with the same buffer and another value it is an update in place.
+    Fusions that run beside a collective pass on its buffers in this way, or as results of the
+    collective or its steps. Without the same buffer a parameter would be copied; with the same
+    buffer and another value it is updated in place.
     """
     same_buffers = {
         (tuple(alias.output_shape_index), alias.operand_index)
@@ -324,7 +325,9 @@ def _passed_on(caller: Instruction) -> frozenset[int]:
         index = (i,) if inner.root.opcode == "tuple" else ()
         while result.opcode == "bitcast":
             (result,) = result.operands
-        if result.opcode == "parameter" and (index, result.proto.parameter_number) in same_buffers:
+        is_parameter = result.opcode == "parameter"
+        is_same = is_parameter and (index, result.proto.parameter_number) in same_buffers
+        if is_same or _is_of_collective(result):
             passed_on.add(i)
     return frozenset(passed_on)
 
@@ -350,10 +353,11 @@ def _parameter_bytes(inner: Computation, passed_on: frozenset[int] = frozenset()
 
 
 def _read_bytes(value: Instruction, users: _Users, root: Instruction) -> int:
-    """Returns the bytes that the users of `value`, in a fusion, read of it; `root` is its result."""
+    """Returns the bytes that users of `value`, in a fusion with this root, read of it."""
     whole = value.num_bytes
     if value is root:
-        return whole  # Of a fusion within another one.
+        # The result of a fusion within another one, which reads it there.
+        return 0 if _is_of_collective(root) else whole
 
     read = 0
     for user, index in users[value]:
@@ -365,9 +369,10 @@ def _read_bytes(value: Instruction, users: _Users, root: Instruction) -> int:
             continue  # The network reads and writes it.
         elif _is_step_of_collective(user):
             # What it returns of the collective's buffers may be read here.
-            for element, _ in users[user]:
-                if element.opcode == "get-tuple-element" and element.arrays == value.arrays:
-                    read += _read_bytes(element, users, root)
+            results = [element for element, _ in users[user]] if user.is_tuple else [user]
+            for result in results:
+                if result.arrays == value.arrays:
+                    read += _read_bytes(result, users, root)
         elif user.opcode == "bitcast":
             read += _read_bytes(user, users, root)
         elif user.opcode == "fusion":
@@ -375,6 +380,13 @@ def _read_bytes(value: Instruction, users: _Users, root: Instruction) -> int:
         else:
             return whole
     return min(read, whole)
+
+
+def _is_of_collective(result: Instruction) -> bool:
+    """Whether a value of a fusion is a buffer of a collective that runs beside it."""
+    if result.opcode == "get-tuple-element":
+        (result,) = result.operands
+    return _is_in_chain(result) or _is_step_of_collective(result)
 
 
 def _is_in_chain(instruction: Instruction) -> bool:
@@ -395,7 +407,7 @@ def _bytes_as(typed: Instruction, shaped: Instruction) -> int:
 
 def _written_bytes(result: Instruction) -> int:
     """Returns the bytes that are written to make `result`."""
-    if _is_in_chain(result) or _is_step_of_collective(result):
+    if _is_of_collective(result):
         return 0  # The network writes it.
 
     match result.opcode:
@@ -403,8 +415,6 @@ def _written_bytes(result: Instruction) -> int:
             return sum(map(_written_bytes, result.operands))
         case "bitcast":
             return _written_bytes(result.operands[0])
-        case "get-tuple-element" if _is_step_of_collective(result.operands[0]):
-            return 0
         case "dynamic-update-slice":
             return _bytes_as(result, result.operands[1])  # In place: only the update.
         case "custom-call" if result.proto.custom_call_target == "AllocateBuffer":

@@ -1,8 +1,8 @@
 """Kernels that users write themselves (Pallas), which XLA runs without knowing what they compute.
 
-On TPUs they are custom calls of Mosaic. XLA sees their operands and results, and so their bytes, but
-no products. Who writes a kernel can tell what it computes, with `cost_estimate` of
-`jax.experimental.pallas.pallas_call`; for one that does not, whoever plans can, by its name.
+On TPUs they are custom calls of Mosaic. XLA sees their operands and results, and so their bytes,
+but no products. The author of a kernel can tell what it computes, with `cost_estimate` of
+`jax.experimental.pallas.pallas_call`; for a kernel without one, the user of a plan can, by its name.
 """
 
 import json
@@ -58,8 +58,8 @@ def parse_flops(texts: Iterable[str]) -> dict[str, int]:
             flops = -1.0
         if not name or not 0 <= flops < float("inf"):
             raise ValueError(
-                f"flops of a kernel {text!r}: expected NAME:FLOPS of one run on one device, such as "
-                "flash_attention:8.6e9."
+                f"flops of a kernel {text!r}: expected NAME:FLOPS of one run on one device, "
+                "such as flash_attention:8.6e9."
             )
 
         if name in flops_by_name:

@@ -27,8 +27,10 @@ class Flight:
 
     @property
     def beside(self) -> tuple[Instruction, ...]:
-        """The instructions that run meanwhile: a single fusion that has all of it, or those
-        between its start and its end."""
+        """The instructions that run meanwhile.
+
+        They are those between its start and its end, or a single fusion that has all of it.
+        """
         if self.start == self.done:
             return (self.computation.instructions[self.start],)
         return self.computation.instructions[self.start + 1 : self.done]

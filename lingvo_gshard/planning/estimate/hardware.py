@@ -46,9 +46,9 @@ def _gpu(name: str, peak_flops: float, nvlink: float, adapter: float) -> Generat
 # By the prefix of a topology's name. A chip's rates are published at
 # https://cloud.google.com/tpu/docs/GENERATION, and divided here by its cores; those of v3's and
 # v4's links are from https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433. The
-# pages of v5e, v5p, v6e and tpu7x give the rate of a chip's 4 or 6 links in both directions. Those of
-# v5e and v6e give the adapters of a host of 8 chips, 2 of 100 and 4 of 200 Gbit/s (and 256 chips
-# together as much: 6.4 and 25.6 Tbit/s); that of v5p gives 50 Gbit/s a chip.
+# pages of v5e, v5p, v6e and tpu7x give the rate of a chip's 4 or 6 links in both directions. Those
+# of v5e and v6e give the adapters of a host of 8 chips, 2 of 100 and 4 of 200 Gbit/s (and for 256
+# chips as much: 6.4 and 25.6 Tbit/s); that of v5p gives 50 Gbit/s a chip.
 _TPU_GENERATIONS = {
     "v3": Generation(
         cores_per_chip=2,
