@@ -2,7 +2,7 @@
 
 On TPUs they are custom calls of Mosaic. XLA sees their operands and results, and so their bytes,
 but no products. The author of a kernel can tell what it computes, with `cost_estimate` of
-`jax.experimental.pallas.pallas_call`; for a kernel without one, the user of a plan can, by its name.
+`jax.experimental.pallas.pallas_call`; for a kernel without it, the user of a plan can, by its name.
 """
 
 import json

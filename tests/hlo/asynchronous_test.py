@@ -9,8 +9,8 @@ from lingvo_gshard.hlo import collectives, hlo_cost
 from lingvo_gshard.hlo.collectives import Collective
 from tests.hlo import hlo_text
 
-# An all-gather of weights that two products run beside: the first starts it, and the second ends it.
-# Both pass on its buffers, and neither reads nor writes them.
+# An all-gather of weights beside three products: the first fusion starts it, and the last ends it.
+# They pass on its buffers, and neither read nor write them.
 _GATHER_BESIDE_PRODUCTS = """
 product.1 {
   x = bf16[512,1024]{1,0} parameter(0)
