@@ -278,7 +278,7 @@ def _own_bytes(value: Instruction) -> int:
 def _moved_bytes(result: Instruction, source: Instruction, size: int) -> int:
     """Returns the bytes accessed to write `size` bytes of `result` that are read of `source`."""
     ends = [result.arrays[0], source.arrays[0]]
-    return size * sum(not array.is_in_vmem for array in ends)
+    return size * len([array for array in ends if not array.is_in_vmem])
 
 
 def _called_bytes(caller: Instruction) -> int:
