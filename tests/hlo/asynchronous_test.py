@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_gshard.hlo import collectives, hlo_cost
 from lingvo_gshard.hlo.collectives import Collective
-from tests.hlo import hlo_text
+from tests.hlo import hlo_text, programs
 
 # An all-gather of weights beside three products: the first fusion starts it, and the last ends it.
 # They pass on its buffers, and neither read nor write them.
@@ -321,3 +321,14 @@ def test_two_partitions_have_one_link_both_ways():
     """
     found = collectives.find(hlo_text.module(text, num_partitions=2))
     assert not any(one.is_beside_reverse for one in found)
+
+
+# --- Whole programs ---
+
+
+def test_a_step_on_a_gpu_has_work_beside_its_exchanges_and_one_on_tpu_v3_has_none():
+    """The compiler for TPU v3 splits no collective into a start and an end."""
+    for name, is_split in {"gpu_step": True, "tpu_step": False}.items():
+        found = collectives.find(programs.kept(name))
+        exchanges = [one for one in found if one.kind == "all-to-all"]
+        assert exchanges and all(bool(one.beside) == is_split for one in exchanges)
