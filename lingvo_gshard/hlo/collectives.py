@@ -142,7 +142,7 @@ def _between_slices(receive: Instruction, devices_per_slice: int, times: int) ->
     return Collective(
         kind=transfer.kind,
         result_bytes=num_bytes(receive.arrays[:1]),  # The others are a number and a token.
-        groups=transfer.groups(devices_per_slice),
+        groups=transfer.partitions(devices_per_slice),
         times=times,
         op_name=receive.op_name,
     )

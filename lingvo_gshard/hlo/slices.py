@@ -5,10 +5,17 @@ any other, and what crosses to other slices is a `send` to the host and a `recv`
 hosts do for the program. Their attributes tell what they do and for whom:
 
     _xla_megascale_transfer_type="ALL_REDUCE"
-    _xla_megascale_target="{1,2}x{0:255}"     between slices 1 and 2, on each of their devices 0-255
+    _xla_megascale_target="{1,2}x{0:255}"
 
-Slices count from 1 and devices of a slice from 0; the device of a number exchanges with the devices
-of its number.
+        between slices 1 and 2, on each of their devices 0 to 255: each device with those of its
+        number
+
+    _xla_megascale_target={{100000,200000},{100001,200001}}
+    _xla_megascale_target={{100000->200000},{200000->100000}}
+
+        the same of devices 0 and 1, and of a permute; 200001 is device 1 of slice 2
+
+Slices count from 1 and devices of a slice from 0.
 """
 
 import dataclasses
@@ -26,32 +33,30 @@ _KINDS = {
     "ALL_TO_ALL": "all-to-all",
     "ONE_TO_ONE": "collective-permute",
 }
-_NUMBERS = r"\{([\d,:\s]+)\}"
+_DEVICES = 100_000  # In the number of a device, that of its slice counts so many.
+_PRODUCT = re.compile(r"\{([\d,:]+)\}x\{([\d,:]+)\}")
+_GROUP = re.compile(r"\{([\d,]+|\d+->\d+)\}")
+
+# A device: its slice and its number there, both from 0.
+_Device = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A collective between slices: its kind, and who takes part."""
+    """A collective between slices: its kind, and the devices of each group."""
 
     kind: str  # One of collectives.COLLECTIVES.
-    # The slices of each set, from 0, and the devices of each of these slices.
-    members: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    groups: tuple[tuple[_Device, ...], ...]  # Of a permute, (source, target) pairs.
 
-    def groups(self, devices_per_slice: int) -> tuple[tuple[int, ...], ...]:
-        """Returns the partitions that exchange with each other.
+    def partitions(self, devices_per_slice: int) -> tuple[tuple[int, ...], ...]:
+        """Returns the partitions of each group.
 
-        Partitions are numbered slice by slice, as JAX puts slices on the outermost axis of a mesh.
-        Of a permute they are (source, target) pairs, from each slice to the next.
+        They are numbered slice by slice, as JAX puts slices on the outermost axis of a mesh.
         """
-        groups: list[tuple[int, ...]] = []
-        for slices, devices in self.members:
-            for device in devices:
-                partitions = tuple(devices_per_slice * number + device for number in slices)
-                if self.kind == "collective-permute":
-                    groups += zip(partitions, partitions[1:] + partitions[:1], strict=True)
-                else:
-                    groups.append(partitions)
-        return tuple(groups)
+        return tuple(
+            tuple(devices_per_slice * slice_ + device for slice_, device in group)
+            for group in self.groups
+        )
 
 
 def is_between_slices(instruction: Instruction) -> bool:
@@ -69,16 +74,29 @@ def transfer(instruction: Instruction) -> Transfer:
             f"{instruction.name}: {_TYPE}={type_} is unknown; known are {', '.join(_KINDS)}."
         )
 
-    target = attributes.get(_TARGET, "")
-    members = []
-    for slices, devices in re.findall(f"{_NUMBERS}x{_NUMBERS}", target):
-        slices_from_0 = tuple(number - 1 for number in _numbers(slices))
-        members.append((slices_from_0, _numbers(devices)))
-    if not members:
+    target = attributes.get(_TARGET, "").replace(" ", "")
+    groups = _groups(target)
+    if not groups:
         raise ValueError(
             f"{instruction.name}: {_TARGET}={target!r}, expected such as {{1,2}}x{{0:255}}."
         )
-    return Transfer(_KINDS[type_], tuple(members))
+    return Transfer(_KINDS[type_], groups)
+
+
+def _groups(target: str) -> tuple[tuple[_Device, ...], ...]:
+    """Returns the groups of a target in any of its forms; () if it is none."""
+    groups: list[tuple[_Device, ...]] = []
+    for slices, devices in _PRODUCT.findall(target):
+        for device in _numbers(devices):
+            groups.append(tuple((slice_ - 1, device) for slice_ in _numbers(slices)))
+    if groups:
+        return tuple(groups)
+
+    for group in _GROUP.findall(target):
+        numbers = map(int, group.replace("->", ",").split(","))
+        devices = (divmod(number, _DEVICES) for number in numbers)
+        groups.append(tuple((slice_ - 1, device) for slice_, device in devices))
+    return tuple(groups)
 
 
 def devices_per_slice(module: Module) -> int:
@@ -87,8 +105,8 @@ def devices_per_slice(module: Module) -> int:
     for computation in module.computations:
         for instruction in computation.instructions:
             if instruction.opcode == "recv" and is_between_slices(instruction):
-                for _, devices in transfer(instruction).members:
-                    most = max(most, max(devices) + 1)
+                for group in transfer(instruction).groups:
+                    most = max(most, *(device + 1 for _, device in group))
     return most
 
 
@@ -96,6 +114,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     """Returns the numbers of a list such as `0:3,8`, where 0:3 is 0 to 3."""
     numbers: list[int] = []
     for part in text.split(","):
-        first, _, last = part.strip().partition(":")
+        first, _, last = part.partition(":")
         numbers += range(int(first), int(last or first) + 1)
     return tuple(numbers)

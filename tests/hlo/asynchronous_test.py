@@ -332,3 +332,30 @@ def test_a_step_on_a_gpu_has_work_beside_its_exchanges_and_one_on_tpu_v3_has_non
         found = collectives.find(programs.kept(name))
         exchanges = [one for one in found if one.kind == "all-to-all"]
         assert exchanges and all(bool(one.beside) == is_split for one in exchanges)
+
+
+def test_the_buffers_of_a_gather_beside_two_products_are_not_accessed():
+    """On TPU v5e: weights are gathered while the fusions of the first product run."""
+    module = programs.kept("tpu_beside")
+    b, m, h = programs.BESIDE_DIMS
+    found = {cost.name: cost for cost in hlo_cost.costs(module)}
+    assert found["async-collective-start"].accessed_bytes == 0
+    assert found["async-collective-done"].accessed_bytes == 0
+    assert sum(cost.flops for cost in found.values()) == 2 * 2 * b * m * h // 16
+
+    # Each of the two fusions reads its factors and at most a sum, and writes a quarter of the rows.
+    weights = 2 * (h // 4) * m
+    result = 2 * (b // 4) * (h // 4)
+    for name in ("fusion.42", "fusion.47"):
+        assert result < found[name].accessed_bytes <= 2 * result + 2 * weights
+    gathers = [one for one in collectives.find(module) if one.kind == "all-gather"]
+    assert [one.result_bytes for one in gathers] == [2 * (h // 4) * m, 2 * (b // 4) * m]
+    beside = [[name for name in one.beside if name in found] for one in gathers]
+    assert "fusion.42" in beside[0] and "fusion.47" in beside[0] and beside[1] == []
+
+
+def test_the_rings_of_two_products_go_both_ways_at_once():
+    found = collectives.find(programs.kept("tpu_beside"))
+    permutes = [one for one in found if one.kind == "collective-permute"]
+    assert len(permutes) == 8
+    assert sum(one.is_beside_reverse for one in permutes) == 3

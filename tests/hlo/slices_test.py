@@ -6,7 +6,7 @@ import pytest
 
 from lingvo_gshard.hlo import collectives, hlo_cost
 from lingvo_gshard.hlo.collectives import Collective
-from tests.hlo import hlo_text
+from tests.hlo import hlo_text, programs
 
 # The sum within a slice is a reduce-scatter, a part goes to the host, and comes back as the sum of
 # the slices' parts, which are gathered.
@@ -50,6 +50,17 @@ def _module(type_, target, num_partitions=8):
     return hlo_text.module(_SUM.replace("ATTRIBUTES", attributes), num_partitions)
 
 
+def test_what_a_compiler_made_of_a_shift_and_an_exchange_between_four_slices():
+    module = programs.kept("tpu_slices")
+    num_bytes = 4 * 256 * 4096
+    shift = tuple((4 * i + j, (4 * i + 4) % 16 + j) for j in range(4) for i in range(4))
+    across = tuple((j, 4 + j, 8 + j, 12 + j) for j in range(4))
+    assert set(collectives.find(module)) == {
+        Collective("collective-permute", num_bytes, shift, 1),
+        Collective("all-to-all", num_bytes, across, 1),
+    }
+
+
 def test_a_sum_over_slices_is_found_beside_those_within():
     module = _module("ALL_REDUCE", "{1,2}x{0:3}")
     assert collectives.find(module) == (
@@ -77,7 +88,18 @@ def test_a_part_is_read_once_and_its_sum_is_written_once():
         ("ALL_GATHER", "{1,2}x{0:1}", "all-gather", ((0, 2), (1, 3))),
         ("ALL_TO_ALL", "{1,2,3}x{0,1}", "all-to-all", ((0, 2, 4), (1, 3, 5))),
         ("REDUCE_SCATTER", "{1:3}x{0}", "reduce-scatter", ((0, 1, 2),)),
-        ("ONE_TO_ONE", "{1,2,3}x{0}", "collective-permute", ((0, 1), (1, 2), (2, 0))),
+        (
+            "ALL_TO_ALL",
+            "{{100000,200000},{100001,200001}}",
+            "all-to-all",
+            ((0, 2), (1, 3)),
+        ),
+        (
+            "ONE_TO_ONE",
+            "{{100000->200001},{200001->100000}}",
+            "collective-permute",
+            ((0, 3), (3, 0)),
+        ),
         # Two sets of slices.
         ("ALL_REDUCE", "{1,3}x{0:1},{2,4}x{0:1}", "all-reduce", ((0, 4), (1, 5), (2, 6), (3, 7))),
     ],
