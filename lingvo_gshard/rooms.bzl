@@ -15,7 +15,7 @@ ROOMS = {
     "spmd": ["core", "files", "sharding", "hlo"],
     "input": ["core", "files", "sharding"],
     "decoding": ["core", "files", "spmd", "input"],
-    "serving": ["files", "decoding"],
+    "serving": ["files", "input", "decoding"],
     "model": ["core", "sharding", "layers", "optim", "beam_search"],
     "checkpoints": ["core", "files", "sharding", "spmd"],
     "train": ["core", "files", "sharding", "spmd", "checkpoints", "model"],

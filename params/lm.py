@@ -194,6 +194,21 @@ class DenseLm12kWide41BAdam16x16(_Wide):
 
 
 @registry.register
+class DenseLm12kWide41BAdam8x8(DenseLm12kWide41BAdam16x16):
+    """43.880 B weights under Adam on 128 partitions, v3:8x8. Lingvo expects 17.4k tokens/s.
+
+    As in Lingvo, the gradients of four parts of the batch are added up.
+    """
+
+    MESH = "x:8,y:*"
+    DEVICE_ASSIGNMENT = rows_of_chips(8, 8)
+
+    @classmethod
+    def _train(cls) -> Params:
+        return super()._train().Set(gradient_accumulation_steps=4)
+
+
+@registry.register
 class DenseLm12kWide162BAdam16x16(DenseLm12kWide41BAdam16x16):
     """174.342 B weights under Adam on 512 partitions, v3:16x16. Lingvo expects 12.5k tokens/s."""
 

@@ -100,7 +100,7 @@ class LmMoE8E4L(LanguageModelExperiment):
 
 @registry.register
 class LmDense4L(LmMoE8E4L):
-    """The dense twin of LmMoE8E4L: 2.08 M weights on 4 partitions.
+    """The dense twin of LmMoE8E4L: 2.07 M weights on 4 partitions.
 
     A token costs as much as there, where every other layer has two experts of 512: 768 on average.
     """

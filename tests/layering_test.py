@@ -69,6 +69,7 @@ _INNER_IMPORTS = {
     f"{_LIBRARY}/spmd/environment.py": "it prepares what JAX reads when it is imported",
     f"{_LIBRARY}/spmd/lowering.py": "jax2tf loads TensorFlow",
     f"{_LIBRARY}/spmd/tracer.py": "TensorFlow, in the process that traces",
+    f"{_LIBRARY}/train/writers.py": "Weights & Biases and MLflow are optional",
 }
 _TENSORFLOW = {"core/late.py", "core/tf_private.py", "spmd/tracer.py"}
 _HEAVY = {"jax", "tensorflow", "grain", "orbax", "matplotlib"}

@@ -103,7 +103,7 @@ def test_it_is_trained_resumed_evaluated_exported_planned_and_reported(tree):
     page = (run / "report.html").read_text()
     assert "Curves of loss, nats per image; accuracy; " in page
     assert "images per second" in page
-    for absent in ("training examples", "By part", "Translations", "Routing", "padding"):
+    for absent in ("training examples", "By part", "Translations", "Routing", "padding of"):
         assert absent not in page
     assert ("plan for v3:2x2" in page) == topology.is_installed("v3")
 

@@ -113,7 +113,7 @@ def test_a_run_of_images_has_neither_languages_nor_translations(tmp_path):
     _write(tmp_path / "eval_metrics.jsonl", [{"name": "dev", "step": 10, "accuracy": 0.75}])
     page = run_report.write(tmp_path, facts).read_text()
     assert "Curves of loss, nats per image; accuracy; gradient norm" in page
-    assert "padding" not in page and "Translations" not in page and "By language" not in page
+    assert "padding of" not in page and "Translations" not in page and "By language" not in page
     assert ["", "seconds per step", "images per second", "model GFLOP per second"] in _rows(page)
 
 

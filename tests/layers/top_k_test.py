@@ -190,7 +190,7 @@ def test_capacity_follows_k_unless_a_factor_is_set(settings, want):
 def test_biases_balance_as_a_simulation_of_their_steps_does():
     """DeepSeek-V3, 2.1.2: after each step a bias moves by its rate, whatever the optimizer."""
     rng = np.random.default_rng(0)
-    rate = 0.05
+    rate = 0.02
     p = MoELayer.Params().Set(dim=4, hidden_dim=6, num_experts=E, group_size=S)
     p.gating = TopKGating.Params().Set(k=2, scores=Scores.SIGMOID, bias_rate=rate)
     layer = p.Instantiate(building.Unannotated(), "moe")
@@ -226,7 +226,7 @@ def test_biases_balance_as_a_simulation_of_their_steps_does():
         theta = new.Transform(lambda weight: weight.numpy())
         np.testing.assert_allclose(theta.gate.bias, want_E, atol=1e-6)
         assert routing.router_loss == 0
-    assert loads[-1] < 1.3 < 1.6 < loads[0], loads
+    assert max(loads[-3:]) < 1.3 < 1.5 < loads[0]
 
 
 def test_biases_have_no_slots():

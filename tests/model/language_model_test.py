@@ -108,6 +108,7 @@ def test_decoding_equals_teacher_forcing(name, settings):
     np.testing.assert_allclose(found.token_log_probs[:, 0], want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sample_depends_on_its_prompt_and_seed_and_not_on_its_batch():
     task = small.task_params().Instantiate(building.Unannotated())
     theta = _theta(task).Transform(tf.constant)

@@ -93,15 +93,15 @@ def _decode(beam_size):
     )
 
 
-@pytest.fixture(scope="module", params=["llama", "llama_tied"])
-def model(request):
-    stored = dict(np.load(_FOLDER / f"{request.param}.npz"))
-    task = _task(is_tied=request.param == "llama_tied")
+def _model(name):
+    stored = dict(np.load(_FOLDER / f"{name}.npz"))
+    task = _task(is_tied=name == "llama_tied")
     return task, _theta(task, stored), stored
 
 
-def test_logits(model):
-    task, theta, stored = model
+@pytest.mark.parametrize("name", ["llama", "llama_tied"])
+def test_logits(name):
+    task, theta, stored = _model(name)
     ids = stored["ids"].astype(np.int32)
     features = NestedMap(
         ids=ids,
@@ -112,28 +112,27 @@ def test_logits(model):
     np.testing.assert_allclose(logits, stored["logits"], rtol=1e-5, atol=1e-5)
 
 
-def _predicted(model, beam_size):
-    task, theta, stored = model
+def _predicted(beam_size):
+    task, theta, stored = _model("llama")
     decode = _decode(beam_size)
 
     @tf.function(jit_compile=True, autograph=False)
     def predict(features):
         return task.Predict(theta, features, decode)
 
-    return predict(_prompts(stored)).Transform(lambda x: x.numpy())
+    return predict(_prompts(stored)).Transform(lambda x: x.numpy()), stored
 
 
-def test_greedy_search(model):
-    _, _, stored = model
-    found = _predicted(model, 1)
+@pytest.mark.slow
+def test_greedy_search():
+    found, stored = _predicted(1)
     ends = stored["greedy"] == 2
     assert ends.any(1).all() and len(set(found.lengths[:, 0])) > 1
     np.testing.assert_array_equal(found.ids[:, 0], stored["greedy"])
 
 
 @pytest.mark.slow
-def test_beam_search(model):
-    _, _, stored = model
-    found = _predicted(model, K)
+def test_beam_search():
+    found, stored = _predicted(K)
     np.testing.assert_array_equal(found.ids, stored["beam"])
     np.testing.assert_allclose(found.scores, stored["scores"], rtol=1e-4, atol=1e-5)

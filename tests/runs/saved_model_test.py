@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -13,6 +14,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.input import sentences
+from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import saved_model
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
@@ -104,7 +106,7 @@ def _decoder(folder, targets, num_best):
         batch_size=2, beam_size=3, num_best=num_best, max_source_len=24, max_target_len=8
     )
     partitioning = functions.partitioning(2)
-    lengths = sentences.lengths(params.decode.max_source_len)
+    lengths = sentences.lengths(params.decode.max_source_len, "decode.max_source_len")
     spec = DecoderSpec("toy.MoE8E4L", ("de",), 2, lengths, num_best, 2, targets=targets)
     theta = building.random_theta(TaskModel(params, partitioning).task)
     decoder = Decoder(spec, theta, ExperimentPrograms(params, partitioning).decoder)
@@ -169,7 +171,7 @@ def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, m
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    decoder = Decoder(None, None, None)
+    decoder = Decoder(types.SimpleNamespace(kind=Kind.PARALLEL), None, None)
     with pytest.raises(ValueError, match="holds notes.txt, which is no part of a SavedModel"):
         saved_model.save(folder, decoder, None, (folder, folder))
 

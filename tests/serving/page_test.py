@@ -160,7 +160,7 @@ def test_it_shows_errors(tmp_path):
 def test_it_shows_the_status_of_an_answer_that_is_not_json(tmp_path, monkeypatch):
     """As a proxy may answer."""
 
-    async def unavailable(self, request):
+    async def unavailable(self, route, request):
         return web.Response(status=502, text="<h1>Bad gateway</h1>")
 
     monkeypatch.setattr(Server, "_decode", unavailable)
@@ -168,7 +168,7 @@ def test_it_shows_the_status_of_an_answer_that_is_not_json(tmp_path, monkeypatch
 
 
 def test_it_says_that_the_server_is_gone(tmp_path, monkeypatch):
-    async def hang_up(self, request):
+    async def hang_up(self, route, request):
         request.transport.abort()
         raise ConnectionResetError
 

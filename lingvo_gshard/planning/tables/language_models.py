@@ -1,7 +1,8 @@
 """Plans of language models beside the rates that were published for them: Lingvo's, and GLaM's.
 
 A rate at the roofline is a bound. The share of it that a published rate reaches tells how near real
-runs came, and whether a plan can be trusted: shares far apart, or above 1, would be errors here.
+runs came, and whether a plan can be trusted: shares far apart, or above 1, are errors of a plan.
+One is known: collectives that overlap with products are added up, which is much of GLaM's on v4.
 
 Lingvo's figures are comments in lingvo/tasks/lm/params/synthetic_packed_input.py at commit
 e0be5dc4. They are undated and have two to four digits. GLaM's are those of Du et al. (2021).
@@ -44,6 +45,7 @@ PUBLISHED = (
     PublishedRun("lm.DenseLm128B32x32", "v3:32x32", 137_702_416_384, 62e3),
     PublishedRun("lm.DenseLm175B32x32", "v3:32x32", 174_366_928_896, 51.53e3),
     PublishedRun("lm.DenseLm1T16x16", "v3:16x16", 1_100_041_175_040, 1.4e3),
+    PublishedRun("lm.DenseLm12kWide41BAdam8x8", "v3:8x8", 24 * _WIDE_LAYER, 17.4e3),
     PublishedRun("lm.DenseLm12kWide41BAdam16x16", "v3:16x16", 24 * _WIDE_LAYER, 53.8e3),
     PublishedRun("lm.DenseLm12kWide162BAdam16x16", "v3:16x16", 96 * _WIDE_LAYER, 12.5e3),
     PublishedRun("lm.GLaM64B64E", "v4:8x8x16", 1.2e12, _GLAM_TOKENS_PER_SEC),

@@ -201,7 +201,7 @@ def published_run_line(planned: language_models.PlannedRun) -> str:
 
 def language_models_table(planned_runs: Sequence[language_models.PlannedRun]) -> str:
     """Returns plans of language models beside the published rates, as in docs."""
-    rows = [["model", "machine", "weights B", "GiB of", "core", "step ms", "K tokens/s"]]
+    rows = [["model", "machine", "weights B", "GiB", "capacity", "step ms", "K tokens/s"]]
     rows[0] += ["published", "share"]
     for planned in planned_runs:
         made = planned.plan

@@ -5,9 +5,10 @@ Run it where torch and transformers are installed, in the root of the checkout:
     python -m tests.model.hugging_face.llama
 
 It writes llama.npz and llama_tied.npz beside itself: random weights under the names of their
-module; packed `ids` and the `logits` of each position; `prompts` of `prompt_lengths`, padded at the
-end; the ids that `generate` adds to them by `greedy` search and by `beam` search, with the beam's
-`scores`. torch 2.13.0 and transformers 4.55.4 made those that are here.
+module, packed `ids`, and the `logits` of each position. llama.npz also has `prompts` of
+`prompt_lengths`, padded at the end; the ids that `generate` adds to them by `greedy` search and by
+`beam` search; and the beam's `scores`. torch 2.13.0 and transformers 4.55.4 made those that are
+here.
 
 A beam's scores are sums of log-probabilities: with length_penalty 0 they are ranked as ours are
 with length_norm_alpha 0. (Otherwise Hugging Face divides by n ** length_penalty, and we, as Wu et
@@ -27,26 +28,28 @@ V, M, H, N, D, NUM_LAYERS = 29, 12, 20, 3, 4, 2
 PAD, BOS, EOS = 0, 1, 2
 K = 4
 _L, _STEPS = 9, 14
+_SEED = 16  # With which all hypotheses end, after different numbers of steps.
 _HERE = pathlib.Path(__file__).parent
 
 
 def main() -> None:
     """Writes both files."""
     with torch.no_grad():
-        for name, tied in (("llama", False), ("llama_tied", True)):
-            found = None
-            for seed in range(1000):
-                found = found or _arrays(tied, seed)
-            np.savez_compressed(_HERE / f"{name}.npz", **found)
+        torch.manual_seed(_SEED)
+        model = _model(tied=False)
+        _write("llama", model, _logits(model) | _searches(model))
+
+        tied = _model(tied=True)
+        _write("llama_tied", tied, _logits(tied))
 
 
-def _arrays(tied: bool, seed: int) -> dict[str, np.ndarray] | None:
-    """Returns a file's arrays; None if some hypothesis does not end, or all end alike."""
-    torch.manual_seed(seed)
-    model = _model(tied)
+def _logits(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
     ids = torch.randint(4, V, (3, _L))
     ids[:, 0] = BOS
+    return {"ids": ids.numpy(), "logits": model(ids).logits.numpy()}
 
+
+def _searches(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
     prompt_lengths = torch.tensor([5, 3, 1])
     is_token = torch.arange(5) < prompt_lengths[:, None]
     prompts = torch.randint(4, V, (3, 5))
@@ -55,22 +58,19 @@ def _arrays(tied: bool, seed: int) -> dict[str, np.ndarray] | None:
 
     greedy = [_generated(model, prompts, prompt_lengths, row, 1) for row in range(3)]
     beam = [_generated(model, prompts, prompt_lengths, row, K) for row in range(3)]
-    lengths = [int((ids == EOS).argmax()) for ids, _ in greedy]
-    all_end = all((ids == EOS).any(1).all() for ids, _ in [*greedy, *beam])
-    if not all_end or len(set(lengths)) < 3 or max(lengths) < 6:
-        return None
-
-    print(f"seed {seed}:", *greedy, *beam)
-    weights = {path: weight.numpy() for path, weight in model.named_parameters()}
-    return weights | {
-        "ids": ids.numpy(),
-        "logits": model(ids).logits.numpy(),
+    assert all((ids == EOS).any(1).all() for ids, _ in [*greedy, *beam]), "choose another seed"
+    return {
         "prompts": prompts.numpy(),
         "prompt_lengths": prompt_lengths.numpy(),
         "greedy": np.stack([ids[0] for ids, _ in greedy]),
         "beam": np.stack([ids for ids, _ in beam]),
         "scores": np.stack([scores for _, scores in beam]),
     }
+
+
+def _write(name: str, model: LlamaForCausalLM, arrays: dict[str, np.ndarray]) -> None:
+    weights = {path: weight.numpy() for path, weight in model.named_parameters()}
+    np.savez_compressed(_HERE / f"{name}.npz", **weights, **arrays)
 
 
 def _model(tied: bool) -> LlamaForCausalLM:
@@ -94,7 +94,7 @@ def _model(tied: bool) -> LlamaForCausalLM:
     for path, weight in model.named_parameters():
         scale = 0.5 if weight.ndim < 2 else weight.shape[-1] ** -0.5
         weight.copy_(scale * torch.randn(weight.shape) + (weight.ndim < 2) * 1.0)
-        if path == "lm_head.weight" or (tied and path == "model.embed_tokens.weight"):
+        if path == "lm_head.weight":
             weight[EOS] *= 2.0  # So that hypotheses end.
     return model
 
@@ -115,6 +115,9 @@ def _generated(model, prompts, prompt_lengths, row, num_beams):
         output_scores=True,
     )
     ids = found.sequences[:, length:].numpy()
+    # A hypothesis of several is filled up with EOS.
+    is_after = np.cumsum(ids == EOS, 1) - (ids == EOS) > 0
+    ids = np.where(is_after, PAD, ids)
     padded = np.full((num_beams, _STEPS), PAD)
     padded[:, : ids.shape[1]] = ids
     scores = found.sequences_scores.numpy() if num_beams > 1 else np.zeros(1)

@@ -216,7 +216,7 @@ def test_a_program_that_is_too_large_gives_a_plan_that_does_not_fit(
 def test_the_longest_search_of_a_run_is_planned(model, monkeypatch):
     monkeypatch.setattr(tracer, "traced", lambda function, *args: args[-1])
     params = tiny.params()
-    longest = max(sentences.lengths(params.decode.max_source_len))
+    longest = max(sentences.lengths(params.decode.max_source_len, "decode.max_source_len"))
     assert run_programs.export(plan.DECODE, model, params) == longest
 
 
