@@ -53,10 +53,10 @@ class Transfer:
 
         They are numbered slice by slice, as JAX puts slices on the outermost axis of a mesh.
         """
-        return tuple(
-            tuple(devices_per_slice * slice_ + device for slice_, device in group)
-            for group in self.groups
-        )
+        numbered = []
+        for group in self.groups:
+            numbered.append(tuple(devices_per_slice * slice_ + i for slice_, i in group))
+        return tuple(numbered)
 
 
 def is_between_slices(instruction: Instruction) -> bool:
