@@ -2,8 +2,8 @@
 
 Costs are counted as in XLA's own cost analysis, but for each instruction, so that they can be
 summed by the operations they come from, and with the number of runs of a loop's body. Bytes are
-those of the device's memory: neither what a TPU keeps in its cores (VMEM) nor what an instruction
-only passes on.
+those of the device's memory: neither what a TPU keeps on its chip (VMEM, CMEM) nor what an
+instruction only passes on.
 """
 
 import dataclasses
@@ -272,13 +272,13 @@ def _accessed_bytes(instruction: Instruction) -> int:
 
 def _own_bytes(value: Instruction) -> int:
     """Returns the bytes that a value has in the device's memory."""
-    return num_bytes(array for array in value.arrays if not array.is_in_vmem)
+    return num_bytes(array for array in value.arrays if not array.is_on_chip)
 
 
 def _moved_bytes(result: Instruction, source: Instruction, size: int) -> int:
     """Returns the bytes accessed to write `size` bytes of `result` that are read of `source`."""
     ends = [result.arrays[0], source.arrays[0]]
-    return size * len([array for array in ends if not array.is_in_vmem])
+    return size * len([array for array in ends if not array.is_on_chip])
 
 
 def _called_bytes(caller: Instruction) -> int:
@@ -290,14 +290,14 @@ def _called_bytes(caller: Instruction) -> int:
     total = 0
     for number, read in _parameter_bytes(inner, passed_on).items():
         arrays = caller.operands[number].arrays
-        if not all(array.is_in_vmem for array in arrays):
+        if not all(array.is_on_chip for array in arrays):
             total += read
 
     results = _results(inner)
     is_each_known = caller.opcode == "fusion" and len(results) == len(caller.arrays)
     for i, result in enumerate(results):
         arrays = caller.arrays[i : i + 1] if is_each_known else result.arrays
-        if i not in passed_on and not all(array.is_in_vmem for array in arrays):
+        if i not in passed_on and not all(array.is_on_chip for array in arrays):
             total += _written_bytes(result)
     return total
 

@@ -185,10 +185,10 @@ def test_an_update_in_place_is_written_although_its_buffer_is_passed_on():
     assert cost.accessed_bytes == 4 * (64 + 64 + 1)
 
 
-# --- VMEM ---
+# --- Memories on a chip ---
 
-# S(1) is the vector memory of a core. A slice of the stacked weights and a bias are brought there
-# while the product before runs.
+# S(1) is the vector memory of a core, and S(3) the common memory of a chip of v4. A slice of stacked
+# weights and a bias are brought there while other work runs.
 _PREFETCHED = """
 sliced {
   stack = f32[6,256,128]{2,1,0:T(8,128)} parameter(0)
@@ -219,8 +219,9 @@ ENTRY main {
 """
 
 
-def test_only_the_devices_memory_is_counted():
-    costs = hlo_cost.costs(hlo_text.module(_PREFETCHED))
+@pytest.mark.parametrize("space", ["S(1)", "S(3)"])
+def test_only_the_devices_memory_is_counted(space):
+    costs = hlo_cost.costs(hlo_text.module(_PREFETCHED.replace("S(1)", space)))
     found = {cost.opcode: cost.accessed_bytes for cost in costs}
     assert found == {
         "slice-start": 4 * 256 * 128,  # Read of the stack; written to the core.

@@ -127,7 +127,7 @@ def _strip(instruction: Any) -> None:
 
 
 def _clear_layouts(shape: Any) -> None:
-    # What lies in VMEM has another memory space than 0, and tiles.
+    # What lies on a TPU's chip has another memory space than 0, and tiles.
     layout = shape.layout
     space = layout.memory_space
     tiles = list(layout.tiles)[:1]
