@@ -187,8 +187,8 @@ def test_an_update_in_place_is_written_although_its_buffer_is_passed_on():
 
 # --- Memories on a chip ---
 
-# S(1) is the vector memory of a core, and S(3) the common memory of a chip of v4. A slice of stacked
-# weights and a bias are brought there while other work runs.
+# S(1) is the vector memory of a core, and S(3) the common memory of a chip of v4. A slice of
+# stacked weights and a bias are brought there while other work runs.
 _PREFETCHED = """
 sliced {
   stack = f32[6,256,128]{2,1,0:T(8,128)} parameter(0)
