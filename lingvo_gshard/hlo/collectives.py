@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.hlo import trip_counts
+from lingvo_gshard.hlo import schedules, slices, trip_counts
 from lingvo_gshard.hlo.hlo_module import Computation, Instruction, Module, arrays_of, num_bytes
+from lingvo_gshard.hlo.schedules import Flight
 
 COLLECTIVES = (
     "all-to-all",
@@ -43,6 +45,11 @@ class Collective:
     times: int  # How often a call of the program runs it.
     # Not compared, so that equal collectives of several operations can be counted together.
     op_name: str = dataclasses.field(default="", compare=False)
+    # The instructions of the same computation that run while it is under way, by their names.
+    beside: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    # Whether it is a permute that is under way together with an equal one whose pairs are its own
+    # reversed, as in the loops of bidirectional rings. Of two such permutes one is marked.
+    is_beside_reverse: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def group_size(self) -> int:
@@ -51,17 +58,94 @@ class Collective:
 
 
 def find(module: Module) -> tuple[Collective, ...]:
-    """Returns all collectives of a program, in the order of its computations."""
+    """Returns all collectives of a program, in the order of its computations.
+
+    Those between slices of TPUs are among them; see slices.py. Raises ValueError as
+    slices.transfer.
+    """
     times = trip_counts.count(module).times
-    found: list[Collective] = []
+    flights = schedules.flights(module)
+    devices_per_slice = slices.devices_per_slice(module)
+
+    found: dict[Instruction, Collective] = {}
     for computation in module.computations:
         for instruction in computation.instructions:
             is_collective = instruction.opcode.removesuffix(_START) in COLLECTIVES
             if is_collective and not _continues(instruction, computation):
-                found.append(
-                    _collective(instruction, computation, module.num_partitions, times[computation])
+                found[instruction] = _collective(
+                    instruction, computation, module.num_partitions, times[computation]
                 )
-    return tuple(found)
+            elif instruction.opcode == "recv" and slices.is_between_slices(instruction):
+                found[instruction] = _between_slices(
+                    instruction, devices_per_slice, times[computation]
+                )
+
+    reversed_permutes = _reversed_permutes(found, flights)
+    return tuple(
+        dataclasses.replace(
+            collective,
+            beside=_names_beside(flights.get(instruction)),
+            is_beside_reverse=instruction in reversed_permutes,
+        )
+        for instruction, collective in found.items()
+    )
+
+
+def _names_beside(flight: Flight | None) -> tuple[str, ...]:
+    """Returns the names of what runs beside a collective; () if it is not asynchronous."""
+    if flight is None:
+        return ()
+    return tuple(instruction.name for instruction in flight.beside)
+
+
+def _reversed_permutes(
+    found: Mapping[Instruction, Collective], flights: Mapping[Instruction, Flight]
+) -> set[Instruction]:
+    """Returns one of each two permutes that run together and are each other's reverse."""
+    waiting: list[Instruction] = []
+    marked: set[Instruction] = set()
+    for instruction, collective in found.items():
+        if collective.kind != "collective-permute" or instruction not in flights:
+            continue
+
+        partner = next(
+            (
+                other
+                for other in waiting
+                if _are_reverse(collective, found[other])
+                and flights[instruction].overlaps(flights[other])
+            ),
+            None,
+        )
+        if partner is None:
+            waiting.append(instruction)
+        else:
+            waiting.remove(partner)
+            marked.add(instruction)
+    return marked
+
+
+def _are_reverse(a: Collective, b: Collective) -> bool:
+    """Whether two permutes send as much, over the same links in opposite directions.
+
+    Between two members each link is used both ways by one permute, which is its own reverse.
+    """
+    pairs = set(a.groups)
+    others = set(b.groups)
+    backwards = {(target, source) for source, target in others}
+    return a.result_bytes == b.result_bytes and pairs == backwards and pairs != others
+
+
+def _between_slices(receive: Instruction, devices_per_slice: int, times: int) -> Collective:
+    """Returns the collective between slices that ends with a `recv` from the host."""
+    transfer = slices.transfer(receive)
+    return Collective(
+        kind=transfer.kind,
+        result_bytes=num_bytes(receive.arrays[:1]),  # The others are a number and a token.
+        groups=transfer.partitions(devices_per_slice),
+        times=times,
+        op_name=receive.op_name,
+    )
 
 
 def _collective(

@@ -18,7 +18,7 @@ class CompiledReport:
     num_instructions: int  # Of all computations, fused ones included.
     flops: float  # By XLA's own count, as is accessed_bytes.
     accessed_bytes: float
-    optimal_secs: float  # By XLA's own roofline model; 0 where a back end has none.
+    optimal_secs: float  # By XLA's own roofline model; 0 where a back end has no such time.
     argument_bytes: int  # Memory on each device, as are all bytes below.
     output_bytes: int
     alias_bytes: int  # The part of the output that lies in donated arguments.
@@ -94,7 +94,8 @@ def read(name: str, compiled: Any, module: Module) -> CompiledReport:
         num_instructions=sum(len(each.instructions) for each in module.computations),
         flops=float(cost.get("flops", 0.0)),
         accessed_bytes=float(cost.get("bytes accessed", 0.0)),
-        optimal_secs=float(cost.get("optimal_seconds", 0.0)),
+        # The TPU's compiler gives negative times for some large programs, which are no times.
+        optimal_secs=max(0.0, float(cost.get("optimal_seconds", 0.0))),
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,

@@ -1,18 +1,20 @@
 """What each instruction of a compiled program computes and moves, and how often it runs.
 
 Costs are counted as in XLA's own cost analysis, but for each instruction, so that they can be
-summed by the operations they come from, and with the number of runs of a loop's body.
+summed by the operations they come from, and with the number of runs of a loop's body. Bytes are
+those of the device's memory: neither what a TPU keeps on its chip (VMEM, CMEM) nor what an
+instruction only passes on.
 """
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.hlo import trip_counts
+from lingvo_gshard.hlo import kernels, trip_counts
 from lingvo_gshard.hlo.collectives import COLLECTIVES
 from lingvo_gshard.hlo.hlo_module import Array, Computation, Instruction, Module, num_bytes
 
@@ -24,15 +26,14 @@ _CONTROL = frozenset(
         "while",
     }
 )
-# The cost of a collective is that of its start.
-_DONE = frozenset(f"{kind}-done" for kind in COLLECTIVES)
+# The cost of what runs asynchronously is that of its start.
+_LATER = ("-update", "-done")
 # Instructions that only name or pass on existing values, or whose values cost nothing to make.
 _PASSING = frozenset(
     {
         "after-all",
         "bitcast",
         "constant",
-        "copy-done",
         "get-tuple-element",
         "iota",
         "optimization-barrier",
@@ -42,7 +43,9 @@ _PASSING = frozenset(
         "tuple",
     }
 )
-_FREE = _CONTROL | _DONE | _PASSING
+_FREE = _CONTROL | _PASSING
+# In fusions, the starts, steps and ends of a collective that runs beside several of them.
+_ASYNC_COLLECTIVE = "AsyncCollective"
 # The instructions that read each result, each with the number of the operand that it is.
 _Users = Mapping[Instruction, list[tuple[Instruction, int]]]
 
@@ -62,21 +65,30 @@ class Cost:
     times: int
 
 
-def costs(module: Module) -> tuple[Cost, ...]:
-    """Returns the cost of each instruction that runs by itself and is not part of a fusion."""
+def costs(module: Module, kernel_flops: Mapping[str, int] | None = None) -> tuple[Cost, ...]:
+    """Returns the cost of each instruction that runs by itself and is not part of a fusion.
+
+    `kernel_flops` has the flops of kernels by their names, as kernels.flops_of takes them.
+    """
     times = trip_counts.count(module).times
     found: list[Cost] = []
     for computation in _running(module):
         for instruction, op_name in _op_names(computation).items():
             opcode = opcode_of(instruction)
-            if opcode not in _FREE:
-                found.append(_cost(instruction, opcode, op_name, times[computation]))
+            if opcode not in _FREE and not opcode.endswith(_LATER):
+                products = list(_products(instruction, kernel_flops or {}))
+                found.append(_cost(instruction, opcode, op_name, products, times[computation]))
     return tuple(found)
 
 
-def _cost(instruction: Instruction, opcode: str, op_name: str, times: int) -> Cost:
-    products = list(_products(instruction))
-
+def _cost(
+    instruction: Instruction,
+    opcode: str,
+    op_name: str,
+    products: Sequence[tuple[Instruction, int]],
+    times: int,
+) -> Cost:
+    """Returns the cost of an instruction with these products, each with its flops."""
     # A fusion has the name of its largest product, where most of its time goes.
     if products:
         largest, _ = max(products, key=lambda product: product[1])
@@ -144,12 +156,17 @@ def _op_names(computation: Computation) -> dict[Instruction, str]:
 # --- Flops ---
 
 
-def _products(instruction: Instruction) -> Iterator[tuple[Instruction, int]]:
-    """Yields each product that the instruction is, or that is fused into it, with its flops."""
+def _products(
+    instruction: Instruction, kernel_flops: Mapping[str, int]
+) -> Iterator[tuple[Instruction, int]]:
+    """Yields each product that the instruction is, or that is fused into it, with its flops.
+
+    A kernel is one product, if its flops are known.
+    """
     match instruction.opcode:
-        case "fusion":
+        case "fusion" | "async-start":
             for inner in instruction.called[0].instructions:
-                yield from _products(inner)
+                yield from _products(inner, kernel_flops)
 
         case "convolution":
             yield instruction, _convolution_flops(instruction)
@@ -162,6 +179,11 @@ def _products(instruction: Instruction) -> Iterator[tuple[Instruction, int]]:
             config = json.loads(instruction.proto.backend_config)["gemm_backend_config"]
             contracting = config["dot_dimension_numbers"]["lhs_contracting_dimensions"]
             yield instruction, _dot_flops(instruction, map(int, contracting))
+
+        case "custom-call" if kernels.is_kernel(instruction):
+            flops = kernels.flops_of(instruction, kernel_flops)
+            if flops is not None:
+                yield instruction, flops
 
 
 def _is_cublas(instruction: Instruction) -> bool:
@@ -219,36 +241,123 @@ def _valid_pairs(size: int, kernel: int, out: int, window: Any) -> int:
 
 
 def _accessed_bytes(instruction: Instruction) -> int:
-    written = _written_bytes(instruction)
+    """Returns the bytes of the device's memory that an instruction reads and writes."""
     match instruction.opcode:
         case "fusion":
-            return written + sum(_parameter_bytes(instruction.called[0]).values())
+            return _called_bytes(instruction)
+        case "async-start" if instruction.called[0].root.opcode not in COLLECTIVES:
+            return _called_bytes(instruction)
         case "broadcast":
-            return written
-        case "dynamic-slice" | "dynamic-update-slice" | "gather" | "slice":
-            return 2 * written  # It reads no more than it writes.
-    return written + sum(operand.num_bytes for operand in instruction.operands)
+            return _written_bytes(instruction)
+
+        # They read no more than they write.
+        case "dynamic-slice" | "gather" | "slice":
+            return _moved_bytes(instruction, instruction.operands[0], instruction.num_bytes)
+        case "dynamic-update-slice":
+            update = instruction.operands[1]
+            return _moved_bytes(instruction, update, _bytes_as(instruction, update))
+
+        # Its result is a tuple of the copy, the operand and a semaphore.
+        case "copy-start":
+            copied = num_bytes(instruction.arrays[:1])
+            return _moved_bytes(instruction, instruction.operands[0], copied)
+
+        # To and from the host: what is sent is among the results, with a number and a token.
+        case "send" | "recv":
+            return num_bytes(instruction.arrays[:1])
+
+    read = sum(map(_own_bytes, instruction.operands))
+    return _written_bytes(instruction) + read
 
 
-def _parameter_bytes(inner: Computation) -> dict[int, int]:
-    """Returns the bytes that a fusion reads of each of its parameters, by parameter number."""
+def _own_bytes(value: Instruction) -> int:
+    """Returns the bytes that a value has in the device's memory."""
+    return num_bytes(array for array in value.arrays if not array.is_on_chip)
+
+
+def _moved_bytes(result: Instruction, source: Instruction, size: int) -> int:
+    """Returns the bytes accessed to write `size` bytes of `result` that are read of `source`."""
+    ends = [result.arrays[0], source.arrays[0]]
+    return size * len([array for array in ends if not array.is_on_chip])
+
+
+def _called_bytes(caller: Instruction) -> int:
+    """Returns the bytes that a fusion accesses, or the computation that an async-start runs."""
+    inner = caller.called[0]
+    passed_on = _passed_on(caller)
+
+    # Where the operands and results lie is known outside, where they are made and used.
+    total = 0
+    for number, read in _parameter_bytes(inner, passed_on).items():
+        arrays = caller.operands[number].arrays
+        if not all(array.is_on_chip for array in arrays):
+            total += read
+
+    results = _results(inner)
+    is_each_known = caller.opcode == "fusion" and len(results) == len(caller.arrays)
+    for i, result in enumerate(results):
+        arrays = caller.arrays[i : i + 1] if is_each_known else result.arrays
+        if i not in passed_on and not all(array.is_on_chip for array in arrays):
+            total += _written_bytes(result)
+    return total
+
+
+def _results(computation: Computation) -> tuple[Instruction, ...]:
+    """Returns the parts of a computation's result: those of its tuple, or the result itself."""
+    root = computation.root
+    return root.operands if root.opcode == "tuple" else (root,)
+
+
+def _passed_on(caller: Instruction) -> frozenset[int]:
+    """Returns which results of a fusion are a parameter of it, in its own buffer.
+
+    Fusions that run beside a collective pass on its buffers in this way, or as results of the
+    collective or its steps. Without the same buffer a parameter would be copied; with the same
+    buffer and another value it is updated in place.
+    """
+    same_buffers = {
+        (tuple(alias.output_shape_index), alias.operand_index)
+        for alias in caller.proto.output_operand_aliasing
+    }
+    inner = caller.called[0]
+    passed_on = set()
+    for i, result in enumerate(_results(inner)):
+        index = (i,) if inner.root.opcode == "tuple" else ()
+        while result.opcode == "bitcast":
+            (result,) = result.operands
+        is_parameter = result.opcode == "parameter"
+        is_same = is_parameter and (index, result.proto.parameter_number) in same_buffers
+        if is_same or _is_of_collective(result):
+            passed_on.add(i)
+    return frozenset(passed_on)
+
+
+def _parameter_bytes(inner: Computation, passed_on: frozenset[int] = frozenset()) -> dict[int, int]:
+    """Returns the bytes that a fusion reads of each of its parameters, by parameter number.
+
+    The results that are in `passed_on` read nothing.
+    """
     # A parameter may be read by several instructions of the fusion.
     users: _Users = {instruction: [] for instruction in inner.instructions}
     for instruction in inner.instructions:
+        is_root = instruction is inner.root
         for index, operand in enumerate(instruction.operands):
-            users[operand].append((instruction, index))
+            if not (is_root and index in passed_on):
+                users[operand].append((instruction, index))
 
     return {
-        instruction.proto.parameter_number: _read_bytes(instruction, users, instruction.num_bytes)
+        instruction.proto.parameter_number: _read_bytes(instruction, users, inner.root)
         for instruction in inner.instructions
         if instruction.opcode == "parameter"
     }
 
 
-def _read_bytes(value: Instruction, users: _Users, whole: int) -> int:
-    """Returns the bytes that the users of `value` read of a parameter of `whole` bytes."""
-    if not users[value]:
-        return whole  # The root of a fusion within another one.
+def _read_bytes(value: Instruction, users: _Users, root: Instruction) -> int:
+    """Returns the bytes that users of `value`, in a fusion with this root, read of it."""
+    whole = value.num_bytes
+    if value is root:
+        # The result of a fusion within another one, which reads it there.
+        return 0 if _is_of_collective(root) else whole
 
     read = 0
     for user, index in users[value]:
@@ -256,13 +365,39 @@ def _read_bytes(value: Instruction, users: _Users, whole: int) -> int:
             read += _bytes_as(value, user)  # A dynamic-slice may convert what it reads.
         elif user.opcode == "dynamic-update-slice" and index == 0:
             continue  # Overwritten in place.
+        elif _is_in_chain(user):
+            continue  # The network reads and writes it.
+        elif _is_step_of_collective(user):
+            # What it returns of the collective's buffers may be read here.
+            results = [element for element, _ in users[user]] if user.is_tuple else [user]
+            for result in results:
+                if result.arrays == value.arrays:
+                    read += _read_bytes(result, users, root)
         elif user.opcode == "bitcast":
-            read += _read_bytes(user, users, whole)
+            read += _read_bytes(user, users, root)
         elif user.opcode == "fusion":
             read += _parameter_bytes(user.called[0])[index]
         else:
             return whole
     return min(read, whole)
+
+
+def _is_of_collective(result: Instruction) -> bool:
+    """Whether a value of a fusion is a buffer of a collective that runs beside it."""
+    if result.opcode == "get-tuple-element":
+        (result,) = result.operands
+    return _is_in_chain(result) or _is_step_of_collective(result)
+
+
+def _is_in_chain(instruction: Instruction) -> bool:
+    """Whether it is a collective that runs beside several fusions; see collectives.find."""
+    is_collective = instruction.opcode in COLLECTIVES
+    return is_collective and "chain_id" in instruction.proto.frontend_attributes.map
+
+
+def _is_step_of_collective(instruction: Instruction) -> bool:
+    """Whether it starts, continues or ends such a collective."""
+    return instruction.proto.custom_call_target.startswith(_ASYNC_COLLECTIVE)
 
 
 def _bytes_as(typed: Instruction, shaped: Instruction) -> int:
@@ -272,6 +407,9 @@ def _bytes_as(typed: Instruction, shaped: Instruction) -> int:
 
 def _written_bytes(result: Instruction) -> int:
     """Returns the bytes that are written to make `result`."""
+    if _is_of_collective(result):
+        return 0  # The network writes it.
+
     match result.opcode:
         case "tuple":
             return sum(map(_written_bytes, result.operands))
@@ -285,4 +423,4 @@ def _written_bytes(result: Instruction) -> int:
             return _written_bytes(result.called[0].root)
         case "custom-call" if _is_cublas(result):
             return num_bytes(result.arrays[:1])  # Without the workspace.
-    return result.num_bytes
+    return _own_bytes(result)

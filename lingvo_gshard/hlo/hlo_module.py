@@ -8,6 +8,10 @@ from typing import Any
 
 from lingvo_gshard.hlo import hlo_proto
 
+# Memory spaces of XLA's layouts for TPUs, where 0 is the device's memory: the vector memory of a
+# core (VMEM), and the common memory of a chip of v4 (CMEM).
+_ON_CHIP = (1, 3)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Array:
@@ -15,6 +19,9 @@ class Array:
 
     dtype: str
     shape: tuple[int, ...]
+    # Whether it lies in a memory on a TPU's chip, and not in the device's memory. It is no part of
+    # the type, so types that differ in it are equal.
+    is_on_chip: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -148,4 +155,13 @@ def arrays_of(shape: Any) -> tuple[Array, ...]:
     dtype = dtypes[shape.element_type].name.lower()
     if dtype == "tuple":  # An empty one.
         return ()
-    return (Array(dtype, tuple(shape.dimensions)),)
+    return (Array(dtype, tuple(shape.dimensions), _is_on_chip(shape.layout)),)
+
+
+def _is_on_chip(layout: Any) -> bool:
+    """Whether a layout is in a memory on a TPU's chip.
+
+    A GPU's memory space 1 is a part of its memory for collectives; its layouts have no tiles, and
+    those of a TPU's own memories do.
+    """
+    return layout.memory_space in _ON_CHIP and bool(layout.tiles)

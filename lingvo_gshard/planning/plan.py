@@ -77,10 +77,21 @@ class StepCost:
     # What of all this repeats the forward pass for the gradient (rematerialization, section 5.1).
     recomputed_flops_per_core: float
     recomputed_secs: Times
-    xla_optimal_secs: float  # XLA's optimal_seconds, with loop bodies times their trip counts.
+    # XLA's optimal_seconds, with loop bodies times their trip counts; 0 if XLA gives none.
+    xla_optimal_secs: float
     xla_optimal_secs_once: float  # XLA's optimal_seconds as they are, each loop body once.
     instructions: int  # In all computations.
     uncounted_loops: tuple[str, ...]  # The layers of loops of unknown length, counted once.
+    # Kernels whose bytes are counted, but not what they compute, which nobody gives.
+    uncounted_kernels: tuple[str, ...] = ()
+    # The part of the network's time in which, by the schedule, a core computes. It is in
+    # roofline_secs, whose parts add up, and not in step_secs.
+    overlapped_secs: float = 0.0
+
+    @property
+    def step_secs(self) -> float:
+        """The time of a call at the roofline: what overlaps counts once."""
+        return self.roofline_secs.step - self.overlapped_secs
 
     @property
     def recomputed_flops_share(self) -> float:
@@ -154,7 +165,7 @@ class ProgramPlan:
         """Returns the target tokens per second of all cores at the roofline; 0 if unfit."""
         if self.cost is None:
             return 0.0
-        return self.batch.target_tokens / self.cost.roofline_secs.step
+        return self.batch.target_tokens / self.cost.step_secs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +220,7 @@ class Plan:
         """Returns the rate of training at a share of the roofline; 0 if a step does not fit."""
         if self.step.cost is None:
             return 0.0
-        return share / self.step.cost.roofline_secs.step
+        return share / self.step.cost.step_secs
 
     def tokens_per_sec(self, share: float = 1.0) -> float:
         """Returns the target tokens per second of all cores at a share of the roofline."""

@@ -108,6 +108,11 @@ def caveats(plan: Plan) -> Iterator[str]:
         if program.cost is not None:
             for layer in program.cost.uncounted_loops:
                 yield f"{name}: a loop of unknown length, counted as one trip, in {layer}"
+            for kernel in program.cost.uncounted_kernels:
+                yield (
+                    f"{name}: what the kernel {kernel} computes is not counted, as it has no "
+                    "cost_estimate"
+                )
         if name == DECODE and program.fits:
             yield f"{name}: counts all {program.batch.target_len} steps; a search may end earlier"
 
@@ -185,11 +190,15 @@ def _cost_figures(plan: Plan, cost: StepCost) -> dict[str, float]:
     for category, times in sorted(cost.roofline_secs_by_category.items()):
         named[f"{category} ms"] = 1e3 * times.step
 
+    if cost.overlapped_secs:
+        named["overlapped ms"] = 1e3 * cost.overlapped_secs
+
     # Rates that follow, and the size of the program.
     named["steps/s"] = plan.steps_per_sec()
     named[f"M {plan.noun}s/s"] = plan.tokens_per_sec() / 1e6
     named["core-years"] = plan.core_years()
-    named["XLA optimal ms"] = 1e3 * cost.xla_optimal_secs
+    if cost.xla_optimal_secs:
+        named["XLA optimal ms"] = 1e3 * cost.xla_optimal_secs
     named["Gflop a core"] = sum(cost.flops_per_core.values()) / 1e9
     named["recomputed % of flops"] = 100 * cost.recomputed_flops_share
     named["recomputed % of ms"] = 100 * cost.recomputed_time_share
@@ -215,7 +224,7 @@ def _program_figures(program: ProgramPlan, noun: str) -> dict[str, float]:
     # AllToAlls alone are counted here: tokens on their way to experts and back.
     exchanges = _by_kind(program.cost).get("all-to-all", _KindTotal())
     named["all-to-alls"] = exchanges.count
-    named["ms"] = 1e3 * program.cost.roofline_secs.step
+    named["ms"] = 1e3 * program.cost.step_secs
 
     rate = program.tokens_per_sec()
     if rate:  # Initialization has no tokens.
@@ -251,6 +260,11 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
         f"recomputed for the gradient: {cost.recomputed_flops_share:.0%} of the products, "
         f"{cost.recomputed_time_share:.0%} of the roofline's time"
     )
+    if cost.overlapped_secs:
+        yield (
+            f"beside computation, by the schedule: {1e3 * cost.overlapped_secs:.2f} of "
+            f"{1e3 * cost.roofline_secs.network:.2f} ms of the network"
+        )
     # How fast it trains if everything is at its peak, and if it comes as near as such layers did.
     yield f"at the roofline: {_rates(plan, cost, 1.0)}"
     if plan.measured_share is not None:
@@ -258,16 +272,19 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
             f"at {plan.measured_share:.0%} of it, as the paper measured a pair of layers with "
             f"{plan.num_experts} experts on TPU v3: {_rates(plan, cost, plan.measured_share)}"
         )
-    yield (
-        f"XLA's optimal_seconds {cost.xla_optimal_secs:.3g} s (its loops once: "
-        f"{cost.xla_optimal_secs_once:.3g}), {cost.instructions} instructions"
-    )
+    size = f"{cost.instructions} instructions"
+    if cost.xla_optimal_secs:
+        size = (
+            f"XLA's optimal_seconds {cost.xla_optimal_secs:.3g} s (its loops once: "
+            f"{cost.xla_optimal_secs_once:.3g}), {size}"
+        )
+    yield size
 
 
 def _rates(plan: Plan, cost: StepCost, share: float) -> str:
     """Returns how fast a step is at a share of the roofline, and what a training costs then."""
     return (
-        f"{cost.roofline_secs.step / share:.3g} s a step, {plan.steps_per_sec(share):.2f} steps/s, "
+        f"{cost.step_secs / share:.3g} s a step, {plan.steps_per_sec(share):.2f} steps/s, "
         f"{plan.tokens_per_sec(share) / 1e6:.2f} M {plan.noun}s/s, {plan.core_years(share):.1f} "
         f"{device(plan)}-years for 10^12 {plan.noun}s"
     )

@@ -1,8 +1,10 @@
 """Compiles a Program for a named topology with no such device at hand, to be read and not run.
 
-A TPU's topology counts chips: `v3:32x32`. One of GPUs counts the hosts and the GPUs of each, which
-NVLink joins: `h100:32x8`; a rack of GB200 counts as one host. The compilers are XLA's own, from
-optional packages: libtpu (`make setup-tpu`), and JAX's CUDA plugin (`make setup-plan-gpu`).
+A TPU's topology counts chips: `v3:32x32`. Several such slices, which the data center's network
+joins, have their number behind it: `v5e:16x16x4slices`. One of GPUs counts the hosts and the GPUs
+of each, which NVLink joins: `h100:32x8`; a rack of GB200 counts as one host. The compilers are
+XLA's own, from optional packages: libtpu (`make setup-tpu`), and JAX's CUDA plugin (`make
+setup-plan-gpu`).
 """
 
 import importlib.util
@@ -33,8 +35,10 @@ _SIZES = _TPUS | dict.fromkeys(GPUS, "HOSTSxGPUS")
 
 _FORMS = ", ".join(f"{kind}:{sizes}" for kind, sizes in _SIZES.items())
 _KNOWN = (
-    f"known are {_FORMS}; v3:2x2 is 8 cores, v3:32x32 the 2048 of the paper, h100:16x8 128 GPUs."
+    f"known are {_FORMS}; v3:2x2 is 8 cores, v3:32x32 the 2048 of the paper, h100:16x8 128 GPUs, "
+    "v5e:16x16x4slices 4 times the TPUs of v5e:16x16."
 )
+_SLICES = "slices"
 
 # Environment variables that libtpu reads when it is loaded.
 _LIBTPU = {
@@ -78,11 +82,10 @@ def devices(name: str) -> list[Any]:
 
     Raises ValueError if the topology is unknown or its compiler is not installed.
     """
-    form = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
-    if form is None:
-        raise ValueError(f"topology {name!r} is unknown; {_KNOWN}")
-    kind, sizes = form.groups()
-    if kind not in _SIZES or sizes.count("x") != _SIZES[kind].count("x"):
+    kind, sizes = _kind_and_sizes(name)
+    form = re.fullmatch(r"[1-9]\d*(?:x[1-9]\d*)+", sizes)
+    is_known = kind in _SIZES and sizes.count("x") == _SIZES[kind].count("x")
+    if form is None or not is_known or num_slices(name) == 0:
         raise ValueError(f"topology {name!r} is unknown; {_KNOWN}")
 
     # A better message than JAX's, which names a plugin.
@@ -95,13 +98,38 @@ def devices(name: str) -> list[Any]:
 
     # The compiler knows which sizes there are.
     try:
-        return list(_description(kind, sizes).devices)
+        found = list(_description(kind, sizes, num_slices(name)).devices)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"topology {name}: {reason}; {_KNOWN}") from error
 
+    # Slice by slice, and within one in the compiler's own order. (GPUs of a host are a slice, too.)
+    return found if is_gpu(name) else sorted(found, key=_slice_index)
 
-def _description(kind: str, sizes: str) -> Any:
+
+def _slice_index(device: Any) -> int:
+    return getattr(device, "slice_index", None) or 0  # A single slice has no number.
+
+
+def num_slices(name: str) -> int:
+    """Returns the number of slices that a name asks for, 1 by default; 0 if it is no number."""
+    _, _, last = name.rpartition("x")
+    if not last.endswith(_SLICES):
+        return 1
+    number = last.removesuffix(_SLICES)
+    is_number = re.fullmatch(r"[1-9]\d*", number) is not None
+    return int(number) if is_number and not is_gpu(name) else 0
+
+
+def _kind_and_sizes(name: str) -> tuple[str, str]:
+    """Returns the parts of a name around its colon, without the number of slices."""
+    kind, _, sizes = name.partition(":")
+    if sizes.endswith(_SLICES):
+        sizes = sizes.rpartition("x")[0]
+    return kind, sizes
+
+
+def _description(kind: str, sizes: str, num_slices: int) -> Any:
     """Returns JAX's description of a topology; raises JaxRuntimeError for sizes it has not."""
     if kind in GPUS:
         with environment.quiet_stderr():  # The plugin logs that there is no driver.
@@ -114,7 +142,8 @@ def _description(kind: str, sizes: str) -> Any:
 
     for variable, value in _LIBTPU.items():
         os.environ.setdefault(variable, value)
-    return topologies.get_topology_desc(topology_name=f"{kind}:{sizes}", platform="tpu")
+    options = {} if num_slices == 1 else {"num_slices": num_slices}
+    return topologies.get_topology_desc(topology_name=f"{kind}:{sizes}", platform="tpu", **options)
 
 
 def tpu(kind: str, num_cores: int) -> str:
@@ -148,8 +177,9 @@ def places(name: str) -> tuple[tuple[int, ...], ...]:
         gpus_per_host = int(name.rpartition("x")[2])
         return tuple(divmod(i, gpus_per_host) for i in range(len(topology_devices)))
 
-    # A 2D torus has coordinates of three dims, too.
-    num_dims = name.count("x", name.index(":")) + 1
+    # A 2D torus has coordinates of three dims, too. They are the same in every slice.
+    _, sizes = _kind_and_sizes(name)
+    num_dims = sizes.count("x") + 1
     return tuple(tuple(device.coords[:num_dims]) for device in topology_devices)
 
 

@@ -1,9 +1,14 @@
 """A compiled program in numbers."""
 
+import types
+
 import pytest
 
+from lingvo_gshard.hlo import compiled_report
+from lingvo_gshard.hlo.hlo_module import Module
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.executable import compile_program
+from tests.hlo.programs import computation, instruction
 from tests.spmd import functions
 
 
@@ -27,3 +32,17 @@ def test_an_unknown_kind_is_refused():
     executable = compile_program(lowering.export(functions.sgd_step(), functions.partitioning(1)))
     with pytest.raises(ValueError, match="No collective 'gather'"):
         executable.report().count("gather")
+
+
+@pytest.mark.parametrize(("given", "shown"), [(0.25, 0.25), (-37.6, 0.0), (None, 0.0)])
+def test_a_negative_time_of_xlas_is_none(given, shown):
+    """libtpu gives one for some large programs, and the compiler for GPUs gives none."""
+    costs = {"flops": 8.0} if given is None else {"flops": 8.0, "optimal_seconds": given}
+    sizes = ("argument", "output", "alias", "temp")
+    memory = types.SimpleNamespace(
+        **{f"{name}_size_in_bytes": 4 for name in sizes}, peak_memory_in_bytes=16
+    )
+    compiled = types.SimpleNamespace(memory_analysis=lambda: memory, cost_analysis=lambda: costs)
+    entry = computation("main", instruction("parameter"))
+    report = compiled_report.read("one", compiled, Module((entry,), entry, 1))
+    assert (report.optimal_secs, report.flops) == (shown, 8.0)

@@ -4,8 +4,8 @@
     python -m tests.hlo.make_programs gpu
 
 The first needs libtpu (`make setup-tpu`), the second JAX's CUDA plugin (`make setup-plan-gpu`). A
-program is kept without what no test reads: layouts, source files, literals of arrays, and the
-backend configs of all but loops and custom calls.
+program is kept without what no test reads: source files, literals of arrays, the backend configs of
+all but loops and custom calls, and of layouts all but the memory.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _KEPT = (
     *("window", "convolution_dimension_numbers", "batch_group_count", "dot_dimension_numbers"),
     *("replica_groups", "source_target_pairs", "collective_device_list"),
     *("iota_collective_device_list", "mesh_axes_replica_group_list", "frontend_attributes"),
+    *("output_operand_aliasing", "is_host_transfer"),
 )
 
 
@@ -53,6 +54,8 @@ def main(platform: str) -> None:
     if platform == "tpu":
         _write("tpu_step", training_step(8), topology.devices("v3:2x2"))
         _write("tpu_split", split_weights(64), topology.devices("v3:4x8"))
+        _keep("tpu_beside", _split_products(topology.devices("v5e:4x4")))
+        _keep("tpu_slices", _between_slices(topology.devices("v5e:2x2x4slices")))
     else:
         _write("gpu_step", training_step(8), topology.devices("h100:1x8"))
         _keep("gpu_products", _products(topology.devices("h100:1x1")))
@@ -124,7 +127,14 @@ def _strip(instruction: Any) -> None:
 
 
 def _clear_layouts(shape: Any) -> None:
+    # What lies on a TPU's chip has another memory space than 0, and tiles.
+    layout = shape.layout
+    space = layout.memory_space
+    tiles = list(layout.tiles)[:1]
     shape.ClearField("layout")
+    if space:
+        shape.layout.memory_space = space
+        shape.layout.tiles.extend(tiles)
     for each in shape.tuple_shapes:
         _clear_layouts(each)
 
@@ -145,6 +155,42 @@ def _products(devices: list[Any]) -> Any:
 
     lowered = jax.jit(fn, in_shardings=whole, out_shardings=whole).lower(*arrays)
     return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+
+
+def _split_products(devices: list[Any]) -> Any:
+    """Two products whose factors are split: gathered in fusions beside them, and in rings."""
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(4, 4), ("x", "y"))
+
+    def split(*axes: str) -> jax.sharding.NamedSharding:
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+
+    def fn(x: jax.Array, wi: jax.Array, wo: jax.Array) -> jax.Array:
+        hidden = jax.lax.with_sharding_constraint(x @ wi, split("x", "y"))
+        return jax.lax.with_sharding_constraint(hidden @ wo, split("x", "y"))
+
+    b, m, h = programs.BESIDE_DIMS
+    args = (
+        jax.ShapeDtypeStruct((b, m), "bfloat16", sharding=split("x", "y")),
+        jax.ShapeDtypeStruct((m, h), "bfloat16", sharding=split("x", "y")),
+        jax.ShapeDtypeStruct((h, m), "bfloat16", sharding=split("y", "x")),
+    )
+    return jax.jit(fn).lower(*args).compile()
+
+
+def _between_slices(devices: list[Any]) -> Any:
+    """A shift to the next of four slices, and an exchange between all of them."""
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(4, 4), ("slice", "x"))
+    rows = jax.sharding.PartitionSpec(("slice", "x"))
+    to_next = [(i, (i + 1) % 4) for i in range(4)]
+
+    def fn(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+        shifted = jax.lax.ppermute(a, "slice", to_next)
+        return shifted, jax.lax.all_to_all(a, "slice", 0, 0, tiled=True)
+
+    whole = jax.sharding.NamedSharding(mesh, rows)
+    argument = jax.ShapeDtypeStruct((4096, 4096), "float32", sharding=whole)
+    mapped = jax.shard_map(fn, mesh=mesh, in_specs=rows, out_specs=rows)
+    return jax.jit(mapped).lower(argument).compile()
 
 
 def _keep(name: str, compiled: Any) -> None:

@@ -39,6 +39,8 @@ BLOCK_WEIGHTS = {
 }
 # M and H of the perceptron with split weights.
 SPLIT_DIMS = 256, 640
+# B, M and H of two products on 4 x 4 TPUs, beside which their factors are gathered.
+BESIDE_DIMS = 16384, 8192, 16384
 # Of the products by cuBLAS: a matrix by another one, and a batch of matrices by itself.
 PRODUCTS = (512, 256), (256, 1024), (4, 128, 128)
 

@@ -38,6 +38,23 @@ def test_a_plan_is_made_once(asked, tmp_path):
     assert len(asked) == 3
 
 
+def test_other_options_of_the_compilers_make_another_plan(asked, monkeypatch, tmp_path):
+    def plans_made(**environment):
+        with monkeypatch.context() as patch:
+            for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS"):
+                patch.setenv(name, environment.get(name, ""))
+            kept_plans.load_or_make(tiny.request(), tmp_path)
+        return len(asked)
+
+    assert plans_made() == 1
+    assert plans_made(LIBTPU_INIT_ARGS="--xla_tpu_scoped_vmem_limit_kib=8192") == 2
+    assert plans_made(LIBTPU_INIT_ARGS=" --xla_tpu_scoped_vmem_limit_kib=8192 ") == 2
+    assert plans_made(XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=false") == 3
+    # The number of virtual devices changes no program for a topology.
+    assert plans_made() == 4
+    assert plans_made(XLA_FLAGS="--xla_force_host_platform_device_count=8") == 4
+
+
 def test_programs_that_a_kept_plan_lacks_are_added(asked, tmp_path):
     kept_plans.load_or_make(tiny.request(), tmp_path)
     everything = tiny.request(programs=plan.PROGRAMS)

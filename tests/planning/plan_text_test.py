@@ -33,6 +33,28 @@ def test_the_report_is_one_screen():
         assert f"({name})" in plan_text.markdown(kept)
 
 
+def test_a_time_that_xla_does_not_give_is_left_out():
+    """It gives none for GPUs, and negative ones for large programs."""
+    without = dataclasses.replace(plans.cost(), xla_optimal_secs=0.0, xla_optimal_secs_once=0.0)
+    kept = plans.plan(without)
+    assert "XLA" not in plan_text.screen(kept) and "\n1000 instructions\n" in plan_text.screen(kept)
+    assert "XLA optimal ms" not in plan_text.figures(kept)
+
+
+def test_what_overlaps_counts_once_in_the_rates():
+    overlapping = dataclasses.replace(plans.cost(0.5, 0.1), overlapped_secs=0.05)
+    text = plan_text.screen(plans.plan(overlapping))
+    assert "beside computation, by the schedule: 50.00 of 100.00 ms of the network" in text
+    assert "at the roofline: 0.45 s a step, 2.22 steps/s" in text
+    assert "beside computation" not in plan_text.screen(plans.plan(plans.cost()))
+
+
+def test_kernels_that_are_not_counted_are_named():
+    cost = dataclasses.replace(plans.cost(), uncounted_kernels=("flash_attention",))
+    line = "train: what the kernel flash_attention computes is not counted"
+    assert line in plan_text.screen(plans.plan(cost))
+
+
 def test_the_sources_of_a_kind_are_counted():
     cost = plans.cost()
     more = [dataclasses.replace(cost.collectives[0], source=name) for name in ("b", "c", "d")]

@@ -4,6 +4,7 @@ If libtpu is not installed, the tests that need it check the error message inste
 """
 
 import importlib.util
+import types
 
 import pytest
 import tensorflow as tf
@@ -12,7 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from tests.spmd import functions
+from tests.spmd import compilers, functions
 
 _ABSENT = "topology v3:2x2: the TPU compiler is not installed; `make setup-tpu` installs it"
 _HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -29,10 +30,65 @@ def test_a_missing_compiler_is_an_error(monkeypatch):
 
 
 def test_an_unknown_name_lists_the_known_ones():
+    wrong = (
+        "v5e:2x2x0slices",
+        "v5e:2x2xslices",
+        "v5e:2x2x2slice",
+        "v5e:2slices",
+        "h100:1x8x2slices",
+    )
     known = "known are v2:XxY, v3:XxY, .* v4:XxYxZ, .* h100:HOSTSxGPUS, .*; v3:2x2"
-    for name in ("", "v3", "v3:8", "v3:0x2", "v3:2x2x2", "v4:4x4", "v1:2x2", "3:2"):
+    for name in ("", "v3", "v3:8", "v3:0x2", "v3:2x2x2", "v4:4x4", "v1:2x2", "3:2", *wrong):
         with pytest.raises(ValueError, match=f"topology '{name}' is unknown; {known}"):
             topology.devices(name)
+
+
+def test_the_number_of_slices():
+    names = {"v5e:16x16": 1, "v5e:16x16x4slices": 4, "v5p:2x2x2x32slices": 32, "h100:2x8": 1}
+    assert {name: topology.num_slices(name) for name in names} == names
+
+
+class _Device:
+    def __init__(self, slice_index, coords):
+        self.slice_index = slice_index
+        self.coords = coords
+
+
+def test_devices_come_slice_by_slice_with_the_places_of_their_slice(monkeypatch):
+    described = []
+
+    def description(topology_name, platform, **options):
+        described.append((topology_name, platform, options))
+        found = [_Device(i % 2, (i // 2, 0, 0)) for i in range(4)]
+        return types.SimpleNamespace(devices=found)
+
+    monkeypatch.setattr(topology, "is_installed", lambda name: True)
+    monkeypatch.setattr(topology.topologies, "get_topology_desc", description)
+    assert topology.places("v5e:2x1x2slices") == ((0, 0), (1, 0), (0, 0), (1, 0))
+    assert [device.slice_index for device in topology.devices("v5e:2x1x2slices")] == [0, 0, 1, 1]
+    assert described[0] == ("v5e:2x1", "tpu", {"num_slices": 2})
+    topology.devices("v5e:2x1")
+    assert described[-1] == ("v5e:2x1", "tpu", {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "cores"), [("v5e:2x2x2slices", 8), ("v6e:4x4x4slices", 64)])
+def test_slices_are_described_and_compiled_for(name, cores):
+    """A sum over all devices crosses between slices once, with what a slice's devices share."""
+    compilers.need(name)
+    slices = topology.num_slices(name)
+    places = topology.places(name)
+    assert len(places) == cores and len(set(places)) == cores // slices
+
+    report = topology.compile_program(
+        lowering.export(functions.sgd_step(), functions.partitioning(cores)), name
+    ).report()
+    per_slice = cores // slices
+    between = [
+        op for op in report.collective_ops if len({i // per_slice for i in op.groups[0]}) > 1
+    ]
+    assert between and {op.kind for op in between} == {"all-reduce"}
+    assert {op.group_size for op in between} == {slices}
 
 
 def test_a_tpu_is_as_near_to_a_square_or_cube_as_possible():

@@ -2,9 +2,9 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from lingvo_gshard.hlo import hlo_cost
+from lingvo_gshard.hlo import hlo_cost, kernels
 from lingvo_gshard.hlo.collectives import Collective, gathered_bytes
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.hlo.hlo_cost import Cost
@@ -22,17 +22,25 @@ class CompiledStep:
     costs: tuple[Cost, ...]
     gathered_bytes: dict[str, int]  # See collectives.gathered_bytes.
     uncounted_loops: tuple[str, ...] = ()  # The layers of loops of unknown length.
+    uncounted_kernels: tuple[str, ...] = ()  # Kernels whose flops nobody gives; see kernels.py.
 
 
-def read(compiled: Executable) -> CompiledStep:
-    """Returns what a plan needs of a compiled program."""
+def read(compiled: Executable, kernel_flops: Mapping[str, int] | None = None) -> CompiledStep:
+    """Returns what a plan needs of a compiled program.
+
+    `kernel_flops` are the flops of kernels by name, as kernels.parse_flops returns them. Raises
+    ValueError for a name that no kernel of the program has.
+    """
     module = compiled.module
     report = compiled.report()
+    known_flops = kernel_flops or {}
+    kernels.check_names(module, known_flops)
     return CompiledStep(
         report=report,
-        costs=hlo_cost.costs(module),
+        costs=hlo_cost.costs(module, known_flops),
         gathered_bytes=gathered_bytes(module),
         uncounted_loops=_uncounted_loops(module, report),
+        uncounted_kernels=kernels.uncounted(module, known_flops),
     )
 
 

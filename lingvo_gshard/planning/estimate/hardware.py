@@ -25,7 +25,9 @@ class Generation:
     # instruction; 0 for GPUs, which have none.
     xla_peak_flops: float = 0.0
     xla_memory_bytes_per_sec: float = 0.0
-    network_bytes_per_sec: float = 0.0  # Of a GPU's network adapter.
+    # Of a GPU's network adapter, or a TPU chip's share of its host's adapters to the data center's
+    # network, which joins slices; 0 where it is not published.
+    network_bytes_per_sec: float = 0.0
 
 
 def _gpu(name: str, peak_flops: float, nvlink: float, adapter: float) -> Generation:
@@ -44,7 +46,9 @@ def _gpu(name: str, peak_flops: float, nvlink: float, adapter: float) -> Generat
 # By the prefix of a topology's name. A chip's rates are published at
 # https://cloud.google.com/tpu/docs/GENERATION, and divided here by its cores; those of v3's and
 # v4's links are from https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433. The
-# pages of v5e, v5p, v6e and tpu7x give the rate of a chip's 4 or 6 links in both directions.
+# pages of v5e, v5p, v6e and tpu7x give the rate of a chip's 4 or 6 links in both directions. Those
+# of v5e and v6e give the adapters of a host of 8 chips, 2 of 100 and 4 of 200 Gbit/s (and for 256
+# chips as much: 6.4 and 25.6 Tbit/s); that of v5p gives 50 Gbit/s a chip.
 _TPU_GENERATIONS = {
     "v3": Generation(
         cores_per_chip=2,
@@ -70,6 +74,7 @@ _TPU_GENERATIONS = {
         memory_bytes_per_sec=819e9,
         capacity_gib=15.75,
         link_bytes_per_sec=400e9 / 4 / 2,
+        network_bytes_per_sec=2 * 100e9 / 8 / 8,
         xla_peak_flops=197e12,
         xla_memory_bytes_per_sec=687 * GIB,
     ),
@@ -79,6 +84,7 @@ _TPU_GENERATIONS = {
         memory_bytes_per_sec=2765e9,
         capacity_gib=95.74,
         link_bytes_per_sec=1200e9 / 6 / 2,
+        network_bytes_per_sec=50e9 / 8,
         xla_peak_flops=394e12,
         xla_memory_bytes_per_sec=2189 * GIB,
     ),
@@ -88,6 +94,7 @@ _TPU_GENERATIONS = {
         memory_bytes_per_sec=1638e9,
         capacity_gib=31.25,
         link_bytes_per_sec=800e9 / 4 / 2,
+        network_bytes_per_sec=4 * 200e9 / 8 / 8,
         xla_peak_flops=918e12,
         xla_memory_bytes_per_sec=1525.5 * GIB,
     ),

@@ -1,8 +1,9 @@
 """Models of collectives on the networks of TPUs and GPUs: Figure 9, section 5.3.
 
-A TPU's link joins two neighbouring chips, and the cores of a chip share its links. A GPU's NVLink
-joins it to all GPUs of its host, and a network adapter of its own joins it to other hosts. Both
-models are best cases without latency.
+A TPU's link joins two neighbouring chips, and the cores of a chip share its links. The data
+center's network joins slices of TPUs, through the adapters of their hosts. A GPU's NVLink joins it
+to all GPUs of its host, and a network adapter of its own joins it to other hosts. All models are
+best cases without latency.
 """
 
 import dataclasses
@@ -86,11 +87,15 @@ class Torus:
         AllReduce: reduce-scatter and all-gather by rings over all links at once, 2 * (g - 1) / g
         * bytes. AllGather and ReduceScatter: half of that, for the larger side's bytes.
         CollectivePermute: the bytes times the longest distance between a source and its target.
+        Of two equal ones that run together in opposite directions the second takes no time, as
+        each link has both directions.
         """
         rate = self.generation.link_bytes_per_sec
         size = collective.result_bytes
 
         if collective.kind == "collective-permute":
+            if collective.is_beside_reverse:
+                return 0.0
             # The cores of a chip send over the same links.
             return size * self.generation.cores_per_chip * self._farthest(collective) / rate
         if collective.kind.endswith("all-to-all"):
@@ -155,18 +160,105 @@ class Torus:
         return int(distances.sum(axis=1).max())
 
 
-Network = Torus | Hosts
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """Slices of TPUs; `torus` is that of each, and `slices` are the numbers of the partitions'.
+
+    A partition's part of what crosses to other slices goes through its host's adapters, of which
+    each chip has an equal share. No switch between the hosts is a bottleneck, the best case.
+    """
+
+    torus: Torus
+    slices: tuple[int, ...]
+
+    @property
+    def generation(self) -> Generation:
+        """The figures of a core."""
+        return self.torus.generation
+
+    def collective_secs(self, collective: Collective) -> float:
+        """Returns the time of one run of a collective: that of the busier of links and adapters.
+
+        A group has g members in n slices, m = g / n in each. Each member exchanges its part with
+        the members of its number in the other slices:
+
+        AllToAll            (g - m) / g of each partition's bytes by the adapter
+        AllGather           (n - 1) / n / m
+        ReduceScatter       as AllGather, for the larger side's bytes
+        AllReduce           ReduceScatter and AllGather
+        CollectivePermute   all bytes, if any pair lies in two slices
+
+        What remains in a slice is a collective of its m members on the torus.
+        """
+        size = collective.result_bytes
+        if collective.kind == "collective-permute":
+            crosses = any(self.slices[a] != self.slices[b] for a, b in collective.groups)
+            return self._adapter_secs(size) if crosses else self.torus.collective_secs(collective)
+
+        # All groups of a collective are alike; the first stands for them.
+        group = collective.groups[0]
+        n = len({self.slices[partition] for partition in group})
+        if n == 1:
+            return self.torus.collective_secs(collective)
+
+        g = collective.group_size
+        m = g / n
+        if collective.kind.endswith("all-to-all"):
+            crossing_bytes = size * (g - m) / g
+        else:
+            crossing_bytes = _ring_passes(collective) * size * (n - 1) / n / m
+        return max(self._adapter_secs(crossing_bytes), self._inner_secs(collective))
+
+    def _adapter_secs(self, size: float) -> float:
+        # The cores of a chip share its part of the adapters.
+        return size * self.generation.cores_per_chip / self.generation.network_bytes_per_sec
+
+    def _inner_secs(self, collective: Collective) -> float:
+        """Returns the time of what a collective does within the slice of its first member."""
+        group = collective.groups[0]
+        inner = tuple(p for p in group if self.slices[p] == self.slices[group[0]])
+
+        # A part of a reduce-scatter is larger with fewer members, and that of an all-to-all as
+        # large for each member.
+        size = collective.result_bytes
+        if collective.kind == "reduce-scatter":
+            size = size * len(group) // len(inner)
+        elif collective.kind.endswith("all-to-all"):
+            size = size * len(inner) // len(group)
+        within = dataclasses.replace(collective, groups=(inner,), result_bytes=size)
+        return self.torus.collective_secs(within)
+
+
+Network = Torus | Slices | Hosts
 
 
 def network(name: str, mesh: Mesh) -> Network:
-    """Returns the network of a mesh's partitions on a topology; ValueError as topology.places."""
+    """Returns the network of a mesh's partitions on a topology.
+
+    Raises ValueError as topology.places, or if nothing is published of the network that joins the
+    topology's slices.
+    """
     # The mesh may put its partitions on the devices in another order (appendix A.3).
     places = topology.places(name)
     partition_places = tuple(places[device] for device in mesh.devices)
+    generation = hardware.generation(name)
 
     if topology.is_gpu(name):
-        return Hosts(hardware.generation(name), tuple(host for host, _ in partition_places))
-    return Torus(hardware.generation(name), partition_places)
+        return Hosts(generation, tuple(host for host, _ in partition_places))
+
+    num_slices = topology.num_slices(name)
+    if num_slices == 1:
+        return Torus(generation, partition_places)
+
+    if generation.network_bytes_per_sec == 0:
+        raise ValueError(
+            f"topology {name}: no rate is published of the network that joins slices of "
+            f"{name.partition(':')[0]}, so that a plan would have no times."
+        )
+    # The devices of one slice come before those of the next.
+    per_slice = len(places) // num_slices
+    slices = tuple(device // per_slice for device in mesh.devices)
+    return Slices(Torus(generation, partition_places), slices)
 
 
 def of_devices(devices: Sequence[Any]) -> Network | None:

@@ -160,12 +160,12 @@ def token_times(made: Plan) -> TokenTimes | None:
     for category in (Category.OPTIMIZER, Category.SOFTMAX):
         if category in cost.roofline_secs_by_category:
             outside_secs += cost.roofline_secs_by_category[category].step
-    layers_secs = cost.roofline_secs.step - outside_secs
+    layers_secs = cost.step_secs - outside_secs
 
     # A dense model has no AllToAll.
     exchange_secs = cost.network_secs_by_kind.get("all-to-all", 0.0)
     return TokenTimes(
-        step_secs=cost.roofline_secs.step / made.tokens_per_core,
+        step_secs=cost.step_secs / made.tokens_per_core,
         all_to_all_secs=exchange_secs / made.tokens_per_core,
         all_to_all_share=exchange_secs / layers_secs,
     )

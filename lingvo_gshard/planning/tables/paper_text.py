@@ -200,7 +200,7 @@ def _program_rows(planned: Sequence[PlannedRun]) -> Iterator[list[str]]:
             cells.append("-" if program is None else f"{program.memory_gib.peak:.2f}")
 
         cost = made.step.cost
-        cells.append(table.number(None if cost is None else 1e3 * cost.roofline_secs.step, ".0f"))
+        cells.append(table.number(None if cost is None else 1e3 * cost.step_secs, ".0f"))
         decoding = made.programs.get(DECODE)
         rate = None if decoding is None else decoding.tokens_per_sec() / 1e3
         cells.append(table.number(rate or None, ".0f"))

@@ -211,7 +211,7 @@ def language_models_table(planned_runs: Sequence[language_models.PlannedRun]) ->
         cells = [planned.run.name, made.topology, f"{made.weights / 1e9:.1f}"]
         cells += [f"{memory.peak:.2f}", f"{memory.capacity:.2f}"]
         for value in (
-            None if cost is None else 1e3 * cost.roofline_secs.step,
+            None if cost is None else 1e3 * cost.step_secs,
             None if cost is None else made.tokens_per_sec() / 1e3,
         ):
             cells.append("does not fit" if value is None else f"{value:.5g}")

@@ -23,9 +23,14 @@ class Trial:
 
     @property
     def secs(self) -> Times:
-        """The times of a step at the roofline; an infinite step if it cannot run."""
+        """The times at the roofline, of which the step's counts what overlaps once.
+
+        The step is infinite if it cannot run.
+        """
         cost = self.plan.step.cost if self.plan else None
-        return cost.roofline_secs if cost else Times(step=float("inf"))
+        if cost is None:
+            return Times(step=float("inf"))
+        return dataclasses.replace(cost.roofline_secs, step=cost.step_secs)
 
     @property
     def fits(self) -> bool:

@@ -2,12 +2,14 @@
 
 import types
 
+import pytest
+
 from lingvo_gshard.hlo import hlo_cost, trip_counts
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.planning.compiled import compiled_step
 from lingvo_gshard.planning.compiled.categories import source
 from lingvo_gshard.planning.plan import CollectiveSum
-from tests.hlo import programs
+from tests.hlo import hlo_text, programs
 
 _MODULE = programs.kept("tpu_step")
 
@@ -39,6 +41,25 @@ def test_loops_of_unknown_length_are_named_by_their_layers():
     # Several loops of one layer are one.
     layers = {source(instructions[name].op_name) for name in loops}
     assert others and set(_read(dict.fromkeys(loops)).uncounted_loops) == layers
+
+
+def test_the_flops_of_kernels_are_those_that_the_user_gives():
+    module = hlo_text.module(
+        """
+        ENTRY main {
+          x = f32[64]{0} parameter(0)
+          flash.1 = f32[64]{0} custom-call(x), custom_call_target="tpu_custom_call"
+          ROOT norm.1 = f32[64]{0} custom-call(flash.1), custom_call_target="tpu_custom_call"
+        }
+        """
+    )
+    report = types.SimpleNamespace(loops={})
+    compiled = types.SimpleNamespace(module=module, report=lambda: report)
+    step = compiled_step.read(compiled, {"flash": 640})
+    assert [cost.flops for cost in step.costs] == [640, 0]
+    assert step.uncounted_kernels == ("norm",)
+    with pytest.raises(ValueError, match="'flush': the program's kernels are: flash, norm"):
+        compiled_step.read(compiled, {"flush": 640})
 
 
 def test_collectives_are_summed_by_kind_and_layer():

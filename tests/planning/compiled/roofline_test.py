@@ -78,6 +78,28 @@ def test_what_the_gradient_repeats_is_summed_on_its_own():
     assert made.recomputed_time_share == pytest.approx((3.0 + network) / whole)
 
 
+def test_what_runs_beside_a_collective_is_told_apart():
+    """Two exchanges of 0.5 s each run beside the same product of 0.75 s, on one network."""
+    product = Cost("product", "fusion", _EXPERTS, int(0.75 * 61.5e12), 0, (), times=1)
+    after = Cost("after", "fusion", _EXPERTS, int(61.5e12), 0, (), times=1)
+    half_a_second = int(0.5 / _TORUS.collective_secs(_exchange(2**40)) * 2**40)
+    exchanges = [
+        _exchange(half_a_second, beside=("product", "start")),
+        _exchange(half_a_second, beside=("product",)),
+        _exchange(half_a_second),
+    ]
+    report = types.SimpleNamespace(collective_ops=exchanges, optimal_secs=0.0, num_instructions=2)
+    made = roofline.cost(CompiledStep(report, (product, after), {}), _TORUS)
+    assert made.roofline_secs.network == pytest.approx(1.5)
+    assert made.roofline_secs.step == pytest.approx(1.75 + 1.5)
+    assert made.overlapped_secs == pytest.approx(0.75)
+    assert made.step_secs == pytest.approx(1.75 + 0.75)
+
+
+def _exchange(size, beside=()):
+    return Collective("all-to-all", size, (tuple(range(8)),), 1, op_name=_EXPERTS, beside=beside)
+
+
 def test_the_loop_factor_uses_xlas_rates():
     once = _cost("a", _V3.xla_peak_flops, 0)
     often = _cost("b", 0, _V3.xla_memory_bytes_per_sec, times=9)

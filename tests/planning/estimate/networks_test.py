@@ -1,5 +1,6 @@
 """The times of collectives on a torus and on GPUs in hosts, against hand-worked ones."""
 
+import dataclasses
 import types
 
 import pytest
@@ -7,11 +8,12 @@ import pytest
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.planning.estimate import networks
 from lingvo_gshard.planning.estimate.hardware import GENERATIONS
-from lingvo_gshard.planning.estimate.networks import Hosts, Torus
+from lingvo_gshard.planning.estimate.networks import Hosts, Slices, Torus
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import topology
 
 _V3 = GENERATIONS["v3"]
+_V3_WITH_ADAPTER = dataclasses.replace(_V3, network_bytes_per_sec=1e9)
 _H100 = GENERATIONS["h100"]
 _PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
 _LINK = 82e9
@@ -82,6 +84,69 @@ def test_a_permute_takes_as_long_as_its_farthest_pair():
     assert _secs(torus, "collective-permute", pairs) == pytest.approx(_SIZE * 2 * 4 / _LINK)
 
 
+def test_permutes_in_opposite_directions_share_no_link():
+    ring = _torus(4, cores=1)
+    up = ((0, 1), (1, 2), (2, 3), (3, 0))
+    permutes = [
+        Collective("collective-permute", _SIZE, up, times=1),
+        Collective("collective-permute", _SIZE, _reversed(up), times=1, is_beside_reverse=True),
+    ]
+    assert sum(map(ring.collective_secs, permutes)) == pytest.approx(2 * _SIZE / _LINK)
+    # A GPU sends both through one NVLink.
+    host = Hosts(_H100, (0,) * 4)
+    assert sum(map(host.collective_secs, permutes)) == pytest.approx(2 * _SIZE / 450e9)
+
+
+def _reversed(pairs):
+    return tuple((target, source) for source, target in pairs)
+
+
+# Two slices of four chips of v5e; a chip's share of its host's adapters is 25 Gbit/s.
+_V5E = GENERATIONS["v5e"]
+_SLICE = Torus(_V5E, tuple((x, y) for x in range(2) for y in range(2)))
+_TWO_SLICES = Slices(Torus(_V5E, 2 * _SLICE.places), (0,) * 4 + (1,) * 4)
+_ACROSS = tuple((i, i + 4) for i in range(4))
+_ADAPTER = 25e9 / 8
+
+
+def _slices_secs(kind, groups):
+    return _TWO_SLICES.collective_secs(Collective(kind, _SIZE, groups, times=1))
+
+
+def test_between_slices_the_adapters_decide():
+    # Each sends half of its part and gets the sum of the other half.
+    assert _slices_secs("all-reduce", _ACROSS) == pytest.approx(_SIZE / _ADAPTER)
+    assert _slices_secs("all-gather", _ACROSS) == pytest.approx(_SIZE / 2 / _ADAPTER)
+    assert _slices_secs("reduce-scatter", _ACROSS) == pytest.approx(_SIZE / _ADAPTER)
+    assert _slices_secs("all-to-all", _ACROSS) == pytest.approx(_SIZE / 2 / _ADAPTER)
+    both_ways = (*_ACROSS, *_reversed(_ACROSS))
+    assert _slices_secs("collective-permute", both_ways) == pytest.approx(_SIZE / _ADAPTER)
+
+
+def test_within_a_slice_the_torus_decides():
+    within = ((0, 1, 2, 3), (4, 5, 6, 7))
+    for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
+        expected = _SLICE.collective_secs(Collective(kind, _SIZE, within[:1], times=1))
+        assert _slices_secs(kind, within) == pytest.approx(expected)
+    pairs = ((0, 1), (1, 0), (4, 5), (5, 4))
+    expected = _SLICE.collective_secs(Collective("collective-permute", _SIZE, pairs[:2], times=1))
+    assert _slices_secs("collective-permute", pairs) == pytest.approx(expected)
+
+
+def test_a_group_over_all_slices_sends_a_share_of_each_slice():
+    # Of eight members, each slice's four share what crosses.
+    all_partitions = (tuple(range(8)),)
+    expected = 2 * _SIZE / 2 / 4 / _ADAPTER
+    assert _slices_secs("all-reduce", all_partitions) == pytest.approx(expected)
+    assert _slices_secs("all-to-all", all_partitions) == pytest.approx(_SIZE / 2 / _ADAPTER)
+
+
+def test_adapters_are_shared_by_the_cores_of_a_chip():
+    cores = Slices(Torus(_V3_WITH_ADAPTER, ((0, 0),) * 4), (0, 0, 1, 1))
+    pairs = Collective("all-reduce", _SIZE, ((0, 2), (1, 3)), times=1)
+    assert cores.collective_secs(pairs) == pytest.approx(2 * _SIZE / 1e9)
+
+
 def _hosts(hosts, gpus):
     return Hosts(_H100, tuple(host for host in range(hosts) for _ in range(gpus)))
 
@@ -123,6 +188,23 @@ def test_the_network_is_that_of_the_topology(monkeypatch):
     network = networks.network("h100:2x2", Mesh.flat(4))
     assert network == Hosts(_H100, (0, 0, 1, 1))
     assert _H100.capacity_gib == pytest.approx(0.92 * 79.1, 1e-3)
+
+
+def test_the_network_of_slices(monkeypatch):
+    """Devices are in the order of the slices, and coordinates repeat in each."""
+    monkeypatch.setattr(topology, "places", lambda name: 2 * _SLICE.places)
+    network = networks.network("v5e:2x2x2slices", Mesh.flat(8))
+    assert network == _TWO_SLICES and network.generation == _V5E
+    # A mesh may put the slices on its inner axis.
+    mixed = networks.network("v5e:2x2x2slices", Mesh(("d",), (8,), (0, 4, 1, 5, 2, 6, 3, 7)))
+    assert mixed.slices == (0, 1) * 4
+    assert networks.network("v5e:2x4", Mesh.flat(8)) == Torus(_V5E, 2 * _SLICE.places)
+
+
+def test_slices_of_a_generation_without_a_published_rate_are_refused(monkeypatch):
+    monkeypatch.setattr(topology, "places", lambda name: 2 * _PLACES)
+    with pytest.raises(ValueError, match="v3:2x2x2slices: no rate is published of the network"):
+        networks.network("v3:2x2x2slices", Mesh.flat(16))
 
 
 def test_partitions_lie_where_the_mesh_puts_them(monkeypatch):
