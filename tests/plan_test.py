@@ -45,10 +45,10 @@ def _run(*args, timeout=120):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "plan: give exactly one of --model, --compare and --table; see --help."),
+        ([], "plan: give exactly one of --model, --program, --compare and --table; see --help."),
         (
             ["--table=scaling", "--model=x.Y"],
-            "plan: give exactly one of --model, --compare and --table",
+            "plan: give exactly one of --model, --program, --compare and --table",
         ),
         (["--table=scaling"], "plan: --out is missing; see --help."),
         (["--table=paper", "--plans=/nowhere"], "plan: /nowhere: no plan of m4.MoE128E12L or"),

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Iterable
+from typing import Protocol
 
 from lingvo_gshard.hlo import hlo_cost
 from lingvo_gshard.hlo.collectives import Collective, gathered_bytes
@@ -11,7 +12,19 @@ from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.hlo.hlo_module import Module
 from lingvo_gshard.planning.compiled.categories import source
 from lingvo_gshard.planning.plan import CollectiveSum
-from lingvo_gshard.spmd.executable import Executable
+
+
+class Compiled(Protocol):
+    """All that the planner needs of a compiled program, whoever wrote it."""
+
+    @property
+    def module(self) -> Module:
+        """The program of one partition."""
+        ...
+
+    def report(self) -> CompiledReport:
+        """Returns the program's collectives, memory and operations."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +37,7 @@ class CompiledStep:
     uncounted_loops: tuple[str, ...] = ()  # The layers of loops of unknown length.
 
 
-def read(compiled: Executable) -> CompiledStep:
+def read(compiled: Compiled) -> CompiledStep:
     """Returns what a plan needs of a compiled program."""
     module = compiled.module
     report = compiled.report()
