@@ -215,7 +215,7 @@ def _plan_program(out: pathlib.Path) -> None:
     """Prints the plan of --program, and writes it into --out."""
     from lingvo_gshard.planning import any_program
 
-    path = storage.path(_PROGRAM.value)
+    path = storage.path(_PROGRAM.value or "")
     topology = _TOPOLOGY.value or ""
     plan = any_program.of_file(path, topology, _MESH.value, _ROLE.value, _CATEGORY.value)
     any_program.save(plan, out)

@@ -62,7 +62,10 @@ def _run(*args, timeout=120):
             ["--table=machines", "--model=toy.MoE8E4L", "--search"],
             "plan: --search needs --model, and excludes --table and --compare.",
         ),
-        (["--table=layers", "--topology=v3:2x2"], "plan: --topology needs --model or --table=sbp."),
+        (
+            ["--table=layers", "--topology=v3:2x2"],
+            "plan: --topology needs --model, --program or --table",
+        ),
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
         (["--table=compile", "--save"], "plan: --save needs --model, --topology and --out"),
         (

@@ -213,7 +213,9 @@ def _exported_module(what: str, source: bytes, platform: str) -> bytes:
             f"{what}: JAX {jax.__version__} cannot read it ({reason}); expected {_FORMATS}."
         ) from error
 
-    if exported.platforms != (platform,):
+    # Programs without operations of a platform's own may say that they are for any.
+    is_for_any = jax_export.DisabledSafetyCheck.platform() in exported.disabled_safety_checks
+    if exported.platforms != (platform,) and not is_for_any:
         raise ValueError(
             f"{what}: exported for {', '.join(exported.platforms)}, expected {platform} alone; "
             f"give jax.export.export platforms=[{platform!r}]."

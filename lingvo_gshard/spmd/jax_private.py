@@ -10,7 +10,7 @@ import numpy as np
 from jax._src import clusters, compiler, distributed, hardware_utils, stages, xla_bridge
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax, xla_client
-from jax._src.lib.mlir import ir
+from jax._src.lib.mlir import ir, passmanager
 from jax._src.sharding_impls import num_addressable_indices, parse_flatten_op_sharding
 
 __all__ = ["num_addressable_indices", "parse_flatten_op_sharding"]
@@ -99,11 +99,23 @@ def stablehlo_module(source: bytes) -> Any:
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
         try:
             if is_portable(source):
-                return _jax.mlir.deserialize_portable_artifact(source)
-            return ir.Module.parse(source)
+                module = _jax.mlir.deserialize_portable_artifact(source)
+            else:
+                module = ir.Module.parse(source)
+            _import_shardings(module)
+            return module
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(lines[-1].strip()) from error
+
+
+def _import_shardings(module: Any) -> None:
+    """Rewrites Shardy's shardings that HLO keeps as text to attributes of Shardy's own."""
+    attributes = module.operation.attributes
+    kept = "mhlo.frontend_attributes"
+    if kept in attributes and "xla.sdy.meshes" in attributes[kept]:
+        passes = "builtin.module(xla-sdy-round-trip-import-shardy-attrs)"
+        passmanager.PassManager.parse(passes).run(module.operation)
 
 
 def is_bytecode(source: bytes) -> bool:

@@ -6,9 +6,10 @@ mesh of data:2,model:4. The sizes differ.
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-MESH = AbstractMesh((2, 4), ("data", "model"))
+# The compiler chooses the shardings of what lies between arguments and results.
+MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
 BATCH = 16
 LENGTH = 12
 DIM = 32

@@ -19,7 +19,8 @@ _JAX_RECOMPUTED = "rematted_computation"
 _WRAPPING = re.compile(
     r"(?:jit\([^)]*\)|transpose\([^)]*\)|call_exported|call_tf|(?:Stateful)?PartitionedCall|call"
     rf"|gradient_tape|gradients|{RECOMPUTED}|while|body|cond|(?:Identity|Custom)?Gradient"
-    rf"|{_JAX_RECOMPUTED}|checkpoint|closed_call|shard_map|custom_(?:jvp|vjp)_call)"
+    rf"|{_JAX_RECOMPUTED}|checkpoint|remat2?|closed_call|eval_jaxpr|shard_map"
+    r"|custom_(?:jvp|vjp)_call)"
     r"(?:[._]\d+)?"
 )
 # JAX's transformations around the scope of a layer, such as `transpose(jvp(encoder))`.
