@@ -26,7 +26,8 @@ def _block(x, weights):
     with jax.named_scope("attn"):
         q, k, v = (jnp.einsum("BLM,MHD->BLHD", x, weights[name]) for name in "qkv")
         probs = jax.nn.softmax(jnp.einsum("BLHD,BmHD->BHLm", q, k))
-        x = x + jnp.einsum("BHLm,BmHD,HDM->BLM", probs, v, weights["o"])
+        attended = jnp.einsum("BHLm,BmHD->BLHD", probs, v)
+        x = x + jnp.einsum("BLHD,HDM->BLM", attended, weights["o"])
     with jax.named_scope("mlp"):
         x = x + jax.nn.gelu(x @ weights["up"]) @ weights["down"]
     return x, None
