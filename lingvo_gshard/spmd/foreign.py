@@ -9,7 +9,6 @@ import functools
 import math
 import pathlib
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,7 +128,7 @@ def read(path: pathlib.Path, platform: str) -> ForeignProgram:
         if hlo.schedule.sequences:
             raise ValueError(f"{what}: this HLO is compiled already; give what it was made from.")
         source = jax_private.hlo_to_stablehlo(hlo.SerializeToString())
-    elif not jax_private.is_bytecode(source) and not _is_text(source):
+    elif not jax_private.is_bytecode(source) and not _is_mlir(source):
         source = _exported_module(what, source, platform)
 
     try:
@@ -180,13 +179,16 @@ def of_module(name: str, module: Any) -> ForeignProgram:
     )
 
 
+def _is_mlir(source: bytes) -> bool:
+    """Whether a file begins as MLIR's text does, with a module, an alias or a comment."""
+    return (
+        re.match(rb"\s*(module\b|func\.func\b|#\w+ = |//|\"builtin\.module\")", source) is not None
+    )
+
+
 def _is_text(source: bytes) -> bool:
-    """Whether a file may be MLIR's text."""
-    try:
-        text = source.decode()
-    except UnicodeDecodeError:
-        return False
-    return re.search(r"^\s*(module\b|func\.func\b|#|//|\"builtin\.module\")", text) is not None
+    """Whether a file may be text; the formats in bytes have zeros."""
+    return b"\0" not in source
 
 
 def _hlo_module(source: bytes) -> Any | None:
@@ -205,9 +207,13 @@ def _hlo_module(source: bytes) -> Any | None:
 
 def _exported_module(what: str, source: bytes, platform: str) -> bytes:
     """Returns the StableHLO in a file of jax.export; ValueError, prefixed by `what`, as `read`."""
+    if _is_text(source):
+        raise ValueError(f"{what}: this text is no program; expected {_FORMATS}.")
+
+    # JAX reads the fields of other bytes as if they were its own, so that any error may come up.
     try:
         exported = jax_export.deserialize(bytearray(source))
-    except (ValueError, TypeError, IndexError, struct.error) as error:
+    except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"{what}: JAX {jax.__version__} cannot read it ({reason}); expected {_FORMATS}."

@@ -179,6 +179,7 @@ def test_a_program_without_shardings_is_refused(cpu, tmp_path):
     ("content", "message"),
     [
         (b"\x00\x01garbage" * 40, "cannot read it"),
+        (b"#!/bin/sh\necho hello\n", "this text is no program; expected a file of jax.export"),
         (b"HloModule jit_f, is_scheduled=true", "no parser for HLO's text"),
         (b"module {\n  func.func @main( {\n}\n", "cannot read it as StableHLO"),
         (b"module {\n}\n", "it has no function `main`"),
@@ -199,6 +200,16 @@ def test_a_missing_file_and_another_platform_are_refused(tmp_path):
     path = _file(tmp_path, *_small(["data"]))
     with pytest.raises(ValueError, match="exported for cpu, expected tpu alone"):
         foreign.read(path, "tpu")
+
+
+def test_an_export_for_any_platform_is_read(tmp_path):
+    jitted, args = _small(["data"])
+    check = export.DisabledSafetyCheck.platform()
+    exported = export.export(jitted, platforms=["cpu"], disabled_checks=[check])(*args)
+    path = tmp_path / "step.export"
+    path.write_bytes(exported.serialize())
+    program = foreign.read(path, "tpu")
+    assert [argument.name for argument in program.arguments] == ["batch"]
 
 
 @pytest.mark.slow

@@ -49,7 +49,9 @@ def by_kind(module: Module, categories: Sequence[Pattern], step: CompiledStep) -
     names = [cost.op_name for cost in step.costs]
     names += [collective.op_name for collective in step.report.collective_ops]
     paths = {name: "/".join(scopes(name)) for name in names}
-    labels: Mapping[str, str] = patterns.assign("--category", categories, paths.values())
+    # What the compiler adds by itself has no name.
+    named = [path for path in paths.values() if path]
+    labels: Mapping[str, str] = patterns.assign("--category", categories, named)
     batched = _batched(module)
 
     def part_of(instruction: Cost | Collective) -> str:
