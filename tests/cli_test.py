@@ -54,7 +54,10 @@ def run_dir(tmp_path_factory):
         ),
         ("trainer --logdir=/no --num_partitions=0", "--num_partitions must be 1 or more, got 0;"),
         ("trainer --logdir=/no --model=toy.Dense4L", "/no holds no run yet (no experiment.json)"),
-        ("trainer --logdir=/no --data_dir=/none", "no data folder /none: prepare it with"),
+        (
+            "trainer --model=toy.MoE8E4L --logdir=/no --data_dir=/none",
+            "no data folder /none: prepare it with",
+        ),
         (
             "trainer --logdir=RUN --model=toy.Dense",
             "No model 'toy.Dense'. Did you mean toy.De",

@@ -34,7 +34,7 @@ def _lines(prefix, number):
 
 def test_each_recipe_has_a_test():
     assert {path.stem for path in _RECIPES.glob("*.toml")} == {
-        *("opus100", "opus100_evaluated", "ted_multi", "nllb", "m4bible", "multi30k")
+        *("opus100", "opus100_evaluated", "ted_multi", "nllb", "m4bible", "multi30k", "english")
     }
 
 
@@ -167,3 +167,20 @@ def test_m4bible(tmp_path):
         TsvFile(tmp_path / path, path.split("/")[1].split("-")[0], path.split("/")[0])
         for path in paths
     )
+
+
+def test_english(tmp_path):
+    files = {}
+    for folder, language in (("m4bible", "cs"), ("multi30k", "de")):
+        for split, number in (("train", 40), ("dev", 3), ("test", 2)):
+            texts = [f"{language} {i}\t{split} of {folder} {i}\n" for i in range(number)]
+            files[f"{folder}/{split}/{language}-en.tsv.gz"] = "".join(texts)
+    _write(tmp_path, files)
+
+    sources, made = _load("english", tmp_path, text_vocab_size=300)
+    pipeline.run_through(pipeline.Step.REPORT, sources, tmp_path / "data", made, engines.pool(1))
+    corpora = manifest.load(tmp_path / "data").languages
+    counts = {corpus.code: corpus.num_examples("train") for corpus in corpora}
+    assert counts == {"bible": 40, "captions": 40}
+    bible = tmp_path / "data" / corpora[0].text["test"].path
+    assert list(sentences.eval_documents(bible)) == ["test of m4bible 0", "test of m4bible 1"]

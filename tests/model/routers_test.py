@@ -23,13 +23,14 @@ _RATE = 0.01
 _PLAIN = (Layers.UNROLLED, Remat.NONE)
 
 
-def _params(layers_as, remat, dispatch, **settings):
+def _params(layers_as, remat, dispatch, accumulation=1, **settings):
     """Two of eight experts by sigmoids with biases, one shared expert, z-loss; nothing is random.
 
     Group sizes divide the microbatches of a pipeline, and buffers have room for all tokens.
     """
     p = small_task.Experiment.params()
     p.optimizer = AdamW.Params().Set(max_gradient_norm=0.01)
+    p.train.gradient_accumulation_steps = accumulation
     p.task.input_dropout.rate = 0.0
     for stack, length in ((p.task.encoder, small_task.T), (p.task.decoder, small_task.L)):
         stack.Set(layers_as=layers_as, remat=remat, num_layers=4, **settings)
@@ -116,9 +117,17 @@ def test_every_way_equals_buffers_with_room_for_all(way):
         np.testing.assert_allclose(bias_E, _biases(want.state.theta)[path], atol=1e-7)
 
 
+_PARTS = {
+    "pipeline": ((Layers.LOOP, Remat.BLOCK), {"stages": 2, "microbatches": 2}),
+    "accumulation": (_PLAIN, {"accumulation": 2}),
+}
+
+
 @pytest.mark.slow
-def test_a_pipeline_moves_biases_by_the_sum_over_its_microbatches():
-    got = _stepped(1, Layers.LOOP, Remat.BLOCK, Dispatch.EINSUM, stages=2, microbatches=2)
+@pytest.mark.parametrize("name", _PARTS)
+def test_parts_of_a_batch_move_biases_by_the_sum_of_their_loads(name):
+    way, settings = _PARTS[name]
+    got = _stepped(1, *way, Dispatch.EINSUM, **settings)
     want = _stepped(1, *_PLAIN, Dispatch.EINSUM)
     for path, bias_E in _biases(got.state.theta).items():
         np.testing.assert_allclose(bias_E, _biases(want.state.theta)[path], atol=1e-7)

@@ -8,7 +8,6 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.model import flops
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.estimate.cost_model import CostModel
 from lingvo_gshard.planning.estimate.hardware import GENERATIONS
@@ -59,7 +58,7 @@ def experts(torus):
 
 def test_flops_are_those_of_the_mathematics(dense):
     _, made = _made("toy.Dense4L")
-    needed = flops.train_step_flops(made.task, 32, 64, 64)
+    needed = made.task.TrainStepFlops(32, 64, 64)
     _, secs = dense("d:*", "B:d")
     # Norms are products with vectors here.
     assert secs.compute == pytest.approx(needed / _CORES / 61.5e12, rel=0.01)
