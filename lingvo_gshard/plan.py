@@ -4,6 +4,7 @@ python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PL
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARCH --search
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
+python -m lingvo_gshard.plan --program=step.export --topology=v5p:4x4x4 --out=PLAN
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators    # or compile, layers, capacity
 python -m lingvo_gshard.plan --table=sbp --topology=h100:1x8
@@ -24,6 +25,27 @@ from lingvo_gshard.files import storage
 from lingvo_gshard.spmd import environment
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")
+_PROGRAM = flags.DEFINE_string(
+    "program",
+    None,
+    "Somebody else's program: a file of jax.export, StableHLO (text or bytecode) or a serialized "
+    "HloModuleProto.",
+)
+_MESH = flags.DEFINE_string(
+    "mesh", None, "The axes of --program, such as data:16,model:4; its own by default."
+)
+_ROLE = flags.DEFINE_multi_string(
+    "role",
+    [],
+    "A role of the arguments of --program by name, LABEL=REGEX, such as weights=params; "
+    "repeatable.",
+)
+_CATEGORY = flags.DEFINE_multi_string(
+    "category",
+    [],
+    "A category of the operations of --program by scope, LABEL=REGEX, such as mlp=/mlp/; "
+    "repeatable.",
+)
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Such as v3:32x32, which is 2048 cores, or h100:32x8, 32 hosts of 8 GPUs."
 )
@@ -77,6 +99,8 @@ def main() -> None:
             _compare()
         elif _TABLE.value:
             _make_table(out)
+        elif _PROGRAM.value:
+            _plan_program(out)
         else:
             _plan_model(out)
 
@@ -85,12 +109,18 @@ def _check_flags() -> None:
     """Raises ValueError for flags that do not go together, and a wrong model or setting."""
     plans_a_model = _MODEL.value is not None and _TABLE.value != "machines"
 
-    if [plans_a_model, bool(_COMPARE.value), bool(_TABLE.value)].count(True) != 1:
-        raise ValueError("give exactly one of --model, --compare and --table; see --help.")
+    plans_a_program = _PROGRAM.value is not None
+    kinds = [plans_a_model, plans_a_program, bool(_COMPARE.value), bool(_TABLE.value)]
+    if kinds.count(True) != 1:
+        raise ValueError(
+            "give exactly one of --model, --program, --compare and --table; see --help."
+        )
+    if not plans_a_program and (_MESH.value or _ROLE.value or _CATEGORY.value):
+        raise ValueError("--mesh, --role and --category need --program.")
     if _SEARCH.value and not plans_a_model:
         raise ValueError("--search needs --model, and excludes --table and --compare.")
-    if _TOPOLOGY.value and not (plans_a_model or _TABLE.value == "sbp"):
-        raise ValueError("--topology needs --model or --table=sbp.")
+    if _TOPOLOGY.value and not (plans_a_model or plans_a_program or _TABLE.value == "sbp"):
+        raise ValueError("--topology needs --model, --program or --table=sbp.")
     if _SAVE.value and (_SEARCH.value or not plans_a_model):
         raise ValueError("--save needs --model, --topology and --out, and excludes --search.")
     if _COMPARE.value and len(_COMPARE.value) < 2:
@@ -108,7 +138,7 @@ def _check_needed_flags(plans_a_model: bool) -> None:
     """Raises ValueError if a flag is missing that the kind of work needs."""
     if _TABLE.value == "machines":
         needed = [_MODEL, _OUT]
-    elif plans_a_model:
+    elif plans_a_model or _PROGRAM.value is not None:
         needed = [_TOPOLOGY, _OUT]
     elif _TABLE.value in ("scaling", "lm") and _PLANS.value is None:
         needed = [_OUT]
@@ -179,6 +209,17 @@ def _plan_model(out: pathlib.Path) -> None:
         commands.search_partitioning(request, out, _tell)
     else:
         commands.plan_model(request, out, _SAVE.value, _tell)
+
+
+def _plan_program(out: pathlib.Path) -> None:
+    """Prints the plan of --program, and writes it into --out."""
+    from lingvo_gshard.planning import any_program
+
+    path = storage.path(_PROGRAM.value or "")
+    topology = _TOPOLOGY.value or ""
+    plan = any_program.of_file(path, topology, _MESH.value, _ROLE.value, _CATEGORY.value)
+    any_program.save(plan, out)
+    _tell(any_program.text(plan))
 
 
 def _request(model: str, topology: str) -> Any:

@@ -45,10 +45,10 @@ def _run(*args, timeout=120):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "plan: give exactly one of --model, --compare and --table; see --help."),
+        ([], "plan: give exactly one of --model, --program, --compare and --table; see --help."),
         (
             ["--table=scaling", "--model=x.Y"],
-            "plan: give exactly one of --model, --compare and --table",
+            "plan: give exactly one of --model, --program, --compare and --table",
         ),
         (["--table=scaling"], "plan: --out is missing; see --help."),
         (["--table=paper", "--plans=/nowhere"], "plan: /nowhere: no plan of m4.MoE128E12L or"),
@@ -62,7 +62,10 @@ def _run(*args, timeout=120):
             ["--table=machines", "--model=toy.MoE8E4L", "--search"],
             "plan: --search needs --model, and excludes --table and --compare.",
         ),
-        (["--table=layers", "--topology=v3:2x2"], "plan: --topology needs --model or --table=sbp."),
+        (
+            ["--table=layers", "--topology=v3:2x2"],
+            "plan: --topology needs --model, --program or --table",
+        ),
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
         (["--table=compile", "--save"], "plan: --save needs --model, --topology and --out"),
         (

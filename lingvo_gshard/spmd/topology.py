@@ -7,15 +7,18 @@ XLA's own, from optional packages: libtpu (`make setup-tpu`), and JAX's CUDA plu
 setup-plan-gpu`).
 """
 
+import contextlib
 import importlib.util
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 
-from lingvo_gshard.spmd import environment, executable, specs
+from lingvo_gshard.spmd import environment, executable, foreign, specs
+from lingvo_gshard.spmd.foreign import ForeignExecutable, ForeignProgram
 from lingvo_gshard.spmd.gpus import GPUS
 from lingvo_gshard.spmd.program import Program
 
@@ -69,6 +72,11 @@ class TopologyExecutable(executable.Executable):
 def is_gpu(name: str) -> bool:
     """Returns whether a topology is one of GPUs."""
     return name.partition(":")[0] in GPUS
+
+
+def platform(name: str) -> str:
+    """Returns what JAX calls the platform of a topology: `cuda` or `tpu`."""
+    return "cuda" if is_gpu(name) else "tpu"
 
 
 def is_installed(name: str) -> bool:
@@ -193,9 +201,33 @@ def compile_program(
     """
     what = f"topology {name}: program {program.name}"
     mesh = specs.device_mesh(program.partitioning, devices(name), what)
-    try:
+    with _one_line_errors(what):
         compiled = executable.lower(program, mesh).compile(compiler_options=options)
         return TopologyExecutable(program, mesh, compiled)
+
+
+def compile_foreign(program: ForeignProgram, name: str) -> ForeignExecutable:
+    """Compiles somebody else's program for all of a topology's devices, in their order.
+
+    Raises OutOfMemoryError if the program needs more memory than a device has, and ValueError as
+    `devices`, if it is for another number of devices, or if the compiler refuses it.
+    """
+    what = f"topology {name}: program {program.name}"
+    topology_devices = devices(name)
+    if program.num_partitions != len(topology_devices):
+        raise ValueError(
+            f"{what}: it is partitioned for {program.num_partitions} devices, and the topology has "
+            f"{len(topology_devices)}."
+        )
+    with _one_line_errors(what):
+        return foreign.compile_program(program, topology_devices)
+
+
+@contextlib.contextmanager
+def _one_line_errors(what: str) -> Iterator[None]:
+    """Raises OutOfMemoryError or ValueError, prefixed by `what`, for a compiler's refusal."""
+    try:
+        yield
     except jax.errors.JaxRuntimeError as error:
         # The first line says what is wrong; the others list the largest buffers.
         message = f"{what}: {str(error).splitlines()[0]}"

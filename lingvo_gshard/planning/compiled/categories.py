@@ -1,22 +1,42 @@
 """Figure 8's categories: the part of the model that an instruction comes from.
 
-Layers name their operations by their path (core/base_layer.py) and by their own parts, such as
-`encoder/layers_1/feed_forward/dispatch/Einsum`. XLA keeps these names as metadata.
+This project's layers name their operations by their path (core/base_layer.py) and by their own
+parts, such as `encoder/layers_1/feed_forward/dispatch/Einsum`. XLA keeps these names as metadata.
 """
 
+import dataclasses
 import enum
 import re
+from collections.abc import Callable
 
 from lingvo_gshard.core.base_layer import RECOMPUTED
+from lingvo_gshard.hlo.collectives import Collective
+from lingvo_gshard.hlo.hlo_cost import Cost
 
+# JAX's name for RECOMPUTED.
+_JAX_RECOMPUTED = "rematted_computation"
 # Scopes that TensorFlow, JAX and the gradient add to the names.
 _WRAPPING = re.compile(
     r"(?:jit\([^)]*\)|transpose\([^)]*\)|call_exported|call_tf|(?:Stateful)?PartitionedCall|call"
-    rf"|gradient_tape|gradients|{RECOMPUTED}|while|body|cond|(?:Identity|Custom)?Gradient)"
+    rf"|gradient_tape|gradients|{RECOMPUTED}|while|body|cond|(?:Identity|Custom)?Gradient"
+    rf"|{_JAX_RECOMPUTED}|checkpoint|remat2?|closed_call|eval_jaxpr|shard_map"
+    r"|custom_(?:jvp|vjp)_call)"
     r"(?:[._]\d+)?"
 )
+# JAX's transformations around the scope of a layer, such as `transpose(jvp(encoder))`.
+_TRANSFORMED = re.compile(r"(?:transpose\((?=(?:jvp|vmap)\()|jvp\(|vmap\()(.*)\)")
 # Those of them that the gradient adds, around the scope of the operation that it belongs to.
 _GRADIENT = ("gradient_tape", "gradients")
+# JAX's scope of what the transposition of a linear function, the gradient's last part, computes.
+_TRANSPOSE = "transpose("
+
+
+class Pass(enum.StrEnum):
+    """A pass of a training step through its layers."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTED = "recomputed"
 
 
 class Category(enum.StrEnum):
@@ -50,8 +70,20 @@ _BY_SCOPE = {
 
 def scopes(op_name: str) -> tuple[str, ...]:
     """Returns the model's own scopes in an op_name: layers, their parts, the operation itself."""
-    scopes = [scope for scope in _first_name(op_name).split("/") if scope]
-    return tuple(scope for scope in scopes if not _WRAPPING.fullmatch(scope))
+    scopes = [_untransformed(scope) for scope in _first_name(op_name).split("/")]
+    return tuple(scope for scope in scopes if scope and not _WRAPPING.fullmatch(scope))
+
+
+def _untransformed(scope: str) -> str:
+    """Returns a scope without JAX's transformations: `encoder` of `transpose(jvp(encoder))`.
+
+    So the forward pass of a layer, its gradient and its repetition have one name.
+    """
+    match = _TRANSFORMED.fullmatch(scope)
+    while match is not None:
+        scope = match[1]
+        match = _TRANSFORMED.fullmatch(scope)
+    return scope
 
 
 def is_recomputed(op_name: str) -> bool:
@@ -60,7 +92,24 @@ def is_recomputed(op_name: str) -> bool:
     The gradient of what is repeated is not: its own scope is around that of the repetition.
     """
     before, found, _ = _first_name(op_name).partition(f"{RECOMPUTED}/")
-    return bool(found) and not any(scope in _GRADIENT for scope in before.split("/"))
+    if found:
+        return not any(scope in _GRADIENT for scope in before.split("/"))
+
+    # JAX names what the gradient computes of a repetition behind it, by its own `transpose`.
+    _, repeated, after = _first_name(op_name).partition(f"{_JAX_RECOMPUTED}/")
+    return bool(repeated) and not any(scope.startswith(_TRANSPOSE) for scope in after.split("/"))
+
+
+def pass_of(op_name: str) -> Pass:
+    """Returns the pass of a training step in JAX that an instruction belongs to.
+
+    The update of the weights, and a program without a gradient, count as forward.
+    """
+    if is_recomputed(op_name):
+        return Pass.RECOMPUTED
+    scopes = _first_name(op_name).split("/")
+    is_backward = any(scope.startswith(_TRANSPOSE) for scope in scopes[:-1])
+    return Pass.BACKWARD if is_backward else Pass.FORWARD
 
 
 def category(op_name: str) -> Category:
@@ -78,6 +127,22 @@ def category(op_name: str) -> Category:
         if scope in outer:
             return _in_gate(names) if scope_category is Category.GATE else scope_category
     return Category.PROJECTION if is_projection else Category.OTHER
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts that the cost of a program is split into."""
+
+    names: tuple[str, ...]  # Those that are listed even if nothing belongs to them.
+    of: Callable[[Cost | Collective], str]  # Returns the part of an instruction.
+
+
+def _category_of(instruction: Cost | Collective) -> str:
+    return category(instruction.op_name)
+
+
+# Figure 8's, by the scopes of this project's layers.
+FIGURE_8 = Parts(tuple(Category), _category_of)
 
 
 def _in_gate(names: list[str]) -> Category:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from lingvo_gshard.hlo import hlo_cost, kernels
 from lingvo_gshard.hlo.collectives import Collective, gathered_bytes
@@ -11,7 +12,19 @@ from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.hlo.hlo_module import Module
 from lingvo_gshard.planning.compiled.categories import source
 from lingvo_gshard.planning.plan import CollectiveSum
-from lingvo_gshard.spmd.executable import Executable
+
+
+class Compiled(Protocol):
+    """All that the planner needs of a compiled program, whoever wrote it."""
+
+    @property
+    def module(self) -> Module:
+        """The program of one partition."""
+        ...
+
+    def report(self) -> CompiledReport:
+        """Returns the program's collectives, memory and operations."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +38,7 @@ class CompiledStep:
     uncounted_kernels: tuple[str, ...] = ()  # Kernels whose flops nobody gives; see kernels.py.
 
 
-def read(compiled: Executable, kernel_flops: Mapping[str, int] | None = None) -> CompiledStep:
+def read(compiled: Compiled, kernel_flops: Mapping[str, int] | None = None) -> CompiledStep:
     """Returns what a plan needs of a compiled program.
 
     `kernel_flops` are the flops of kernels by name, as kernels.parse_flops returns them. Raises

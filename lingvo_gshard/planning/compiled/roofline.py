@@ -12,18 +12,18 @@ from collections.abc import Iterable
 
 from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective
 from lingvo_gshard.hlo.hlo_cost import Cost
-from lingvo_gshard.planning.compiled.categories import Category, category, is_recomputed
+from lingvo_gshard.planning.compiled.categories import FIGURE_8, Parts, is_recomputed
 from lingvo_gshard.planning.compiled.compiled_step import CompiledStep, sum_by_source
 from lingvo_gshard.planning.estimate.hardware import Generation
 from lingvo_gshard.planning.estimate.networks import Network
 from lingvo_gshard.planning.plan import StepCost, Times
 
 
-def cost(step: CompiledStep, network: Network) -> StepCost:
-    """Returns the cost of a call of a program whose partitions lie on `network`."""
+def cost(step: CompiledStep, network: Network, parts: Parts = FIGURE_8) -> StepCost:
+    """Returns the cost of a call of a program whose partitions lie on `network`, by `parts`."""
     report = step.report
     generation = network.generation
-    flops: dict[str, float] = dict.fromkeys(Category, 0.0)
+    flops: dict[str, float] = dict.fromkeys(parts.names, 0.0)
     secs: dict[str, Times] = collections.defaultdict(Times)
     network_secs: dict[str, float] = collections.defaultdict(float)
     recomputed_flops = 0.0
@@ -32,7 +32,7 @@ def cost(step: CompiledStep, network: Network) -> StepCost:
     # What a core does by itself.
     idle_network = _IdleNetwork()
     for instruction in step.costs:
-        part = category(instruction.op_name)
+        part = parts.of(instruction)
         instruction_flops = instruction.times * instruction.flops
         times = local_times(instruction, generation)
         idle_network.add(instruction, times)
@@ -48,7 +48,7 @@ def cost(step: CompiledStep, network: Network) -> StepCost:
     for collective in report.collective_ops:
         collective_secs = collective.times * network.collective_secs(collective)
         overlapped_secs += idle_network.take(collective, collective_secs)
-        part = category(collective.op_name)
+        part = parts.of(collective)
         times = Times(network=collective_secs, step=collective_secs)
         secs[part] += times
         network_secs[collective.kind] += collective_secs

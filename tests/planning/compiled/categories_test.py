@@ -4,8 +4,10 @@ import pytest
 
 from lingvo_gshard.planning.compiled.categories import (
     Category,
+    Pass,
     category,
     is_recomputed,
+    pass_of,
     scopes,
     source,
 )
@@ -71,3 +73,26 @@ def test_the_source_is_the_layer():
     name = _PREFIX + "gradient_tape/encoder/layers_1/feed_forward/dispatch/Einsum_1"
     assert source(name) == "encoder/layers_1/feed_forward/dispatch"
     assert source(_PREFIX + "add_3") == "add_3" and source("") == "unnamed"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("jvp(stack)/while/body/checkpoint/mlp/dot_general", Pass.FORWARD),
+        ("jvp()/while/body/closed_call/stack/mlp/dot_general", Pass.FORWARD),
+        ("vmap(stack)/shard_map/mlp/dot_general", Pass.FORWARD),
+        ("transpose(jvp(stack))/while/body/checkpoint/mlp/dot_general", Pass.BACKWARD),
+        (
+            "transpose(jvp(stack))/while/body/checkpoint/rematted_computation/mlp/dot_general",
+            Pass.RECOMPUTED,
+        ),
+        (
+            "transpose(jvp(stack))/checkpoint/rematted_computation/transpose(jvp(mlp))/dot_general",
+            Pass.BACKWARD,
+        ),
+        ("stack/mlp/transpose", Pass.FORWARD),
+    ],
+)
+def test_passes_of_jax_are_told_apart_and_their_layer_named_alike(name, expected):
+    assert pass_of(f"jit(step)/{name}") is expected
+    assert source(f"jit(step)/{name}") == "stack/mlp"
