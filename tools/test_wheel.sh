@@ -67,7 +67,7 @@ weights = {"up": spec((256, 1024), None, "model"), "down": spec((1024, 256), "mo
 exported = jax.export.export(jax.jit(step, donate_argnums=0), platforms=["tpu"])
 open("step.export", "wb").write(exported(weights, spec((512, 256), "data")).serialize())
 END
-light/bin/python step.py
+JAX_PLATFORMS=cpu light/bin/python step.py
 light/bin/gshard plan --program=step.export --topology=v5e:2x4 --out=light/plan --role=weights=weights |
   tee plan.txt
 grep "^fits; a call needs" plan.txt >/dev/null
