@@ -361,7 +361,7 @@ def _cost_lines(plan: AnyPlan, cost: StepCost) -> Iterator[str]:
     # Published are steps of training.
     factor = factors.of_topology(plan.topology)
     if factor is not None:
-        secs = factors_text.expected_secs(factor, cost.step_secs)
+        secs = factors_text.expected_secs(factor, cost.step_secs, "call")
         yield f"expected, if a call is a training step: {secs}"
     yield factors_text.basis(plan.topology)
     if cost.overlapped_secs:

@@ -286,7 +286,7 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
     factor = plan.factor
     if factor is not None:
         secs = factors_text.expected_secs(factor, cost.step_secs)
-        yield f"expected: {secs} a step, {_rates(plan, factor.value)}"
+        yield f"expected: {secs}, {_rates(plan, factor.value)}"
     yield factors_text.basis(plan.topology)
     size = f"{cost.instructions} instructions"
     if cost.xla_optimal_secs:

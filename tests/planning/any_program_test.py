@@ -130,7 +130,7 @@ def test_what_is_expected_of_a_step_stands_beside_the_bound(plan, monkeypatch, t
     known = dataclasses.replace(plan, topology="v3:2x2")
     assert "bound, at the roofline: " in any_program.text(known)
     line = (
-        f"expected, if a call is a training step: {bound_secs / 0.6:.3g} s "
+        f"expected, if a call is a training step: {bound_secs / 0.6:.3g} s a call "
         f"({bound_secs / 0.9:.3g} to {bound_secs / 0.4:.3g})"
     )
     assert line in any_program.text(known).splitlines()

@@ -27,32 +27,32 @@ def basis(topology: str) -> str:
         return f"expected on {machine}: unknown, for want of published steps; the bound is all"
 
     steps = "1 published training step"
-    reached = f"{factor.lowest:.2f} of its bound"
     if len(factor.fitted) > 1:
         steps = f"{len(factor.fitted)} published training steps"
-        reached = f"{factor.lowest:.2f} to {factor.highest:.2f} of their bounds"
+
+    # Other sizes than theirs may come less near to their bounds.
+    secs = [record.measured_secs for record in factor.fitted]
+    devices = [record.devices for record in factor.fitted]
     line = (
-        f"expected on {machine}: the bound over {factor.value:.2f}, as {steps} "
-        f"({', '.join(factor.projects)}) reached {reached}"
+        f"expected on {machine}: the bound over {factor.value:.2f}, as {steps} of "
+        f"{', '.join(factor.projects)} ({_range(secs, '.3g')} s, {_range(devices, 'd')} devices) "
+        f"reached {_range([factor.lowest, factor.highest], '.2f')} of it"
     )
 
     # How good it was where it could be tried.
     if factor.held_out:
         errors = [factor.error(record) for record in factor.held_out]
-        off = f"{min(errors):+.0%} to {max(errors):+.0%} off"
-        if len(errors) == 1:
-            off = f"{errors[0]:+.0%} off"
-        line += f"; {len(errors)} held out: {off}"
+        line += f"; {len(errors)} held out: {_range(errors, '+.0%')} off"
     return line
 
 
-def expected_secs(factor: Factor, bound_secs: float) -> str:
-    """Returns a step's expected seconds and their band, such as `0.58 s (0.5 to 0.65)`."""
+def expected_secs(factor: Factor, bound_secs: float, call: str = "step") -> str:
+    """Returns expected seconds and their band, such as `0.58 s a step (0.5 to 0.65)`."""
     expected = factor.expected(bound_secs)
     band = f"{expected.least_secs:.3g} to {expected.most_secs:.3g}"
     if len(factor.fitted) == 1:
         band = "no band"
-    return f"{expected.secs:.3g} s ({band})"
+    return f"{expected.secs:.3g} s a {call} ({band})"
 
 
 def fits(by_machine: Mapping[str, Factor]) -> str:
@@ -83,7 +83,7 @@ def fits(by_machine: Mapping[str, Factor]) -> str:
                 len(fitted),
                 len(held_out),
                 f"{factor.value:.3f}",
-                f"{factor.lowest:.2f} to {factor.highest:.2f}",
+                _range([factor.lowest, factor.highest], ".2f"),
                 *_errors_cells(fitted),
                 *_errors_cells(held_out),
                 f"{factor.in_band} of {len(held_out)}",
@@ -127,3 +127,9 @@ def _remarks(factor: Factor) -> str:
     if faster:
         parts.append(f"faster than their bounds: {', '.join(faster)}")
     return "; ".join(parts)
+
+
+def _range(values: Sequence[float], spec: str) -> str:
+    """Returns the least and the greatest value in one of Python's formats, or the only one."""
+    ends = [format(end, spec) for end in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))

@@ -21,17 +21,18 @@ def publish(monkeypatch, tmp_path):
 
 
 def test_the_basis_names_records_and_what_was_held_out(publish):
-    publish(record("a", 0.5), record("b", 0.6), record("c", 0.8), record("d", 0.7))
+    slower = {"bound_secs": 4.8, "measured_secs": 6.0}
+    publish(record("a", 0.5), record("b", 0.6), record("c", 0.8, **slower), record("d", 0.7))
     assert factors_text.basis("v3:8x8") == (
-        "expected on v3: the bound over 0.63, as 2 published training steps (somebody/lm) reached "
-        "0.50 to 0.80 of their bounds; 2 held out: -5% to +11% off"
+        "expected on v3: the bound over 0.63, as 2 published training steps of somebody/lm "
+        "(4 to 6 s, 8 devices) reached 0.50 to 0.80 of it; 2 held out: -5% to +11% off"
     )
     publish(record("a", 0.5), record("b", 0.6))
-    assert factors_text.basis("v3:8x8").endswith("0.50 of its bound; 1 held out: +20% off")
+    assert factors_text.basis("v3:8x8").endswith("reached 0.50 of it; 1 held out: +20% off")
     publish(record("a", 0.5))
     assert factors_text.basis("v3:8x8") == (
-        "expected on v3: the bound over 0.50, as 1 published training step (somebody/lm) reached "
-        "0.50 of its bound"
+        "expected on v3: the bound over 0.50, as 1 published training step of somebody/lm "
+        "(4 s, 8 devices) reached 0.50 of it"
     )
 
 
@@ -44,9 +45,9 @@ def test_a_machine_without_records_is_said_to_have_none(publish):
 
 def test_seconds_have_a_band_if_several_records_are_fitted(publish):
     several = publish(record("a", 0.5), record("b", 0.6), record("c", 0.8))["v3"]
-    assert factors_text.expected_secs(several, 2.0) == "3.16 s (2.5 to 4)"
+    assert factors_text.expected_secs(several, 2.0) == "3.16 s a step (2.5 to 4)"
     single = publish(record("a", 0.5))["v3"]
-    assert factors_text.expected_secs(single, 2.0) == "4 s (no band)"
+    assert factors_text.expected_secs(single, 2.0) == "4 s a step (no band)"
 
 
 def test_the_fits_of_all_machines(publish):
@@ -62,7 +63,7 @@ def test_the_fits_of_all_machines(publish):
     # The shares a, c, e and g have the geometric mean 0.74.
     assert rows["v3"][:4] == ["4", "3", "0.740", "0.50 to 1.25"]
     assert rows["v3"][4:9] == ["26%", "+69%", "19%", "+22%", "3 of 3"]
-    assert rows["h100"] == ["1", "0", "0.400", "0.40 to 0.40", "0%", "+0%", *"--", "0 of 0", *"--"]
+    assert rows["h100"] == ["1", "0", "0.400", "0.40", "0%", "+0%", *"--", "0 of 0", *"--"]
     *_, first, second = text.splitlines()
     assert first == "h100: 1 of somebody/lm"
     assert second == (
