@@ -17,6 +17,9 @@ Those of a source on a machine are sorted by their names, and every other one is
 first. Neighbours in that order are sizes of one model, or numbers of devices, so that both halves
 have all kinds; and names know nothing of the times, so that nobody has chosen what is held out.
 
+Records whose source leaves open what a plan depends on are neither fitted nor held out, but stand
+apart: their bounds are those of a guess.
+
 The band is from the lowest to the highest share of the fitted records. If a plan's program is to
 them as they are to each other, its share lies in the band of n of them with a probability of
 (n - 1) / (n + 1), whatever the distribution; of one record there is no band.
@@ -32,6 +35,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.files import json_records
+
+# How the names of such records begin. GShard's Table 3 does not say which tokens a batch counts: those
+# of one side or of both, which is a factor of two. GLaM's paper names no mesh.
+_GUESSED = ("gshard.", "glam.")
 
 BOUNDS = pathlib.Path(__file__).with_name("bounds.json")
 
@@ -76,6 +83,7 @@ class Factor:
     machine: str
     fitted: tuple[Record, ...]  # One or more, sorted by their names.
     held_out: tuple[Record, ...]
+    apart: tuple[Record, ...] = ()  # Neither, as their bounds are guesses.
 
     @property
     def value(self) -> float:
@@ -129,7 +137,7 @@ class Factor:
         return self.expected(record.bound_secs).secs / record.measured_secs - 1
 
     def left_out_errors(self) -> dict[str, float]:
-        """Returns each record's error, by its name, if all others of the machine are fitted.
+        """Returns the error of each record by its name, if all others but those apart are fitted.
 
         Empty for a single record.
         """
@@ -151,22 +159,34 @@ def of_topology(name: str) -> Factor | None:
 
 
 def by_machine(records: Sequence[Record]) -> dict[str, Factor]:
-    """Returns the factor of each machine that has a record, sorted by its name."""
-    # Those of one source on one machine are halved together.
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in sorted(records, key=lambda record: record.id):
-        groups.setdefault((record.machine, record.project), []).append(record)
-
+    """Returns the factor of each machine that has a record to fit, sorted by its name."""
     factors = {}
     for machine in sorted({record.machine for record in records}):
-        fitted: list[Record] = []
-        held_out: list[Record] = []
-        for key, group in sorted(groups.items()):
-            if key[0] == machine:
-                fitted += group[::2]
-                held_out += group[1::2]
-        factors[machine] = Factor(machine, tuple(fitted), tuple(held_out))
+        on_machine = [record for record in records if record.machine == machine]
+        factor = _fit(machine, sorted(on_machine, key=lambda record: record.id))
+        if factor is not None:
+            factors[machine] = factor
     return factors
+
+
+def _fit(machine: str, records: Sequence[Record]) -> Factor | None:
+    """Returns the factor of a machine's records, sorted by name; None if all are guesses."""
+    apart = [record for record in records if record.id.startswith(_GUESSED)]
+
+    # Those of one project are halved together.
+    by_project: dict[str, list[Record]] = {}
+    for record in records:
+        if record not in apart:
+            by_project.setdefault(record.project, []).append(record)
+
+    fitted: list[Record] = []
+    held_out: list[Record] = []
+    for _, of_project in sorted(by_project.items()):
+        fitted += of_project[::2]
+        held_out += of_project[1::2]
+    if not fitted:
+        return None
+    return Factor(machine, tuple(fitted), tuple(held_out), tuple(apart))
 
 
 @functools.cache
