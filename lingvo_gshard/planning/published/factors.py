@@ -36,7 +36,7 @@ from typing import Any
 
 from lingvo_gshard.files import json_records
 
-# How the names of such records begin. GShard's Table 3 does not say which tokens a batch counts: those
+# How the names of such records begin. GShard's Table 3 does not say whether a batch counts the tokens
 # of one side or of both, which is a factor of two. GLaM's paper names no mesh.
 _GUESSED = ("gshard.", "glam.")
 
