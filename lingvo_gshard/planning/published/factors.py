@@ -36,8 +36,8 @@ from typing import Any
 
 from lingvo_gshard.files import json_records
 
-# How the names of such records begin. GShard's Table 3 does not say whether a batch counts the tokens
-# of one side or of both, which is a factor of two. GLaM's paper names no mesh.
+# How the names of such records begin. GShard's Table 3 leaves open whether batches count the tokens
+# of one side or of both, a factor of two. GLaM's paper names no mesh.
 _GUESSED = ("gshard.", "glam.")
 
 BOUNDS = pathlib.Path(__file__).with_name("bounds.json")
