@@ -17,9 +17,6 @@ Those of a source on a machine are sorted by their names, and every other one is
 first. Neighbours in that order are sizes of one model, or numbers of devices, so that both halves
 have all kinds; and names know nothing of the times, so that nobody has chosen what is held out.
 
-Records whose source leaves open what a plan depends on are neither fitted nor held out, but stand
-apart: their bounds are those of a guess.
-
 The band is from the lowest to the highest share of the fitted records. If a plan's program is to
 them as they are to each other, its share lies in the band of n of them with a probability of
 (n - 1) / (n + 1), whatever the distribution; of one record there is no band.
@@ -36,16 +33,12 @@ from typing import Any
 
 from lingvo_gshard.files import json_records
 
-# How the names of such records begin. GShard's Table 3 leaves open whether batches count the tokens
-# of one side or of both, a factor of two. GLaM's paper names no mesh.
-_GUESSED = ("gshard.", "glam.")
-
 BOUNDS = pathlib.Path(__file__).with_name("bounds.json")
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
-    """A training step that was measured and published, and the bound of our plan of it."""
+class Bound:
+    """A published training step whose plan is a bound of it: an entry of bounds.json."""
 
     id: str
     machine: str  # Such as `v3`, the beginning of the topology.
@@ -53,6 +46,7 @@ class Record:
     model: str
     devices: int
     bound_secs: float
+    products_secs: float  # The part of matrix products, at the peak rate.
     measured_secs: float
     source: str  # Its first word is the project's name, and the rest the place there.
 
@@ -81,9 +75,8 @@ class Factor:
     """What published steps on a machine tell of those that are only planned."""
 
     machine: str
-    fitted: tuple[Record, ...]  # One or more, sorted by their names.
-    held_out: tuple[Record, ...]
-    apart: tuple[Record, ...] = ()  # Neither, as their bounds are guesses.
+    fitted: tuple[Bound, ...]  # One or more, sorted by their names.
+    held_out: tuple[Bound, ...]
 
     @property
     def value(self) -> float:
@@ -132,12 +125,12 @@ class Factor:
             "projects": list(self.projects),
         }
 
-    def error(self, record: Record) -> float:
+    def error(self, record: Bound) -> float:
         """Returns the relative error of a record's expected time: 0.1 if it is 10 % too long."""
         return self.expected(record.bound_secs).secs / record.measured_secs - 1
 
     def left_out_errors(self) -> dict[str, float]:
-        """Returns the error of each record by its name, if all others but those apart are fitted.
+        """Returns the error of each record by its name, if all others are fitted.
 
         Empty for a single record.
         """
@@ -158,39 +151,32 @@ def of_topology(name: str) -> Factor | None:
     return by_machine(read(BOUNDS)).get(name.partition(":")[0])
 
 
-def by_machine(records: Sequence[Record]) -> dict[str, Factor]:
-    """Returns the factor of each machine that has a record to fit, sorted by its name."""
+def by_machine(records: Sequence[Bound]) -> dict[str, Factor]:
+    """Returns the factor of each machine that has a record, sorted by its name."""
     factors = {}
     for machine in sorted({record.machine for record in records}):
         on_machine = [record for record in records if record.machine == machine]
-        factor = _fit(machine, sorted(on_machine, key=lambda record: record.id))
-        if factor is not None:
-            factors[machine] = factor
+        factors[machine] = _fit(machine, sorted(on_machine, key=lambda record: record.id))
     return factors
 
 
-def _fit(machine: str, records: Sequence[Record]) -> Factor | None:
-    """Returns the factor of a machine's records, sorted by name; None if all are guesses."""
-    apart = [record for record in records if record.id.startswith(_GUESSED)]
-
+def _fit(machine: str, records: Sequence[Bound]) -> Factor:
+    """Returns the factor of a machine's records, sorted by name."""
     # Those of one project are halved together.
-    by_project: dict[str, list[Record]] = {}
+    by_project: dict[str, list[Bound]] = {}
     for record in records:
-        if record not in apart:
-            by_project.setdefault(record.project, []).append(record)
+        by_project.setdefault(record.project, []).append(record)
 
-    fitted: list[Record] = []
-    held_out: list[Record] = []
+    fitted: list[Bound] = []
+    held_out: list[Bound] = []
     for _, of_project in sorted(by_project.items()):
         fitted += of_project[::2]
         held_out += of_project[1::2]
-    if not fitted:
-        return None
-    return Factor(machine, tuple(fitted), tuple(held_out), tuple(apart))
+    return Factor(machine, tuple(fitted), tuple(held_out))
 
 
 @functools.cache
-def read(path: pathlib.Path) -> tuple[Record, ...]:
+def read(path: pathlib.Path) -> tuple[Bound, ...]:
     """Returns the records of a file such as bounds.json.
 
     Raises ValueError, which names the file, if it is missing or damaged.
@@ -199,14 +185,14 @@ def read(path: pathlib.Path) -> tuple[Record, ...]:
         values = json.loads(path.read_text())
         if not isinstance(values, list):
             raise ValueError(f"expected a list of records, got {type(values).__name__}")
-        records = tuple(json_records.read(Record, value) for value in values)
+        records = tuple(json_records.read(Bound, value) for value in values)
         _check(records)
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is missing or damaged ({error!r}); install it again.") from error
     return records
 
 
-def _check(records: Sequence[Record]) -> None:
+def _check(records: Sequence[Bound]) -> None:
     """Raises ValueError if a time is no number above 0, or a name is wrong or there twice."""
     names = set()
     for record in records:
@@ -221,5 +207,5 @@ def _check(records: Sequence[Record]) -> None:
         names.add(record.id)
 
 
-def _mean_share(records: Sequence[Record]) -> float:
+def _mean_share(records: Sequence[Bound]) -> float:
     return statistics.geometric_mean(record.share for record in records)

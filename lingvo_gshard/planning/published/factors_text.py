@@ -123,11 +123,6 @@ def _remarks(factor: Factor) -> str:
     if beyond:
         parts.append(f"beyond: {', '.join(beyond)}")
 
-    # What no half has.
-    if factor.apart:
-        apart = [f"{record.id} {factor.error(record):+.0%}" for record in factor.apart]
-        parts.append(f"by guessed bounds: {', '.join(apart)}")
-
     faster = [record.id for record in (*factor.fitted, *factor.held_out) if record.share > 1]
     if faster:
         parts.append(f"faster than their bounds: {', '.join(faster)}")

@@ -40,18 +40,6 @@ def test_each_project_on_each_machine_is_halved_by_itself():
     assert found["h100"].held_out == ()
 
 
-def test_records_whose_bounds_are_guesses_stand_apart():
-    records = [record(name, 0.5) for name in ("gshard.a", "lm.a", "lm.b", "glam.a")]
-    factor = factors.by_machine([*records, record("glam.b", 0.5, "v4")])["v3"]
-    names = [[each.id for each in part] for part in (factor.fitted, factor.held_out, factor.apart)]
-    assert names == [["lm.a"], ["lm.b"], ["glam.a", "gshard.a"]]
-    assert list(factor.left_out_errors()) == ["lm.a", "lm.b"]
-
-
-def test_a_machine_with_guesses_alone_has_no_factor():
-    assert factors.by_machine([record("glam.b", 0.5, "v4")]) == {}
-
-
 def test_the_factor_is_the_best_constant_of_the_logarithms(factor):
     bounds = np.array([each.bound_secs for each in factor.fitted])
     measured = np.array([each.measured_secs for each in factor.fitted])
