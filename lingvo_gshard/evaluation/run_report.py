@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -327,7 +328,8 @@ def _speed(facts: RunFacts, results: _Results) -> Section:
             rows.append(_planned(results.plan, name, share, gflop))
         return Section("Speed", _SPEED, (html_page.rows(rows),))
 
-    command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={results.plan_folder}"
+    folder = shlex.quote(str(results.plan_folder))
+    command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={folder}"
     advice = html_page.paragraph(f"{command} adds a plan.")
     return Section("Speed", _SPEED, (html_page.rows(rows), advice))
 

@@ -43,9 +43,20 @@ def is_bucket(name: _Path) -> bool:
 
 
 def path(name: _Path) -> Any:
-    """Returns a pathlib.Path or, in a bucket, an epath.Path; ValueError without its package."""
+    """Returns a pathlib.Path or, in a bucket, an epath.Path.
+
+    Raises ValueError without the bucket's package, or for a name in a bucket that is a pattern.
+    """
     if not is_bucket(name):
         return pathlib.Path(name)
+
+    # fsspec would list, rename and delete whatever matches it.
+    wildcards = sorted(set("*?[").intersection(str(name)))
+    if wildcards:
+        raise ValueError(
+            f"{name}: in buckets, names with {' or '.join(wildcards)} are patterns; choose a name "
+            "without *, ? and [."
+        )
 
     scheme = str(name)[:5]
     package = _PACKAGES[scheme]

@@ -22,6 +22,7 @@ import enum
 import functools
 import os
 import pathlib
+import shlex
 from typing import Any
 
 from lingvo_gshard.files import digests, json_records, storage
@@ -180,7 +181,7 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
         problem = f"no data folder {folder}"
         if folder.is_dir():
             problem = f"no {FILE_NAME} in {folder}"
-    command = f"python -m data_prep.build --input=TEXT_DIR --out={folder}"
+    command = f"python -m data_prep.build --input=TEXT_DIR --out={shlex.quote(str(folder))}"
     raise ValueError(f"{problem}: prepare it with {command}")
 
 
