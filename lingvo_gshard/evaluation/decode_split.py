@@ -16,7 +16,7 @@ from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
 from lingvo_gshard.files import atomic_file, digests, storage
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.manifest import Kind, Language
-from lingvo_gshard.runs.launch import check_decoded, recorded
+from lingvo_gshard.runs.launch import check_data, check_decoded, recorded
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 
@@ -67,11 +67,12 @@ def decode_split(run: Run, split: str) -> None:
 
     Until then, the folder's own folder `parts` holds what is done, and another call resumes there.
     All processes must call it; process 0 scores, one language at a time. Raises ValueError if the
-    run was never trained, no language has the split or its text is damaged, or decode.max_sentences
-    or decode.prompt_len is out of its range.
+    run was never trained, or on other data; if no language has the split or its text is damaged; or
+    if decode.max_sentences or decode.prompt_len is out of its range.
     """
     check_decoded(run.launch.model, run.params)
     recorded(run.logdir)  # Refuses a folder that was never trained in.
+    check_data(run.launch, run.logdir)
     languages = _languages(run, split)
     decoding = _KINDS[manifest.load(_data_dir(run)).kind](run)
     folder = pathlib.Path(run.logdir, f"decode_{split}")

@@ -73,6 +73,11 @@ def path(name: _Path) -> Any:
     return importlib.import_module("etils.epath").Path(name)
 
 
+def absolute(name: _Path) -> str:
+    """Returns a path as it can be recorded: the same file from whatever folder it is read."""
+    return str(name) if is_bucket(name) else os.path.abspath(name)
+
+
 def size_bytes(file: _Path) -> int:
     """Returns the size of a file."""
     return path(file).stat().length if is_bucket(file) else os.stat(file).st_size
@@ -306,7 +311,8 @@ def _depth(name: str) -> int:
 
 
 def _cache() -> pathlib.Path:
-    return pathlib.Path(os.environ.get(_CACHE, "~/.cache/lingvo_gshard/buckets")).expanduser()
+    folder = pathlib.Path(os.environ.get(_CACHE, "~/.cache/lingvo_gshard/buckets"))
+    return folder.expanduser().absolute()
 
 
 @functools.cache

@@ -133,6 +133,11 @@ class Manifest:
         """The SentencePiece models of source and target."""
         return self.source_vocabulary.file, self.target_vocabulary.file
 
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the names and digests of all files, which no other data has."""
+        return digests.of_json(sorted((file.path, file.sha256) for file in self.files()))
+
     def files(self) -> tuple[File, ...]:
         """Returns every file that the manifest names, each once."""
         files = list(dict.fromkeys(self.vocabulary_files))  # Text has one vocabulary.

@@ -47,6 +47,7 @@ def run(data_dir, tmp_path, monkeypatch):
     """A run with a decoder of its own, and without a record of its training."""
     monkeypatch.setattr(decode_split, "recorded", lambda logdir: None)
     monkeypatch.setattr(decode_split, "check_decoded", lambda model, params: None)
+    monkeypatch.setattr(decode_split, "check_data", lambda launch, logdir: {})
     decoder = Reverser(2, (4, 8))
     (tmp_path / "run").mkdir()
     return types.SimpleNamespace(
@@ -117,6 +118,20 @@ def test_a_split_that_no_language_has_is_refused(run, data_dir):
     message = f"{data_dir}: no language has a train split to decode; there is flores, test."
     with pytest.raises(ValueError, match=message):
         decode_split.decode_split(run, "train")
+
+
+def test_other_data_is_refused_before_anything_is_written_over(run, tmp_path, monkeypatch):
+    decode_split.decode_split(run, "test")
+    before = {path: path.read_bytes() for path in (tmp_path / "run/decode_test").iterdir()}
+
+    def refuse(launch, logdir):
+        raise ValueError(f"{launch.data_dir} holds other data than {logdir}")
+
+    monkeypatch.setattr(decode_split, "check_data", refuse)
+    monkeypatch.delattr(run, "decoder")  # Not even the weights are read.
+    with pytest.raises(ValueError, match="/data holds other data than .*/run"):
+        decode_split.decode_split(run, "test")
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_damaged_text_is_refused_before_it_is_translated(run, data_dir):
