@@ -283,8 +283,8 @@ def _translations(facts: RunFacts, results: _Results) -> Iterator[Section]:
     """Yields the scores of translations, or how to get them, if there is a source."""
     scores = results.scores
     if scores is not None:
-        signatures = scores.signatures(*scores.metrics)
-        content = (html_page.rows(scores.rows()), *map(html_page.paragraph, signatures))
+        lines = [*scores.signatures(*scores.metrics), *scores.notes()]
+        content = (html_page.rows(scores.rows()), *map(html_page.paragraph, lines))
         yield Section("Translations of test", _SCORES, content)
     elif facts.has_source:
         yield Section("Translations of test", _NO_SCORES)
