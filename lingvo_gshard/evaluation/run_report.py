@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -283,8 +284,8 @@ def _translations(facts: RunFacts, results: _Results) -> Iterator[Section]:
     """Yields the scores of translations, or how to get them, if there is a source."""
     scores = results.scores
     if scores is not None:
-        signatures = scores.signatures(*scores.metrics)
-        content = (html_page.rows(scores.rows()), *map(html_page.paragraph, signatures))
+        lines = [*scores.signatures(*scores.metrics), *scores.notes()]
+        content = (html_page.rows(scores.rows()), *map(html_page.paragraph, lines))
         yield Section("Translations of test", _SCORES, content)
     elif facts.has_source:
         yield Section("Translations of test", _NO_SCORES)
@@ -328,7 +329,8 @@ def _speed(facts: RunFacts, results: _Results) -> Section:
         basis = html_page.paragraph(factors_text.basis(results.plan.topology))
         return Section("Speed", _SPEED, (html_page.rows(rows), basis))
 
-    command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={results.plan_folder}"
+    folder = shlex.quote(str(results.plan_folder))
+    command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={folder}"
     advice = html_page.paragraph(f"{command} adds a plan.")
     return Section("Speed", _SPEED, (html_page.rows(rows), advice))
 
