@@ -3,6 +3,7 @@
 Checked with jax 0.10.2 and 0.12.0.1. The tests of spmd/ fail where another version differs.
 """
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ from jax._src import clusters, compiler, distributed, hardware_utils, stages, xl
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax, xla_client
 from jax._src.lib.mlir import ir, passmanager
+from jax._src.lib.mlir.dialects import hlo
 from jax._src.sharding_impls import num_addressable_indices, parse_flatten_op_sharding
 
-__all__ = ["num_addressable_indices", "parse_flatten_op_sharding"]
+__all__ = ["ir", "num_addressable_indices", "parse_flatten_op_sharding"]
 
 
 def num_tpu_chips() -> int:
@@ -109,6 +111,13 @@ def stablehlo_module(source: bytes) -> Any:
             raise ValueError(lines[-1].strip()) from error
 
 
+def bytecode(module: Any) -> bytes:
+    """Returns an ir.Module as MLIR's bytecode, with its locations, which stablehlo_module reads."""
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
+
+
 def _import_shardings(module: Any) -> None:
     """Rewrites Shardy's shardings that HLO keeps as text to attributes of Shardy's own."""
     attributes = module.operation.attributes
@@ -132,6 +141,20 @@ def hlo_to_stablehlo(serialized: bytes) -> bytes:
     """Returns the StableHLO of a serialized HloModuleProto."""
     converted = _jax.mlir.hlo_to_stablehlo(serialized)
     return converted.encode() if isinstance(converted, str) else bytes(converted)
+
+
+_NUMBERS = (
+    hlo.DotDimensionNumbers,
+    hlo.ConvDimensionNumbers,
+    hlo.GatherDimensionNumbers,
+    hlo.ScatterDimensionNumbers,
+)
+
+
+def dimension_numbers(attribute: Any) -> Any:
+    """Returns the dimension numbers of a StableHLO operation with their fields, by its kind."""
+    (kind,) = [kind for kind in _NUMBERS if kind.isinstance(attribute)]
+    return kind(attribute)
 
 
 class _Read(stages.Executable):
