@@ -4,6 +4,7 @@ Checked with jax 0.10.2 and 0.12.0.1. The tests of spmd/ fail where another vers
 """
 
 import dataclasses
+import io
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +17,10 @@ from jax._src.export import serialization_generated
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax, xla_client
 from jax._src.lib.mlir import ir, passmanager
+from jax._src.lib.mlir.dialects import hlo
 from jax._src.sharding_impls import num_addressable_indices, parse_flatten_op_sharding
 
-__all__ = ["num_addressable_indices", "parse_flatten_op_sharding"]
+__all__ = ["ir", "num_addressable_indices", "parse_flatten_op_sharding"]
 
 
 def num_tpu_chips() -> int:
@@ -112,6 +114,13 @@ def stablehlo_module(source: bytes) -> Any:
             return module
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise ValueError(_reason(error)) from error
+
+
+def bytecode(module: Any) -> bytes:
+    """Returns an ir.Module as MLIR's bytecode, with its locations, which stablehlo_module reads."""
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
 
 
 def _import_shardings(module: Any) -> None:
@@ -219,6 +228,20 @@ def hlo_to_stablehlo(serialized: bytes) -> bytes:
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         raise ValueError(_reason(error)) from error
     return converted.encode() if isinstance(converted, str) else bytes(converted)
+
+
+_NUMBERS = (
+    hlo.DotDimensionNumbers,
+    hlo.ConvDimensionNumbers,
+    hlo.GatherDimensionNumbers,
+    hlo.ScatterDimensionNumbers,
+)
+
+
+def dimension_numbers(attribute: Any) -> Any:
+    """Returns the dimension numbers of a StableHLO operation with their fields, by its kind."""
+    (kind,) = [kind for kind in _NUMBERS if kind.isinstance(attribute)]
+    return kind(attribute)
 
 
 class _Read(stages.Executable):
