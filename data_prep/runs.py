@@ -45,11 +45,13 @@ def plan(sources: Sequence[Source], config: BuildConfig) -> str:
 
     # What it is made from. Folders are left out: what TFDS has prepared there, under a name and
     # version, does not change.
+    files = list(config.vocabulary_files)
     for source in sources:
-        for path in source.files:
-            if path.is_file():
-                stat = path.stat()
-                lines.append(f"{path}: {stat.st_size} bytes, {stat.st_mtime_ns}")
+        files += source.files
+    for path in files:
+        if path.is_file():
+            stat = path.stat()
+            lines.append(f"{path}: {stat.st_size} bytes, {stat.st_mtime_ns}")
     return "\n".join(lines) + "\n"
 
 

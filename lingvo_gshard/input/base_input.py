@@ -31,6 +31,8 @@ class DataFacts:
     target_vocab_size: int = 0
     languages: tuple[str, ...] = ()
     kind: str | None = Kind.PARALLEL  # None if it is no prepared text.
+    # The codes of the languages that the vocabulary has tokens of: see Tokenizer.languages.
+    language_tokens: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

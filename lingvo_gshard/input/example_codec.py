@@ -22,6 +22,7 @@ EOS_ID = 2
 UNK_ID = 3
 
 _HEADER = struct.Struct("<BI")  # w and n.
+_MAX_LISTED = 20  # Languages in a message.
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
@@ -29,6 +30,13 @@ def source_languages(codes: Sequence[str]) -> tuple[str, ...]:
     """Returns the codes of the languages to translate from; en-de is German from English."""
     sources = ["en" if code.startswith("en-") else code for code in codes]
     return tuple(dict.fromkeys(sources))  # Each once, in order.
+
+
+def listed(codes: Sequence[str]) -> str:
+    """Returns languages for a message: the first ones, if there are many."""
+    if len(codes) <= _MAX_LISTED:
+        return ", ".join(codes)
+    return f"{', '.join(codes[:_MAX_LISTED])} and {len(codes) - _MAX_LISTED} more"
 
 
 def target_token(code: str) -> str:

@@ -68,6 +68,11 @@ class Tokenizer:
                     ids[match["code"] or match["short"]] = token
         return ids
 
+    @property
+    def normalization(self) -> Normalization:
+        """What is done to text before the model."""
+        return self._normalization
+
     def normalize(self, text: str) -> str:
         """Returns the text in the form that the vocabulary was trained on."""
         return self._normalization.of(text)
@@ -90,8 +95,8 @@ class Tokenizer:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of sentences as `encode`, in less time."""
-        ids_of_texts = self._processor.encode(list(texts))
-        return [[*self._with_rows(ids), EOS_ID] for ids in ids_of_texts]
+        ids_of_texts = self._processor.encode(list(texts), add_eos=True)
+        return list(map(self._with_rows, ids_of_texts))
 
     def _with_rows(self, ids: list[int]) -> list[int]:
         """Returns ids with the unknown one in place of those that have no row."""

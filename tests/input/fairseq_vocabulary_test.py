@@ -22,7 +22,7 @@ def _golden(name):
         return golden, file.read(f"{golden['model']}.model")
 
 
-def _folder(path, name):
+def write_folder(path, name):
     """Writes a tokenizer's folder, and returns its golden."""
     golden, model = _golden(name)
     path.mkdir()
@@ -41,14 +41,14 @@ def _tokenizer(path, model):
 def imported(request, tmp_path_factory):
     """Returns a golden and the tokenizer of its folder."""
     path = tmp_path_factory.mktemp("imported")
-    golden = _folder(path / "theirs", request.param)
+    golden = write_folder(path / "theirs", request.param)
     return golden, _tokenizer(path / "ours.model", fairseq_vocabulary.read(path / "theirs"))
 
 
 @pytest.fixture
 def nllb(tmp_path):
     """Returns a folder that a test may damage."""
-    _folder(tmp_path / "theirs", "nllb_bpe")
+    write_folder(tmp_path / "theirs", "nllb_bpe")
     return tmp_path / "theirs"
 
 
@@ -148,7 +148,7 @@ def test_a_folder_that_is_wrong_is_refused(nllb, tmp_path):
     model.write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=r"bpe.model is not a SentencePiece model"):
         fairseq_vocabulary.read(nllb)
-    model.write_bytes(fairseq_vocabulary_of(tmp_path))
+    model.write_bytes(_imported_already(tmp_path))
     with pytest.raises(ValueError, match="begins with pieces <pad>, <s>, </s>, expected <unk>, "):
         fairseq_vocabulary.read(nllb)
     model.unlink()
@@ -156,9 +156,9 @@ def test_a_folder_that_is_wrong_is_refused(nllb, tmp_path):
         fairseq_vocabulary.read(nllb)
 
 
-def fairseq_vocabulary_of(tmp_path):
+def _imported_already(tmp_path):
     """Returns a vocabulary that is imported already."""
-    _folder(tmp_path / "again", "nllb_bpe")
+    write_folder(tmp_path / "again", "nllb_bpe")
     return fairseq_vocabulary.read(tmp_path / "again")
 
 
@@ -172,7 +172,7 @@ def test_a_folder_without_languages_is_refused(nllb):
 
 
 def test_a_damaged_list_of_pieces_is_refused(tmp_path):
-    _folder(tmp_path / "m2m", "m2m_100")
+    write_folder(tmp_path / "m2m", "m2m_100")
     path = tmp_path / "m2m" / "vocab.json"
     ids = json.loads(path.read_text())
     path.write_text(json.dumps(ids | {"more": 3}))
