@@ -23,6 +23,8 @@ For transformers, it writes the weights of a run and a config.json, but no token
     python -m lingvo_gshard.export_bundle --logdir=RUN --to=huggingface --out=DIR
 """
 
+import shlex
+
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
@@ -76,7 +78,7 @@ def main() -> None:
     from lingvo_gshard.decoding import bundle
 
     program = bundle.load_spec(folder).command
-    command = f"python -m lingvo_gshard.{program} --bundle={folder} < in.txt > out.txt"
+    command = f"python -m lingvo_gshard.{program} --bundle={shlex.quote(folder)} < in.txt > out.txt"
     print(f"Wrote {folder}: {command}")
 
 
