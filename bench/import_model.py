@@ -63,8 +63,11 @@ def main() -> None:
     print(table.text(rows))
 
 
-def write(folder: pathlib.Path, num_experts: int, num_parts: int) -> int:
-    """Writes a model's folder with random weights; returns the size of these in bytes."""
+def write(folder: pathlib.Path, num_experts: int, num_parts: int, **sizes: int) -> int:
+    """Writes a model's folder with random weights; returns the size of these in bytes.
+
+    `sizes` take the place of those in config.json.
+    """
     config = {
         "model_type": "nllb-moe",
         "d_model": 512,
@@ -77,8 +80,8 @@ def write(folder: pathlib.Path, num_experts: int, num_parts: int) -> int:
         config[f"{side}_ffn_dim"] = 2048
         config[f"{side}_attention_heads"] = 8
         config[f"{side}_sparse_step"] = 2
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config | sizes))
 
     shapes = list(_shapes(folder).items())
     weight_map: dict[str, str] = {}

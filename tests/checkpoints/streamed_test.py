@@ -120,5 +120,5 @@ def test_a_checkpoint_is_not_written_over(tmp_path):
 
 def test_zeros_are_zeros():
     array = streamed.zeros("slots.a", TensorSpec((4, 3), "float32", "em"))
-    assert array[1:3].shape == (2, 3) and not np.asarray(array).any()
+    assert array[(slice(1, 3),)].shape == (2, 3) and not np.asarray(array).any()
     assert jax.device_put(np.asarray(array)).dtype == np.float32
