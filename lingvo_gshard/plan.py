@@ -28,8 +28,8 @@ _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4
 _PROGRAM = flags.DEFINE_string(
     "program",
     None,
-    "Somebody else's program: a file of jax.export, StableHLO (text or bytecode) or a serialized "
-    "HloModuleProto.",
+    "Somebody else's program: a file of jax.export, StableHLO (text or bytecode) or HLO (text or a "
+    "serialized HloModuleProto).",
 )
 _MESH = flags.DEFINE_string(
     "mesh", None, "The axes of --program, such as data:16,model:4; its own by default."
@@ -45,6 +45,12 @@ _CATEGORY = flags.DEFINE_multi_string(
     [],
     "A category of the operations of --program by scope, LABEL=REGEX, such as mlp=/mlp/; "
     "repeatable.",
+)
+_KERNEL_FLOPS = flags.DEFINE_multi_string(
+    "kernel_flops",
+    [],
+    "What a run of a Pallas kernel of --program computes on a device, NAME=FLOPS, if its own "
+    "cost_estimate does not say it, such as flash_attention=8.6e9; repeatable.",
 )
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Such as v3:32x32, which is 2048 cores, or h100:32x8, 32 hosts of 8 GPUs."
@@ -115,8 +121,9 @@ def _check_flags() -> None:
         raise ValueError(
             "give exactly one of --model, --program, --compare and --table; see --help."
         )
-    if not plans_a_program and (_MESH.value or _ROLE.value or _CATEGORY.value):
-        raise ValueError("--mesh, --role and --category need --program.")
+    only_of_programs = (_MESH, _ROLE, _CATEGORY, _KERNEL_FLOPS)
+    if not plans_a_program and any(flag.value for flag in only_of_programs):
+        raise ValueError("--mesh, --role, --category and --kernel_flops need --program.")
     if _SEARCH.value and not plans_a_model:
         raise ValueError("--search needs --model, and excludes --table and --compare.")
     if _TOPOLOGY.value and not (plans_a_model or plans_a_program or _TABLE.value == "sbp"):
@@ -212,13 +219,18 @@ def _plan_model(out: pathlib.Path) -> None:
 
 
 def _plan_program(out: pathlib.Path) -> None:
-    """Prints the plan of --program, and writes it into --out."""
-    from lingvo_gshard.planning import any_program
+    """Prints the plan of --program that is kept in --out, once it is made."""
+    from lingvo_gshard.planning import any_program, kept_programs
 
-    path = storage.path(_PROGRAM.value or "")
-    topology = _TOPOLOGY.value or ""
-    plan = any_program.of_file(path, topology, _MESH.value, _ROLE.value, _CATEGORY.value)
-    any_program.save(plan, out)
+    plan = kept_programs.load_or_make(
+        storage.path(_PROGRAM.value or ""),
+        _TOPOLOGY.value or "",
+        out,
+        mesh=_MESH.value,
+        roles=_ROLE.value,
+        categories=_CATEGORY.value,
+        kernel_flops=_KERNEL_FLOPS.value,
+    )
     _tell(any_program.text(plan))
 
 
