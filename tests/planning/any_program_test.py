@@ -396,7 +396,7 @@ def test_a_keras_model_that_jax_splits_is_planned(tmp_path, name):
     exported = export.export(step, platforms=["cpu"], disabled_checks=[check])(*args)
     path = tmp_path / "keras.export"
     path.write_bytes(exported.serialize())
-    plan = any_program.of_file(path, name, None, (), ["hidden=dense_1|dense$"])
+    plan = any_program.of_file(path, name, None, (), ["layers=MatMul"])
 
     # Six products of the batch: forward, and for the gradients of the weights and the hidden layer.
     m = foreign_models
@@ -404,7 +404,7 @@ def test_a_keras_model_that_jax_splits_is_planned(tmp_path, name):
     assert sum(plan.cost.flops_per_core.values()) >= 5 * product
     roles = plan.memory_gib.roles
     assert roles["donated arguments"].arguments == 4 and roles["other arguments"].arguments == 1
-    assert plan.cost.collectives and plan.cost.roofline_secs_by_category["hidden"].step > 0
+    assert plan.cost.collectives and plan.cost.roofline_secs_by_category["layers"].step > 0
 
 
 @pytest.mark.slow
@@ -419,7 +419,10 @@ def test_what_tensorflow_lowers_of_a_keras_model_is_planned(tmp_path, name):
 
     first = plans[0]
     for plan in plans:
-        assert plan.memory_gib == first.memory_gib and plan.cost == first.cost
+        assert plan.memory_gib == first.memory_gib
+        # Forms differ in operations that compute nothing.
+        same_size = dataclasses.replace(plan.cost, instructions=first.cost.instructions)
+        assert same_size == first.cost
     # The variables keep their memory, and the loss alone comes out.
     m = foreign_models
     weights = 4 * (2 * m.DIM * m.HIDDEN + m.DIM + m.HIDDEN) / GIB
@@ -442,14 +445,15 @@ def test_our_own_step_has_the_plan_of_its_experiment(tmp_path, name):
     module = executable.lower(program, mesh).compiler_ir("stablehlo")
     path = tmp_path / "own.mlir"
     path.write_text(module.operation.get_asm(enable_debug_info=True))
-    plan = any_program.of_file(path, name, None, ["slots=^state.slots", "weights=^state.theta"], ())
+    plan = any_program.of_file(path, name, None, (), ())
 
     held = expected.memory_gib
-    roles = plan.memory_gib.roles
     assert plan.fits and plan.memory_gib.capacity == held.capacity
     assert plan.memory_gib.peak == held.peak and plan.memory_gib.temporaries == held.temporaries
-    assert roles["weights"].gib == held.replicated_weights + held.expert_weights
-    assert roles["slots"].gib == held.optimizer_slots
+    state_gib = held.replicated_weights + held.expert_weights + held.optimizer_slots
+    step_number_gib = 4 / GIB
+    donated_gib = plan.memory_gib.roles["donated arguments"].gib
+    assert donated_gib == pytest.approx(state_gib + step_number_gib)
     assert plan.largest_buffers == expected.largest_buffers
 
     # All but the parts, which are kinds of operations here and Figure 8's there.
