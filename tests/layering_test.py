@@ -25,6 +25,8 @@ _SHARED = {
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.input.normalization",
     f"{_LIBRARY}.input.example_codec",
+    f"{_LIBRARY}.input.fairseq_vocabulary",
+    f"{_LIBRARY}.input.tokenizer",
     f"{_LIBRARY}.spmd.environment",  # Which cli prepares.
     f"{_LIBRARY}.spmd.versions",
 }
@@ -57,6 +59,8 @@ _QUICK = {
 }
 _QUICK_MODULES = {
     f"{_LIBRARY}.input.example_codec",
+    f"{_LIBRARY}.input.fairseq_vocabulary",
+    f"{_LIBRARY}.input.tokenizer",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.runs.launch",
     f"{_LIBRARY}.spmd.environment",

@@ -4,6 +4,7 @@ Checked with jax 0.10.2 and 0.12.0.1. The tests of spmd/ fail where another vers
 """
 
 import dataclasses
+import io
 import os
 import re
 import struct
@@ -23,7 +24,7 @@ from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import hlo
 from jax._src.sharding_impls import num_addressable_indices, parse_flatten_op_sharding
 
-__all__ = ["num_addressable_indices", "parse_flatten_op_sharding"]
+__all__ = ["ir", "num_addressable_indices", "parse_flatten_op_sharding"]
 
 
 def num_tpu_chips() -> int:
@@ -146,6 +147,13 @@ def _portable_module(source: bytes) -> Any:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
+
+
+def bytecode(module: Any) -> bytes:
+    """Returns an ir.Module as MLIR's bytecode, with its locations, which stablehlo_module reads."""
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
 
 
 def _import_shardings(module: Any) -> None:
@@ -273,6 +281,20 @@ def donate(module: Any, numbers: Collection[int]) -> None:
             named["jax.buffer_donor"] = ir.BoolAttr.get(True)
             attributes[number] = ir.DictAttr.get(named)
         main.operation.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
+
+
+_NUMBERS = (
+    hlo.DotDimensionNumbers,
+    hlo.ConvDimensionNumbers,
+    hlo.GatherDimensionNumbers,
+    hlo.ScatterDimensionNumbers,
+)
+
+
+def dimension_numbers(attribute: Any) -> Any:
+    """Returns the dimension numbers of a StableHLO operation with their fields, by its kind."""
+    (kind,) = [kind for kind in _NUMBERS if kind.isinstance(attribute)]
+    return kind(attribute)
 
 
 class _Read(stages.Executable):
