@@ -220,7 +220,8 @@ def _plan_model(out: pathlib.Path) -> None:
 
 def _plan_program(out: pathlib.Path) -> None:
     """Prints the plan of --program that is kept in --out, once it is made."""
-    from lingvo_gshard.planning import any_program, kept_programs
+    with environment.quiet_stderr():  # JAX 0.10 logs that there is no driver.
+        from lingvo_gshard.planning import any_program, kept_programs
 
     plan = kept_programs.load_or_make(
         storage.path(_PROGRAM.value or ""),

@@ -128,7 +128,7 @@ def _portable_module(source: bytes) -> Any:
     assert version is not None  # is_portable has seen it.
     its_version = version[1].decode()
     if _numbers(its_version) > _numbers(newest):
-        raise ValueError(f"it is of StableHLO {its_version}, and this JAX has {newest}")
+        raise ValueError(f"it is of StableHLO {its_version}, expected {newest} or older")
 
     # The parser writes its reasons to the descriptor of standard error.
     with tempfile.TemporaryFile("w+", errors="replace") as reasons:
@@ -231,8 +231,8 @@ def exported_module(source: bytes) -> ExportedModule:
     last = jax_export.maximum_supported_calling_convention_version
     if not first <= version <= last:
         raise ValueError(
-            f"it has version {version} of jax.export's calling convention, and JAX "
-            f"{jax.__version__} reads {first} to {last}"
+            f"it has version {version} of jax.export's calling convention, expected {first} to "
+            f"{last}"
         )
     any_platform = serialization_generated.DisabledSafetyCheckKind.platform
     return ExportedModule(tuple(platforms), any_platform in kinds, stablehlo.tobytes())
