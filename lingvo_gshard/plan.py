@@ -5,6 +5,7 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARC
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --program=step.export --topology=v5p:4x4x4 --out=PLAN
+python -m lingvo_gshard.plan --program=step.export --topology=v5p:4x4x4 --out=SEARCH --search
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators    # or compile, layers, capacity
 python -m lingvo_gshard.plan --table=sbp --topology=h100:1x8
@@ -45,6 +46,18 @@ _CATEGORY = flags.DEFINE_multi_string(
     [],
     "A category of the operations of --program by scope, LABEL=REGEX, such as mlp=/mlp/; "
     "repeatable.",
+)
+_LETTERS = flags.DEFINE_multi_string(
+    "letters",
+    [],
+    "Letters of the dims of --program's arguments for --search, REGEX=LETTERS, such as "
+    "'.*mlp/wi=M H', where _ is never split; repeatable. Others are proposed.",
+)
+_AXES = flags.DEFINE_list(
+    "axes",
+    None,
+    "One or two axes of the meshes that --search tries for --program, that of the batch first; its "
+    "own by default, or data,model. --mesh fixes their sizes.",
 )
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Such as v3:32x32, which is 2048 cores, or h100:32x8, 32 hosts of 8 GPUs."
@@ -117,8 +130,10 @@ def _check_flags() -> None:
         )
     if not plans_a_program and (_MESH.value or _ROLE.value or _CATEGORY.value):
         raise ValueError("--mesh, --role and --category need --program.")
-    if _SEARCH.value and not plans_a_model:
-        raise ValueError("--search needs --model, and excludes --table and --compare.")
+    if _SEARCH.value and not (plans_a_model or plans_a_program):
+        raise ValueError("--search needs --model or --program, and excludes --table and --compare.")
+    if (_LETTERS.value or _AXES.value) and not (plans_a_program and _SEARCH.value):
+        raise ValueError("--letters and --axes need --program and --search.")
     if _TOPOLOGY.value and not (plans_a_model or plans_a_program or _TABLE.value == "sbp"):
         raise ValueError("--topology needs --model, --program or --table=sbp.")
     if _SAVE.value and (_SEARCH.value or not plans_a_model):
@@ -212,11 +227,25 @@ def _plan_model(out: pathlib.Path) -> None:
 
 
 def _plan_program(out: pathlib.Path) -> None:
-    """Prints the plan of --program, and writes it into --out."""
-    from lingvo_gshard.planning import any_program
+    """Prints the plan of --program, or searches for its tables, and writes them into --out."""
+    from lingvo_gshard.planning import any_program, foreign_search
 
     path = storage.path(_PROGRAM.value or "")
     topology = _TOPOLOGY.value or ""
+    if _SEARCH.value:
+        found = foreign_search.of_file(
+            path,
+            topology,
+            letters=_LETTERS.value,
+            axes=_AXES.value or (),
+            mesh=_MESH.value,
+            roles=_ROLE.value,
+            categories=_CATEGORY.value,
+            progress=_tell,
+        )
+        foreign_search.save(found, out)
+        _tell("\n" + foreign_search.text(found))
+        return
     plan = any_program.of_file(path, topology, _MESH.value, _ROLE.value, _CATEGORY.value)
     any_program.save(plan, out)
     _tell(any_program.text(plan))

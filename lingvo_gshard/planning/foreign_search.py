@@ -17,7 +17,6 @@ import itertools
 import json
 import math
 import pathlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,7 +36,8 @@ from lingvo_gshard.spmd.foreign import ForeignProgram
 SEARCH_JSON = "program_search.json"
 
 _AXES = ("data", "model")  # The axes of a program that names no two of its own.
-_COMPILED = 5  # How many tables are compiled.
+_FITTING = 5  # How many tables are compiled that fit, and how many in all.
+_MOST_COMPILED = 8
 _MOST_LETTERS = 8  # Those that are split; the others have few bytes and few flops.
 # How many letters an axis splits in a tensor's stead: beside the batch, and without it.
 _BESIDE_BATCH = 2
@@ -281,7 +281,9 @@ def _tables(letters: Letters, names: Sequence[str], mesh: Mesh) -> Iterator[Rows
             [(chosen,) for chosen in dict.fromkeys(of_batch + of_any)]
         )
     else:
-        choices = itertools.product(of_batch or of_any, of_any)
+        # Two axes that split the same letters are one axis of a smaller mesh.
+        pairs = itertools.product(of_batch or of_any, of_any)
+        choices = (pair for pair in pairs if set(pair[0]) != set(pair[1]))
 
     for choice in choices:
         # The batch comes first: of the dims of a tensor it is the first to take an axis.
@@ -337,43 +339,29 @@ def _compile_best(
     categories: Sequence[str],
     progress: Callable[[str], None],
 ) -> tuple[Trial, ...]:
-    """Returns the trials of the first tables that fit by the estimate, the fastest first.
-
-    The estimate of the memory learns from the compiler: where a program needed more, others are
-    taken to need as much more.
-    """
+    """Returns the trials of the first tables that fit by the estimate, the fastest first."""
     capacity_gib = hardware.generation(topology_name).capacity_gib
-    factor = 1.0
     trials: list[Trial] = []
     least: Table | None = None
     for candidate in tables:
-        if len(trials) == _COMPILED:
+        num_fitting = sum(trial.step_secs < math.inf for trial in trials)
+        if num_fitting == _FITTING or len(trials) == _MOST_COMPILED:
             break
         if any(_are_alike(program, letters, candidate, trial.table) for trial in trials):
             continue
         gib = cost.gib(candidate.mesh, candidate.rows)
-        if gib * factor > capacity_gib:
+        estimated = dataclasses.replace(candidate, gib=gib)
+        if gib > capacity_gib:
             if least is None or gib < least.gib:
-                least = dataclasses.replace(candidate, gib=gib)
+                least = estimated
             continue
+        trials.append(_compile(estimated, program, letters, topology_name, roles, categories))
+        progress(trial_line(trials[-1]))
 
-        trial = _compile(
-            dataclasses.replace(candidate, gib=gib),
-            program,
-            letters,
-            topology_name,
-            roles,
-            categories,
-        )
-        progress(trial_line(trial))
-        trials.append(trial)
-        if trial.plan is not None and not trial.plan.fits:
-            factor = max(factor, trial.plan.memory_gib.peak / gib)
-
-    # Where nothing fits, it is still told by how much.
+    # Where nothing fits by the estimate, it may be too high.
     if not trials and least is not None:
         trials.append(_compile(least, program, letters, topology_name, roles, categories))
-        progress(trial_line(trials[0]))
+        progress(trial_line(trials[-1]))
     return tuple(sorted(trials, key=lambda trial: trial.step_secs))
 
 
@@ -545,11 +533,7 @@ def _by_pattern(program: ForeignProgram, labels: Sequence[str]) -> Iterator[tupl
 
     A pattern is the end of a path, as long as is needed, with any number for each number.
     """
-    steps = []
-    for argument in program.arguments:
-        parts = re.split("/", argument_letters.path(argument.name))
-        steps.append(tuple(re.sub(r"\d+", r"\\d+", re.escape(part)) for part in parts))
-
+    steps = [argument_letters.pattern(argument.name) for argument in program.arguments]
     told = set()
     for own, label in zip(steps, labels, strict=True):
         for count in range(1, len(own) + 1):
