@@ -16,6 +16,7 @@ import optax
 from absl import app, flags
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from lingvo_gshard import planning
 from lingvo_gshard.planning import foreign_search
 from lingvo_gshard.spmd import environment, topology
 
@@ -115,8 +116,8 @@ def main(_):
     step, args = example(
         num_devices, _LAYERS.value, _DIM.value, _VOCAB.value, _BATCH.value, _LENGTH.value
     )
-    found = foreign_search.of(step, args, name, progress=lambda line: print(line, flush=True))
-    print(foreign_search.text(found))
+    found = planning.search(step, args, name, progress=lambda line: print(line, flush=True))
+    print(planning.search_text(found))
     if _OUT.value:
         foreign_search.save(found, pathlib.Path(_OUT.value))
 

@@ -244,7 +244,7 @@ def _plan_program(out: pathlib.Path) -> None:
             progress=_tell,
         )
         foreign_search.save(found, out)
-        _tell("\n" + foreign_search.text(found))
+        _tell("\n" + foreign_search.search_text(found))
         return
     plan = any_program.of_file(path, topology, _MESH.value, _ROLE.value, _CATEGORY.value)
     any_program.save(plan, out)

@@ -1,9 +1,9 @@
 """Searches for better splits of a foreign program's arguments: `plan --program=FILE --search`.
 
-from lingvo_gshard.planning import foreign_search
+from lingvo_gshard import planning
 
-found = foreign_search.of(step, (state, batch), "v5e:4x4", letters=[".*mlp/wi=M H"])
-print(foreign_search.text(found))
+found = planning.search(step, (state, batch), "v5e:4x4", letters=[".*mlp/wi=M H"])
+print(planning.search_text(found))
 
 The program's arguments get letters (argument_letters.py), and all small meshes and tables from the
 letters to their axes are ranked by an estimate (estimate/foreign_cost.py). The best few are
@@ -25,10 +25,9 @@ from lingvo_gshard.hlo.hlo_module import num_bytes
 from lingvo_gshard.planning import any_program, argument_letters
 from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.argument_letters import Letters
-from lingvo_gshard.planning.estimate import foreign_cost, hardware
+from lingvo_gshard.planning.estimate import agreement, foreign_cost, hardware
 from lingvo_gshard.planning.estimate.foreign_cost import ForeignCost, Rows, Split
 from lingvo_gshard.planning.plan import GIB, Times
-from lingvo_gshard.planning.tables import search
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import foreign, reannotated, topology
 from lingvo_gshard.spmd.foreign import ForeignProgram
@@ -97,7 +96,7 @@ class Found:
         return self.trials[0]
 
 
-def of(
+def search(
     jitted: Any,
     args: Sequence[Any],
     on: str,
@@ -143,7 +142,7 @@ def of_file(
 ) -> Found:
     """Returns the best tables of the program in a file.
 
-    Raises ValueError as foreign.read and `of`.
+    Raises ValueError as foreign.read and `search`.
     """
     program = foreign.read(path, topology.platform(topology_name))
     return make(program, topology_name, letters, axes, mesh, roles, categories, progress)
@@ -159,7 +158,7 @@ def make(
     categories: Sequence[str],
     progress: Callable[[str], None],
 ) -> Found:
-    """Returns the best tables of a program. Raises ValueError as `of`."""
+    """Returns the best tables of a program. Raises ValueError as `search`."""
     # What can be wrong is found before the compiler takes minutes.
     num_devices = len(topology.devices(topology_name))
     is_replicated = _check_partitions(program, topology_name, num_devices)
@@ -202,7 +201,9 @@ def save(found: Found, folder: pathlib.Path) -> None:
     atomic_file.write(folder / SEARCH_JSON, f"{content}\n")
     title = f"# {found.program.name} on {found.topology}: a search"
     letters = letters_text(found.program, found.letters)
-    atomic_file.write(folder / "report.md", f"{title}\n\n```\n{letters}\n\n{text(found)}\n```\n")
+    atomic_file.write(
+        folder / "report.md", f"{title}\n\n```\n{letters}\n\n{search_text(found)}\n```\n"
+    )
 
 
 def _step_secs(plan: AnyPlan | None) -> float:
@@ -459,7 +460,7 @@ def trial_line(trial: Trial) -> str:
     return f"{name}: {_outcome(trial.plan)}, {1e3 * trial.table.secs:.3g} ms estimated"
 
 
-def text(found: Found) -> str:
+def search_text(found: Found) -> str:
     """Returns the ranking beside the program as it was given, and the best table to paste."""
     rows: list[Sequence[object]] = [
         ("partitioning", "GiB", "step ms", "compute", "memory", "network", "estimated ms")
@@ -473,10 +474,10 @@ def text(found: Found) -> str:
 
     fitting = [trial for trial in found.trials if trial.step_secs < math.inf]
     if len(fitting) > 1:
-        agreement = search.agreement([(t.table.secs, t.step_secs) for t in fitting])
+        agreed = agreement.of([(t.table.secs, t.step_secs) for t in fitting])
         lines.append(
-            f"the estimates: {agreement.least_ratio:.2f} to {agreement.greatest_ratio:.2f} of the "
-            f"compiled ones, rank correlation {agreement.rank_correlation:.2f}"
+            f"the estimates: {agreed.least_ratio:.2f} to {agreed.greatest_ratio:.2f} of the "
+            f"compiled ones, rank correlation {agreed.rank_correlation:.2f}"
         )
     best = found.best
     if best is None:

@@ -166,15 +166,16 @@ def _free_results(program: ForeignProgram, main: Any) -> list[bool]:
     """Returns whether the compiler still chooses the sharding of each result.
 
     It no longer does where a result lies in the memory of a donated argument, which is split as the
-    argument is. Where JAX leaves it to XLA which result that is, it is the first of the same type.
+    argument is. Where the program leaves open which result that is, it is the first of its type.
     """
     free = list(program.free_results)
     types = [str(type_) for type_ in main.type.results]
     unclaimed = list(range(len(types)))
-    for value, attributes in zip(main.arguments, _entries(main, "arg_attrs"), strict=True):
+    entries = zip(main.arguments, _entries(main, "arg_attrs"), program.arguments, strict=True)
+    for value, attributes, argument in entries:
         if "tf.aliasing_output" in attributes:
             claimed = [attributes["tf.aliasing_output"].value]
-        elif "jax.buffer_donor" in attributes:
+        elif argument.is_donated:
             claimed = [index for index in unclaimed if types[index] == str(value.type)][:1]
         else:
             claimed = []
