@@ -232,7 +232,8 @@ def _batch(
     """Returns the letter of the batch: that which the most flops of products have.
 
     It is none of the state's, which are the donated arguments, if there are others. Of several
-    letters it is that which comes first in its arguments: a sequence is in all products, too.
+    letters it is one of the fewest arguments, and there the first: a sequence is in all products,
+    too.
     """
     flops = collections.Counter[str]()
     for operation in reading.operations:
@@ -241,9 +242,11 @@ def _batch(
             flops[letter] += operation.flops * operation.times
 
     place: dict[str, int] = {}
+    num_arguments = collections.Counter[str]()
     of_state = set()
     known = set(of_dim.values())
     for argument, letters in zip(program.arguments, arguments, strict=True):
+        num_arguments.update(set(letters))
         for index, letter in enumerate(letters):
             if letter in known and letter != NONE:
                 place[letter] = min(index, place.get(letter, index))
@@ -251,7 +254,12 @@ def _batch(
                     of_state.add(letter)
     if not place:
         return None
-    return max(place, key=lambda letter: (letter not in of_state, flops[letter], -place[letter]))
+
+    def rank(letter: str) -> tuple[bool, float, int, int]:
+        is_data = letter not in of_state
+        return is_data, flops[letter], -num_arguments[letter], -place[letter]
+
+    return max(place, key=rank)
 
 
 def _with_parts(reading: Reading, of_dim: Mapping[Dim, str]) -> dict[Dim, str]:
