@@ -5,6 +5,7 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARC
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --program=step.export --topology=v5p:4x4x4 --out=PLAN
+python -m lingvo_gshard.plan --program=step.export --topology=v5p:4x4x4 --out=SEARCH --search
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators    # or compile, layers, capacity
 python -m lingvo_gshard.plan --table=sbp --topology=h100:1x8
@@ -51,6 +52,18 @@ _KERNEL_FLOPS = flags.DEFINE_multi_string(
     [],
     "What a run of a Pallas kernel of --program computes on a device, NAME=FLOPS, if its own "
     "cost_estimate does not say it, such as flash_attention=8.6e9; repeatable.",
+)
+_LETTERS = flags.DEFINE_multi_string(
+    "letters",
+    [],
+    "Letters of the dims of --program's arguments for --search, REGEX=LETTERS, such as "
+    "'.*mlp/wi=M H', where _ is never split; repeatable. Others are proposed.",
+)
+_AXES = flags.DEFINE_list(
+    "axes",
+    None,
+    "One or two axes of the meshes that --search tries for --program, that of the batch first; its "
+    "own by default, or data,model. --mesh fixes their sizes.",
 )
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Such as v3:32x32, which is 2048 cores, or h100:32x8, 32 hosts of 8 GPUs."
@@ -105,6 +118,8 @@ def main() -> None:
             _compare()
         elif _TABLE.value:
             _make_table(out)
+        elif _PROGRAM.value and _SEARCH.value:
+            _search_program(out)
         elif _PROGRAM.value:
             _plan_program(out)
         else:
@@ -124,8 +139,12 @@ def _check_flags() -> None:
     only_of_programs = (_MESH, _ROLE, _CATEGORY, _KERNEL_FLOPS)
     if not plans_a_program and any(flag.value for flag in only_of_programs):
         raise ValueError("--mesh, --role, --category and --kernel_flops need --program.")
-    if _SEARCH.value and not plans_a_model:
-        raise ValueError("--search needs --model, and excludes --table and --compare.")
+    if _SEARCH.value and not (plans_a_model or plans_a_program):
+        raise ValueError("--search needs --model or --program, and excludes --table and --compare.")
+    if _SEARCH.value and _KERNEL_FLOPS.value:
+        raise ValueError("--kernel_flops is not for --search.")
+    if (_LETTERS.value or _AXES.value) and not (plans_a_program and _SEARCH.value):
+        raise ValueError("--letters and --axes need --program and --search.")
     if _TOPOLOGY.value and not (plans_a_model or plans_a_program or _TABLE.value == "sbp"):
         raise ValueError("--topology needs --model, --program or --table=sbp.")
     if _SAVE.value and (_SEARCH.value or not plans_a_model):
@@ -233,6 +252,25 @@ def _plan_program(out: pathlib.Path) -> None:
         kernel_flops=_KERNEL_FLOPS.value,
     )
     _tell(any_program.text(plan))
+
+
+def _search_program(out: pathlib.Path) -> None:
+    """Searches for tables of --program that split it better, and writes what it found into --out."""
+    with environment.quiet_stderr():
+        from lingvo_gshard.planning import foreign_search
+
+    found = foreign_search.of_file(
+        storage.path(_PROGRAM.value or ""),
+        _TOPOLOGY.value or "",
+        letters=_LETTERS.value,
+        axes=_AXES.value or (),
+        mesh=_MESH.value,
+        roles=_ROLE.value,
+        categories=_CATEGORY.value,
+        progress=_tell,
+    )
+    foreign_search.save(found, out)
+    _tell("\n" + foreign_search.search_text(found))
 
 
 def _request(model: str, topology: str) -> Any:
