@@ -255,7 +255,7 @@ def _plan_program(out: pathlib.Path) -> None:
 
 
 def _search_program(out: pathlib.Path) -> None:
-    """Searches for tables of --program that split it better, and writes what it found into --out."""
+    """Searches for tables that split --program better, and writes what it found into --out."""
     with environment.quiet_stderr():
         from lingvo_gshard.planning import foreign_search
 
