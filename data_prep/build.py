@@ -45,6 +45,7 @@ _SETTINGS = (
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
     flags.DEFINE_integer("target_vocab_size", None, "Pieces of the target vocabulary."),
     flags.DEFINE_integer("text_vocab_size", None, "Pieces of the vocabulary of documents."),
+    flags.DEFINE_string("vocabulary", None, "A tokenizer's folder or .model, instead of learning."),
     flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "SentencePiece's algorithm."),
     flags.DEFINE_float("character_coverage", None, "Share of the characters that get pieces."),
     flags.DEFINE_integer("max_vocab_sentences", None, "Sentences that vocabularies learn from."),

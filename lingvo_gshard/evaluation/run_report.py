@@ -18,6 +18,7 @@ from lingvo_gshard.files import atomic_file, lock, storage, table
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import plan
 from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.published import factors_text
 from lingvo_gshard.runs import expert_load
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.train.run_times import RUN_TIMES, Goodput, goodput
@@ -323,11 +324,11 @@ def _speed(facts: RunFacts, results: _Results) -> Section:
     ]
     if results.plan is not None:
         rows.append(_planned(results.plan, "roofline", 1.0, gflop))
-        share = results.plan.measured_share
-        if share is not None:
-            name = "at the share of it that the paper measured of such layers"
-            rows.append(_planned(results.plan, name, share, gflop))
-        return Section("Speed", _SPEED, (html_page.rows(rows),))
+        factor = results.plan.factor
+        if factor is not None:
+            rows.append(_planned(results.plan, "expected", factor.value, gflop))
+        basis = html_page.paragraph(factors_text.basis(results.plan.topology))
+        return Section("Speed", _SPEED, (html_page.rows(rows), basis))
 
     folder = shlex.quote(str(results.plan_folder))
     command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={folder}"

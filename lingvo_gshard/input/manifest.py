@@ -52,10 +52,11 @@ class Kind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A SentencePiece model and its number of pieces."""
+    """A SentencePiece model, and its number of pieces with rows in a model's tables."""
 
     file: File
     size: int
+    languages: tuple[str, ...] = ()  # The codes of those that it has tokens of.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,6 +164,10 @@ def experiment_params(launch: Launch) -> Params:
                 f"the data with --{name}={wanted}."
             )
         params.task.Set(**{name: size})
+
+    # A translation into one of many languages begins with the token of its own.
+    if launch.facts.language_tokens and "decode" in params:
+        params.decode.forces_first = True
     return params
 
 
