@@ -84,6 +84,9 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
         flag.name: flag.value for flag in _SETTINGS if flag.value is not None
     }
 
+    if folder is not None and folder.resolve() == pathlib.Path(_OUT.value).resolve():
+        raise ValueError(f"--out={_OUT.value} is the folder of --input; choose another.")
+
     if _CONFIG.value is not None:
         return config.load(pathlib.Path(_CONFIG.value).absolute(), settings, folder)
     if folder is None:

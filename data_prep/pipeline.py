@@ -48,7 +48,7 @@ from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Source
 from data_prep.text_chunks import Chunk
 from data_prep.vocabulary import Side
-from lingvo_gshard.files import digests, storage
+from lingvo_gshard.files import digests, lock, storage
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.normalization import Normalization
@@ -65,6 +65,7 @@ class Step(enum.StrEnum):
     REPORT = enum.auto()
 
 
+_LOCK = "build.lock"
 _UNFINISHED = ".unfinished"
 # Another name whenever results become others: those of an older version are not continued.
 _RESULTS = "results-2"
@@ -150,8 +151,20 @@ def run_through(
     """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
 
     Raises ValueError if text cannot be read, if no example is left, if the folder was begun with
-    another plan, or if files of a finished folder are gone.
+    another plan, if files of a finished folder are gone, or if another process builds in it.
     """
+    with lock.held(out_dir, "builds in this folder", out_dir / _LOCK):
+        _run_locked(last, sources, out_dir, config, engine)
+
+
+def _run_locked(
+    last: Step,
+    sources: Sequence[Source],
+    out_dir: pathlib.Path,
+    config: BuildConfig,
+    engine: Engine,
+) -> None:
+    """Runs the steps up to `last` in a folder that no other process writes."""
     runs.claim(out_dir, sources, config, _OUTPUTS)
     storage.publish(out_dir)  # Fails before the work is done, not after it.
 

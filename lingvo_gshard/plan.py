@@ -15,6 +15,7 @@ python -m lingvo_gshard.plan --table=lm --out=LANGUAGE_MODELS
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
 
+import contextlib
 import os
 import pathlib
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard import cli, registry
-from lingvo_gshard.files import storage
+from lingvo_gshard.files import lock, storage
 from lingvo_gshard.spmd import environment
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")
@@ -113,7 +114,7 @@ def main() -> None:
     """Checks the flags, then computes what they ask for and prints each part once it is known."""
     _check_flags()
     environment.prepare(8)  # The virtual devices that Table 4's operators are compiled for.
-    with storage.working(_OUT.value or "") as out:
+    with storage.working(_OUT.value or "") as out, _locked(out):
         if _COMPARE.value:
             _compare()
         elif _TABLE.value:
@@ -124,6 +125,13 @@ def main() -> None:
             _plan_program(out)
         else:
             _plan_model(out)
+
+
+def _locked(out: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Locks the folder of --out, if it is given."""
+    if _OUT.value is None:
+        return contextlib.nullcontext()
+    return lock.held(out, "plans in this folder", out / "plan.lock")
 
 
 def _check_flags() -> None:

@@ -20,6 +20,7 @@ _SHARED = {
     f"{_LIBRARY}.files.child_process",
     f"{_LIBRARY}.files.digests",
     f"{_LIBRARY}.files.json_records",
+    f"{_LIBRARY}.files.lock",
     f"{_LIBRARY}.files.storage",
     f"{_LIBRARY}.files.table",
     f"{_LIBRARY}.input.manifest",
