@@ -66,6 +66,10 @@ def train_params() -> Params:
     p.Define("warm_start_from", None, "A run's folder, exported file or index.", optional=str)
     rules = "Pairs (pattern of a weight's path, rule); the first pattern that matches applies."
     p.Define("warm_start_rules", ((r"theta\..*", "SAME"),), rules)
+    pieces = "Pairs (new piece, old ones with spaces), at whose mean BY_PIECE starts the new one."
+    p.Define("warm_start_pieces", (), pieces)
+    frozen = "The weights that stay as they are: a pattern of whole paths, as in warm_start_rules."
+    p.Define("frozen", None, frozen, optional=str)
     return p
 
 
