@@ -75,14 +75,17 @@ def main() -> None:
 
 
 def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
-    """Returns what --input, --config and the flags that override it name."""
-    folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value)
+    """Returns what --input, --config and the flags that override it name, with absolute paths.
+
+    A build that is started again continues with the same text, whatever the working directory is.
+    """
+    folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value).absolute()
     settings: dict[str, Any] = {
         flag.name: flag.value for flag in _SETTINGS if flag.value is not None
     }
 
     if _CONFIG.value is not None:
-        return config.load(pathlib.Path(_CONFIG.value), settings, folder)
+        return config.load(pathlib.Path(_CONFIG.value).absolute(), settings, folder)
     if folder is None:
         raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
     made = config.BuildConfig(**settings)

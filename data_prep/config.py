@@ -368,7 +368,9 @@ def _check_format(name: Any, kind: Kind) -> None:
 
 
 def _matching_files(folder: pathlib.Path, pattern: Any) -> list[pathlib.Path]:
-    """Returns the files in `folder` that match a pattern, sorted."""
+    """Returns the files in `folder` that match a pattern, sorted; or the one of that very name."""
+    if os.path.isfile(folder / str(pattern)):
+        return [folder / str(pattern)]
     whole_pattern = pathlib.Path(glob.escape(str(folder)), str(pattern))  # Or an absolute pattern.
     paths = sorted(glob.glob(str(whole_pattern), recursive=True))
     return [pathlib.Path(path) for path in paths if os.path.isfile(path)]

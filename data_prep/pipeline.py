@@ -149,7 +149,7 @@ def run_through(
     Raises ValueError if text cannot be read, if no example is left, if the folder was begun with
     another plan, or if files of a finished folder are gone.
     """
-    runs.claim(out_dir, runs.plan(sources, config), _OUTPUTS)
+    runs.claim(out_dir, sources, config, _OUTPUTS)
     storage.publish(out_dir)  # Fails before the work is done, not after it.
 
     # Results name files in it, and a run in another working directory may continue.

@@ -89,9 +89,11 @@ def gaussian(
     )
 
 
-def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:
+def constant(
+    shape: tuple[int, ...], dims: str, value: float, *, share_used: float = 1.0
+) -> WeightSpec:
     """Returns the spec of a weight that starts as `value` everywhere."""
-    return WeightSpec(shape, dims, value, is_gaussian=False)
+    return WeightSpec(shape, dims, value, is_gaussian=False, share_used=share_used)
 
 
 class BaseLayer:
