@@ -31,6 +31,16 @@ ROOMS = {
         "train",
         "registry",
     ],
+    "hugging_face": [
+        "core",
+        "files",
+        "sharding",
+        "layers",
+        "model",
+        "checkpoints",
+        "runs",
+        "registry",
+    ],
     "planning": [
         "core",
         "files",
