@@ -40,6 +40,7 @@ _PROGRAMS = {
     "export_bundle.py",
     "generate.py",
     "gshard.py",
+    "import_model.py",
     "line_program.py",
     "plan.py",
     "serve.py",

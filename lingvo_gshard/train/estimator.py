@@ -374,7 +374,9 @@ class Estimator:
     def _first_state(self, restored: Restored | None, source: Input) -> NestedMap:
         """Returns the state to start from, and sets the input's state to match."""
         if restored is not None:
-            source.set_state(restored.input_state)
+            # Imported weights, of step 0, have no position in any data.
+            if restored.step > 0:
+                source.set_state(restored.input_state)
             logging.info("train: continues after step %d", restored.step)
             return restored.state
 
