@@ -11,6 +11,7 @@ python -m lingvo_gshard.plan --table=sbp --topology=h100:1x8
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY --both_readings
 python -m lingvo_gshard.plan --table=paper --plans=FAMILY
 python -m lingvo_gshard.plan --table=lm --out=LANGUAGE_MODELS
+python -m lingvo_gshard.plan --table=published --out=PUBLISHED
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
 
@@ -69,15 +70,33 @@ _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, sid
 _TABLE = flags.DEFINE_enum(
     "table",
     None,
-    ("operators", "sbp", "compile", "layers", "capacity", "paper", "scaling", "lm", "machines"),
+    (
+        "operators",
+        "sbp",
+        "compile",
+        "layers",
+        "capacity",
+        "paper",
+        "scaling",
+        "lm",
+        "published",
+        "machines",
+    ),
     "Tables of the paper, made here; OneFlow's (sbp); the tokens that full experts lose "
-    "(capacity); language models beside published rates (lm); --model on several machines.",
+    "(capacity); language models beside published rates (lm); all published steps that can be "
+    "rebuilt (published); --model on several machines.",
 )
 _PLANS = flags.DEFINE_string(
     "plans",
     None,
-    "A folder that --table=scaling or --table=lm has filled: --table=paper, --table=scaling and "
-    "--table=lm take the plans there as they are, and compile nothing.",
+    "A folder that --table=scaling, lm or published has filled: that table, and --table=paper with "
+    "scaling's, take the plans there as they are, and compile nothing.",
+)
+_KERNEL_FLOPS = flags.DEFINE_multi_string(
+    "kernel_flops",
+    [],
+    "The flops of one run, on one device, of a kernel of --program that does not tell its own: "
+    "NAME:FLOPS; repeatable.",
 )
 _BOTH_READINGS = flags.DEFINE_bool(
     "both_readings",
@@ -115,8 +134,9 @@ def _check_flags() -> None:
         raise ValueError(
             "give exactly one of --model, --program, --compare and --table; see --help."
         )
-    if not plans_a_program and (_MESH.value or _ROLE.value or _CATEGORY.value):
-        raise ValueError("--mesh, --role and --category need --program.")
+    of_programs = (_MESH, _ROLE, _CATEGORY, _KERNEL_FLOPS)
+    if not plans_a_program and any(flag.value for flag in of_programs):
+        raise ValueError("--mesh, --role, --category and --kernel_flops need --program.")
     if _SEARCH.value and not plans_a_model:
         raise ValueError("--search needs --model, and excludes --table and --compare.")
     if _TOPOLOGY.value and not (plans_a_model or plans_a_program or _TABLE.value == "sbp"):
@@ -140,7 +160,7 @@ def _check_needed_flags(plans_a_model: bool) -> None:
         needed = [_MODEL, _OUT]
     elif plans_a_model or _PROGRAM.value is not None:
         needed = [_TOPOLOGY, _OUT]
-    elif _TABLE.value in ("scaling", "lm") and _PLANS.value is None:
+    elif _TABLE.value in ("scaling", "lm", "published") and _PLANS.value is None:
         needed = [_OUT]
     else:
         needed = []
@@ -151,8 +171,8 @@ def _check_needed_flags(plans_a_model: bool) -> None:
 
 def _check_flags_of_tables() -> None:
     """Raises ValueError for flags that only some tables have."""
-    if _PLANS.value and _TABLE.value not in ("paper", "scaling", "lm"):
-        raise ValueError("--plans goes with --table=paper, --table=scaling and --table=lm.")
+    if _PLANS.value and _TABLE.value not in ("paper", "scaling", "lm", "published"):
+        raise ValueError("--plans goes with --table=paper, scaling, lm and published.")
     if _BOTH_READINGS.value and (_TABLE.value != "scaling" or _PLANS.value):
         raise ValueError("--both_readings goes with --table=scaling, without --plans.")
     if _NUM_DEVICES.value.bit_count() != 1:
@@ -195,6 +215,10 @@ def _make_table(out: pathlib.Path) -> None:
             commands.show_kept_language_models(kept, _tell)
         case "lm":
             commands.plan_language_models(_request, out, _tell)
+        case "published" if kept is not None:
+            commands.show_kept_published(kept, out if _OUT.value else None, _tell)
+        case "published":
+            commands.plan_published(_request, out, _tell)
         case "machines":
             model = _MODEL.value or ""
             commands.compare_machines(_request, model, _NUM_DEVICES.value, out, _tell)
@@ -217,7 +241,14 @@ def _plan_program(out: pathlib.Path) -> None:
 
     path = storage.path(_PROGRAM.value or "")
     topology = _TOPOLOGY.value or ""
-    plan = any_program.of_file(path, topology, _MESH.value, _ROLE.value, _CATEGORY.value)
+    plan = any_program.of_file(
+        path,
+        topology,
+        mesh=_MESH.value,
+        roles=_ROLE.value,
+        categories=_CATEGORY.value,
+        kernel_flops=_KERNEL_FLOPS.value,
+    )
     any_program.save(plan, out)
     _tell(any_program.text(plan))
 

@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard.files import atomic_file, table
+from lingvo_gshard.files import atomic_file, json_records, table
+from lingvo_gshard.hlo import kernels
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_module import num_bytes
 from lingvo_gshard.planning import patterns
@@ -94,6 +95,8 @@ def of(
     *,
     roles: Sequence[str] = (),
     categories: Sequence[str] = (),
+    kernel_flops: Sequence[str] = (),
+    device_order: Sequence[int] | None = None,
 ) -> AnyPlan:
     """Returns the plan of a call `jitted(*args)` on a topology.
 
@@ -104,12 +107,16 @@ def of(
       on: the topology's name, such as `v5p:4x4x4`.
       roles: `LABEL=REGEX` of arguments by name, such as `weights=params`.
       categories: `LABEL=REGEX` of operations by scope, such as `attention=/attn/`.
+      kernel_flops: `NAME:FLOPS` of one run on a device of kernels that do not tell their own.
+      device_order: the topology's device of each place in the mesh, flattened; 0, 1, 2, ... by
+        default.
 
-    Raises ValueError as topology.devices, topology.compile_foreign and patterns.assign, or if no
-    argument has a sharding. A program that is too large has a plan that tells by how much.
+    Raises ValueError as topology.devices, topology.compile_foreign, patterns.assign,
+    kernels.parse_flops and kernels.check_names, or if no argument has a sharding or the order is no
+    permutation. A program that is too large has a plan that tells by how much.
     """
     program = foreign.of_jitted(jitted, args, topology.platform(on))
-    return make(program, on, None, roles, categories)
+    return make(program, on, None, roles, categories, kernel_flops, device_order)
 
 
 def of_file(
@@ -118,10 +125,11 @@ def of_file(
     mesh: str | None,
     roles: Sequence[str],
     categories: Sequence[str],
+    kernel_flops: Sequence[str] = (),
 ) -> AnyPlan:
     """Returns the plan of the program in a file. Raises ValueError as foreign.read and `make`."""
     program = foreign.read(path, topology.platform(topology_name))
-    return make(program, topology_name, mesh, roles, categories)
+    return make(program, topology_name, mesh, roles, categories, kernel_flops)
 
 
 def make(
@@ -130,6 +138,8 @@ def make(
     mesh_text: str | None,
     roles: Sequence[str],
     categories: Sequence[str],
+    kernel_flops: Sequence[str] = (),
+    device_order: Sequence[int] | None = None,
 ) -> AnyPlan:
     """Returns the plan of a program, whose mesh a text such as `data:16,model:4` may name.
 
@@ -138,18 +148,21 @@ def make(
     # What can be wrong is found before the compiler takes minutes.
     capacity_gib = hardware.generation(topology_name).capacity_gib
     mesh = _mesh(program, topology_name, mesh_text)
+    if device_order is not None:
+        mesh = Mesh(mesh.axis_names, mesh.axis_sizes, tuple(device_order))
+    known_flops = kernels.parse_flops(kernel_flops)
     category_patterns = patterns.parse("--category", categories)
     by_role = _memory_by_role(program, roles)
 
     started = time.monotonic()
     try:
-        compiled = topology.compile_foreign(program, topology_name)
+        compiled = topology.compile_foreign(program, topology_name, mesh.devices)
     except topology.OutOfMemoryError as error:
         refusal = memory.parse_refusal(str(error.__cause__))
         return _refused(program, topology_name, mesh, by_role, capacity_gib, refusal, started)
     compile_secs = time.monotonic() - started
 
-    step = compiled_step.read(compiled)
+    step = compiled_step.read(compiled, known_flops)
     report = step.report
     peak_gib = report.peak_bytes / GIB
     cost = None
@@ -191,6 +204,17 @@ def save(plan: AnyPlan, folder: pathlib.Path) -> None:
     content = json.dumps(dataclasses.asdict(plan), indent=2)
     atomic_file.write(folder / PLAN_JSON, f"{content}\n")
     atomic_file.write(folder / "report.md", markdown(plan))
+
+
+def load(folder: pathlib.Path) -> AnyPlan:
+    """Returns a saved plan. Raises ValueError if there is none, or it is damaged or outdated."""
+    path = folder / PLAN_JSON
+    if not path.is_file():
+        raise ValueError(f"{folder}: no {PLAN_JSON} there.")
+    try:
+        return json_records.read(AnyPlan, json.loads(path.read_text()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or outdated ({error!r}); plan again.") from error
 
 
 def _refused(

@@ -89,8 +89,13 @@ def _fingerprint(request: Request) -> str:
         request.topology,
         request.partitioning,
     )
-    compilers = versions.installed([*saved_executable.PACKAGES, "tensorflow"])
-    return digests.of_json(repr((experiment, compilers)), _compiler_options(), digests.of_library())
+    return digests.of_json(repr(experiment), compilers(), digests.of_library())
+
+
+def compilers() -> list[object]:
+    """Returns the versions and the options of all that compiles, as JSON-able values."""
+    installed = versions.installed([*saved_executable.PACKAGES, "tensorflow"])
+    return [repr(installed), _compiler_options()]
 
 
 def _compiler_options() -> dict[str, list[str]]:

@@ -1,0 +1,1 @@
+"""Published training steps: their records, plans of them, and the bounds that follow."""
