@@ -14,7 +14,7 @@ import ftfy
 from data_prep import languages, tsv
 from data_prep.config import BuildConfig
 from data_prep.tsv import Example, Pair
-from lingvo_gshard.input.normalization import normalize
+from lingvo_gshard.input.normalization import Normalization
 
 # Kana, Han and Hangul. A character of these carries about as much as three of an alphabet.
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
@@ -80,9 +80,9 @@ def repair_sides(example: Example, own_scripts: frozenset[str]) -> Example:
     return tsv.with_sides(example, repaired)
 
 
-def normalize_sides(example: Example) -> Example:
+def normalize_sides(example: Example, normalization: Normalization = Normalization.NFKC) -> Example:
     """Returns an example with all sides normalized: see normalization.py."""
-    return tsv.with_sides(example, map(normalize, example.sides))
+    return tsv.with_sides(example, map(normalization.of, example.sides))
 
 
 def english_key(normalized: str) -> str:

@@ -30,6 +30,7 @@ from data_prep import (
     deduplication,
     directions,
     encoding,
+    given_vocabulary,
     report,
     runs,
     shards,
@@ -42,6 +43,7 @@ from data_prep.deduplication import Runner, Selected
 from data_prep.directions import Direction
 from data_prep.encoding import Encoded
 from data_prep.engines import Engine
+from data_prep.given_vocabulary import GivenVocabulary
 from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Source
 from data_prep.text_chunks import Chunk
@@ -49,6 +51,7 @@ from data_prep.vocabulary import Side
 from lingvo_gshard.files import digests, storage
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.normalization import Normalization
 
 
 class Step(enum.StrEnum):
@@ -81,11 +84,17 @@ class Job:
     work_dir: pathlib.Path  # Deleted at the end.
     config: BuildConfig
     run: Runner
+    given: GivenVocabulary | None = None  # Instead of vocabularies that are learned.
 
     @property
     def kind(self) -> Kind:
         """What the examples are."""
         return Kind(self.config.kind)
+
+    @property
+    def normalization(self) -> Normalization:
+        """The form in which training text is written."""
+        return Normalization.NFKC if self.given is None else self.given.normalization
 
     @property
     def max_pieces(self) -> float:
@@ -94,7 +103,7 @@ class Job:
 
     def directions_of(self, language: str, corpus: "Corpus") -> list[Direction]:
         """Returns a language's directions. Only languages with training text are targets."""
-        of_language = directions.of(language, self.config.directions)
+        of_language = directions.of(language, self.config.directions, self.given)
         if ("train", language) in corpus.chunks:
             return of_language
         return [direction for direction in of_language if not direction.from_english]
@@ -140,7 +149,7 @@ def run_through(
     Raises ValueError if text cannot be read, if no example is left, if the folder was begun with
     another plan, or if files of a finished folder are gone.
     """
-    runs.claim(out_dir, runs.plan(sources, config), _OUTPUTS)
+    runs.claim(out_dir, sources, config, _OUTPUTS)
     storage.publish(out_dir)  # Fails before the work is done, not after it.
 
     # Results name files in it, and a run in another working directory may continue.
@@ -155,12 +164,19 @@ def run_through(
     if work_dir.exists():
         logging.info("%s: continuing where an earlier run stopped", out_dir)
     run = partial(runs.run_tasks, work_dir / "results", engine)
-    _build(Job(sources, out_dir, work_dir, config, run), last)
+    given = None
+    if config.vocabulary:
+        given = given_vocabulary.read(
+            config.vocabulary, out_dir, config.new_languages, config.language_tokens
+        )
+    _build(Job(sources, out_dir, work_dir, config, run, given), last)
 
 
 def _build(job: Job, last: Step) -> None:
     """Runs the steps up to `last`. Tasks that an earlier run has done are not repeated."""
     scripts = survey(job)
+    if job.given is not None:
+        job.given.check(scripts)
     if last is Step.SURVEY:
         return
 
@@ -197,7 +213,7 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
     for source in job.sources:
         for span in source.spans():
             calls[source, span] = partial(
-                source_cleaning.clean, source, span, folder, scripts, job.config
+                source_cleaning.clean, source, span, folder, scripts, job.config, job.normalization
             )
 
     # A source's limit of malformed lines is for the whole of it.
@@ -256,7 +272,13 @@ def select(job: Job, corpus: Corpus) -> dict[str, Selected]:
 def train_vocabularies(
     job: Job, corpus: Corpus, selected: dict[str, Selected]
 ) -> dict[Side, manifest.Vocabulary]:
-    """Draws text from all languages, and trains the vocabularies of all sides on it."""
+    """Draws text from all languages, and trains the vocabularies of all sides on it.
+
+    A vocabulary that is given is that of both sides.
+    """
+    if job.given is not None:
+        return {side: job.given.vocabulary for side in vocabulary.SIDES[job.kind]}
+
     config = job.config
     counts = [of_language.block_sizes.total() for of_language in selected.values()]
     quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)

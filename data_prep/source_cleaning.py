@@ -17,6 +17,7 @@ from data_prep.config import BuildConfig
 from data_prep.sources import Row, Source
 from data_prep.text_chunks import Chunk, ChunkWriter
 from data_prep.tsv import Example, Malformed
+from lingvo_gshard.input.normalization import Normalization
 
 _SURVEYED_ROWS = 2000  # Of each source: enough to tell its scripts.
 _LOGGED_LINES = 10
@@ -76,11 +77,12 @@ def clean(
     folder: pathlib.Path,
     scripts: Mapping[str, frozenset[str]],
     config: BuildConfig,
+    normalization: Normalization = Normalization.NFKC,
 ) -> Cleaned:
     """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
 
-    Training text is written normalized, dev and test unchanged. Raises ValueError if the source
-    cannot be read.
+    Training text is written normalized as its vocabulary wants it, dev and test unchanged. Raises
+    ValueError if the source cannot be read.
     """
     cleaned = Cleaned()
     known_scripts = dict(scripts)
@@ -99,7 +101,7 @@ def clean(
 
             # Dev and test measure, so they stay as they are; they lose only what has no text.
             if split == "train":
-                written = normalized
+                written = cleaning.normalize_sides(repaired, normalization)
                 rule = cleaning.broken_rule(normalized, language, own_scripts, config)
             else:
                 written = example

@@ -19,6 +19,8 @@ bundle, of a model that translates. It takes text and gives text, on one device,
     python -m lingvo_gshard.export_bundle --from_bundle=BUNDLE --export_saved_model=DIR
 """
 
+import shlex
+
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
@@ -66,7 +68,7 @@ def main() -> None:
     from lingvo_gshard.decoding import bundle
 
     program = bundle.load_spec(folder).command
-    command = f"python -m lingvo_gshard.{program} --bundle={folder} < in.txt > out.txt"
+    command = f"python -m lingvo_gshard.{program} --bundle={shlex.quote(folder)} < in.txt > out.txt"
     print(f"Wrote {folder}: {command}")
 
 

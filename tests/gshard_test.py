@@ -39,6 +39,24 @@ def test_a_program_gets_its_flags_and_tells_mistakes_in_one_line(args, message):
     assert done.stderr.startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("compare", "--run=a=/no"), "gshard compare: sacrebleu is not installed; `pip install "),
+        (("translate", "--logdir=/no"), "translate: sentencepiece is not installed; `pip install "),
+    ],
+)
+def test_without_the_packages_of_training_a_program_says_which_extra_has_them(args, message):
+    code = "import sys\n"
+    for package in ("sacrebleu", "sentencepiece"):
+        code += f"sys.modules[{package!r}] = None\n"
+    code += "from lingvo_gshard import gshard\ngshard.run()"
+    command = [sys.executable, "-c", code, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(message) and "'lingvo_gshard[train]'" in done.stderr
+
+
 def test_help_is_that_of_the_program():
     done = _gshard("serve", "--help")
     assert done.returncode == 0 and "python -m lingvo_gshard.serve --bundle=DIR" in done.stdout

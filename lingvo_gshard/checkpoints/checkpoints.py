@@ -25,7 +25,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from lingvo_gshard.checkpoints import averages, stored
+from lingvo_gshard.checkpoints import averages, epath_glob, stored
 from lingvo_gshard.checkpoints.fingerprints import fingerprint
 from lingvo_gshard.checkpoints.stored import DamagedCheckpointError, SavedArray, Stored
 from lingvo_gshard.core.hyperparams import Params
@@ -40,6 +40,7 @@ _COMMITTED = "commit_success.txt"  # The name is Orbax's.
 # The folder that a save writes, or leaves behind if it is killed.
 _OF_A_SAVE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")
 _SECS_PER_HOUR = 3600
+epath_glob.correct()  # Orbax lists a checkpoint's parts by it.
 _Result = TypeVar("_Result")
 
 

@@ -27,6 +27,7 @@ from lingvo_gshard.planning.compiled import compiled_step, kinds, memory, roofli
 from lingvo_gshard.planning.compiled.categories import source
 from lingvo_gshard.planning.estimate import hardware, networks
 from lingvo_gshard.planning.plan import GIB, Buffer, StepCost, Times
+from lingvo_gshard.planning.published import factors, factors_text
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import foreign, topology
 from lingvo_gshard.spmd.foreign import ForeignExecutable, ForeignProgram
@@ -199,9 +200,18 @@ def make(
 
 
 def save(plan: AnyPlan, folder: pathlib.Path) -> None:
-    """Writes folder/program_plan.json, the plan's fields, and folder/report.md."""
+    """Writes folder/program_plan.json, the plan's fields and its expected time; folder/report.md.
+
+    Raises ValueError as factors.of_topology.
+    """
+    values = dataclasses.asdict(plan)
+    factor = factors.of_topology(plan.topology)
+    values["expected"] = None
+    if factor is not None and plan.cost is not None:
+        values["expected"] = factor.as_json(plan.cost.step_secs)
+
     folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(dataclasses.asdict(plan), indent=2)
+    content = json.dumps(values, indent=2)
     atomic_file.write(folder / PLAN_JSON, f"{content}\n")
     atomic_file.write(folder / "report.md", markdown(plan))
 
@@ -369,9 +379,15 @@ def _cost_lines(plan: AnyPlan, cost: StepCost) -> Iterator[str]:
     yield _times_table("of a call", plan.secs_by_pass, None)
     flops = sum(cost.flops_per_core.values())
     yield (
-        f"at the roofline: {1e3 * cost.step_secs:.3g} ms a call, products "
+        f"bound, at the roofline: {1e3 * cost.step_secs:.3g} ms a call, products "
         f"{flops / 1e12:.3g} Tflop a device"
     )
+    # Published are steps of training.
+    factor = factors.of_topology(plan.topology)
+    if factor is not None:
+        secs = factors_text.expected_secs(factor, cost.step_secs, "call")
+        yield f"expected, if a call is a training step: {secs}"
+    yield factors_text.basis(plan.topology)
     if cost.overlapped_secs:
         yield f"  {1e3 * cost.overlapped_secs:.3g} ms of the network lie beside computation"
     for kernel in cost.uncounted_kernels:

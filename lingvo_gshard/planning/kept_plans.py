@@ -34,6 +34,9 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
     # A plan of another experiment, or by other code or compilers, counts as none.
     fingerprint = _fingerprint(request)
     kept = _load(folder, fingerprint)
+    if kept is not None:
+        # Expected times follow the published records, of which there may be more by now.
+        _write(kept, folder)
 
     for name in request.programs:
         if kept is not None and name in kept.programs:
@@ -48,15 +51,20 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
         # between counts as none.
         fingerprint_file = folder / "fingerprint"
         fingerprint_file.unlink(missing_ok=True)
-        plan.save(kept, folder)
+        _write(kept, folder)
         if name == plan.TRAIN:
             # Pictures are those of the training step alone.
             plan_pictures.draw_step(kept, folder)
-        (folder / "report.md").write_text(plan_text.markdown(kept))
         fingerprint_file.write_text(fingerprint)
 
     assert kept is not None  # A request has a program.
     return kept
+
+
+def _write(made: Plan, folder: pathlib.Path) -> None:
+    """Writes a plan and its text."""
+    plan.save(made, folder)
+    (folder / "report.md").write_text(plan_text.markdown(made))
 
 
 def _load(folder: pathlib.Path, fingerprint: str) -> Plan | None:

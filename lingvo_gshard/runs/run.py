@@ -95,9 +95,10 @@ class Run:
             input_lengths=sentences.lengths(longest, f"decode.max_{input_name}_len"),
             num_best=p.decode.num_best,
             num_partitions=partitioning.mesh.num_partitions,
-            targets=source.targets,
+            targets=tuple(target.languages) or source.targets,
             kind=kind,
             is_sampled=p.decode.temperature is not None,
+            sources=tuple(source.languages),
         )
         decoder = Decoder(
             spec,

@@ -98,10 +98,13 @@ def devices(name: str) -> list[Any]:
 
     # A better message than JAX's, which names a plugin.
     if not is_installed(name):
-        compiler, target = ("GPU", "setup-plan-gpu") if is_gpu(name) else ("TPU", "setup-tpu")
+        if is_gpu(name):
+            compiler, extra, target = "GPU", "plan-gpu", "setup-plan-gpu"
+        else:
+            compiler, extra, target = "TPU", "plan", "setup-tpu"
         raise ValueError(
-            f"topology {name}: the {compiler} compiler is not installed; `make {target}` installs "
-            "it."
+            f"topology {name}: the {compiler} compiler is not installed; `pip install "
+            f"'lingvo_gshard[{extra}]'`, or `make {target}` in a checkout, installs it."
         )
 
     # The compiler knows which sizes there are.

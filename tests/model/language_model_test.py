@@ -84,10 +84,20 @@ def _forced(task, theta, prompts, ids_BS, lengths_B):
     return found
 
 
-@pytest.mark.parametrize("name", _TASKS)
+_BEAM = {"beam_size": 3}
+_SAMPLES = {"beam_size": 1, "temperature": 0.8, "top_k": 9, "top_p": 0.7}
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{"beam_size": 3}, {"beam_size": 1, "temperature": 0.8, "top_k": 9, "top_p": 0.7}],
+    ("name", "settings"),
+    [
+        ("sinusoids", _BEAM),
+        ("rotary", _SAMPLES),
+        ("bias", _BEAM),
+        pytest.param("sinusoids", _SAMPLES, marks=pytest.mark.slow),
+        pytest.param("rotary", _BEAM, marks=pytest.mark.slow),
+        pytest.param("bias", _SAMPLES, marks=pytest.mark.slow),
+    ],
 )
 def test_decoding_equals_teacher_forcing(name, settings):
     """Prompts differ in length, and the last row has none."""

@@ -115,7 +115,9 @@ def test_every_way_equals_unrolled(step_of, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [*(pytest.param(count, marks=pytest.mark.exhaustive) for count in (2, 8)), 4]
+)
 def test_partitioned_loop_equals_unrolled(step_of, num_partitions):
     got = step_of(_LOOP, num_partitions)(_start())
     want = step_of(_PLAIN, 1)(_start())

@@ -1,5 +1,6 @@
 """Plans of programs that are not this project's, from jax.jit and from files."""
 
+import dataclasses
 import importlib.util
 import json
 
@@ -11,8 +12,10 @@ from jax import export
 
 from lingvo_gshard.planning import any_program
 from lingvo_gshard.planning.plan import GIB
+from lingvo_gshard.planning.published import factors
 from lingvo_gshard.spmd import foreign, topology
-from tests.planning import foreign_models, tiny
+from tests.planning import foreign_models, published_steps, tiny
+from tests.planning.published_steps import record
 
 _ROLES = ("weights=params", "moments=moments", "batch=^batch")
 
@@ -117,6 +120,30 @@ def test_the_text_shows_roles_and_categories(plan, tmp_path):
     any_program.save(plan, tmp_path)
     assert json.loads((tmp_path / any_program.PLAN_JSON).read_text())["fits"] is True
     assert text in (tmp_path / "report.md").read_text()
+
+
+def test_what_is_expected_of_a_step_stands_beside_the_bound(plan, monkeypatch, tmp_path):
+    records = [record("a", 0.4), record("b", 0.7), record("c", 0.9)]
+    path = published_steps.write(tmp_path / "bounds.json", *records)
+    monkeypatch.setattr(factors, "BOUNDS", path)
+    bound_secs = plan.cost.step_secs
+    known = dataclasses.replace(plan, topology="v3:2x2")
+    assert "bound, at the roofline: " in any_program.text(known)
+    line = (
+        f"expected, if a call is a training step: {bound_secs / 0.6:.3g} s a call "
+        f"({bound_secs / 0.9:.3g} to {bound_secs / 0.4:.3g})"
+    )
+    assert line in any_program.text(known).splitlines()
+
+    any_program.save(known, tmp_path)
+    values = json.loads((tmp_path / any_program.PLAN_JSON).read_text())
+    assert values["expected"]["step_secs"] == pytest.approx(bound_secs / 0.6)
+
+    # Of another machine there is the bound alone.
+    unknown = dataclasses.replace(plan, topology="v4:2x2x1")
+    assert "expected on v4: unknown, for want of published steps" in any_program.text(unknown)
+    any_program.save(unknown, tmp_path)
+    assert json.loads((tmp_path / any_program.PLAN_JSON).read_text())["expected"] is None
 
 
 def test_all_files_of_a_program_have_one_plan(cpu, tmp_path):

@@ -289,7 +289,9 @@ def test_einsums(num_partitions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
+)
 @pytest.mark.parametrize("sizes", _EINSUM_SIZES)
 def test_einsums_split_in_all_ways(num_partitions, sizes):
     ways = ["".join(split) for split in itertools.product("_bmk", "_bkn", "_bmn")]

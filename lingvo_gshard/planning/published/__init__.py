@@ -1,1 +1,1 @@
-"""Published training steps: their records, plans of them, and the bounds that follow."""
+"""Steps that others measured and published, beside our plans of them."""

@@ -15,6 +15,7 @@ from lingvo_gshard.planning import kept_plans
 from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.plan import Plan, StepCost
 from lingvo_gshard.planning.published import rebuilt, records
+from lingvo_gshard.planning.published.factors import Bound
 from lingvo_gshard.planning.published.records import Record
 from lingvo_gshard.planning.request import Ask
 from lingvo_gshard.planning.tables import as_printed, family, language_models
@@ -39,21 +40,6 @@ _HALF_ROWS = "if the batch counts the tokens of both sides"
 
 
 @dataclasses.dataclass(frozen=True)
-class Bound:
-    """A published step whose plan is a bound: an entry of bounds.json."""
-
-    id: str
-    machine: str  # Such as `v5e`.
-    topology: str
-    model: str
-    devices: int
-    bound_secs: float
-    products_secs: float  # The part of matrix products, at the peak rate.
-    measured_secs: float
-    source: str  # The project, and the place there.
-
-
-@dataclasses.dataclass(frozen=True)
 class Step:
     """A published step beside the plan of it."""
 
@@ -61,10 +47,13 @@ class Step:
     topology: str
     model: str
     devices: int
-    measured_secs: float
+    measured_secs: float | None  # None if it is only known whether it ran.
     source: str
     cost: StepCost | None  # None if it does not fit.
+    gib: float  # What the plan needs of a device.
+    capacity_gib: float
     compile_secs: float
+    ran: bool = True  # False if it was published that it ran out of memory.
     differs: tuple[str, ...] = ()  # What the plan has otherwise than the source.
     no_bound: str | None = None  # Why the plan is known to be no bound of it.
 
@@ -75,13 +64,15 @@ class Step:
 
     @property
     def share(self) -> float | None:
-        """The plan's time over the measured one; None if the plan does not fit."""
-        return None if self.cost is None else self.cost.step_secs / self.measured_secs
+        """The plan's time over the measured one; None without both."""
+        if self.cost is None or self.measured_secs is None:
+            return None
+        return self.cost.step_secs / self.measured_secs
 
     @property
     def bound(self) -> Bound | None:
-        """The entry of bounds.json; None if the plan is no bound or does not fit."""
-        if self.cost is None or self.no_bound is not None:
+        """The entry of bounds.json; None without a measured time or a plan that is a bound."""
+        if self.cost is None or self.measured_secs is None or self.no_bound is not None:
             return None
         return Bound(
             id=self.id,
@@ -182,7 +173,10 @@ def _of_record(record: Record, made: AnyPlan) -> Step:
         measured_secs=record.measured_secs,
         source=record.source,
         cost=made.cost,
+        gib=made.memory_gib.peak,
+        capacity_gib=made.memory_gib.capacity,
         compile_secs=made.compile_secs,
+        ran=record.fits,
         differs=record.differs,
         no_bound=no_bound,
     )
@@ -199,6 +193,8 @@ def _of_language_model(run: PublishedRun, made: Plan) -> Step:
         measured_secs=made.step.batch.target_tokens / run.tokens_per_sec,
         source=_LINGVO_SOURCE if is_lingvos else _GLAM_SOURCE,
         cost=made.step.cost,
+        gib=made.step.memory_gib.peak,
+        capacity_gib=made.step.memory_gib.capacity,
         compile_secs=made.step.compile_secs,
         no_bound=None if is_lingvos else _PERMUTES,
     )
@@ -215,6 +211,8 @@ def _of_paper(run: PaperRun, made: Plan, reading: str) -> Step:
         measured_secs=1 / run.steps_per_sec,
         source=_GSHARD_SOURCE,
         cost=made.step.cost,
+        gib=made.step.memory_gib.peak,
+        capacity_gib=made.step.memory_gib.capacity,
         compile_secs=made.step.compile_secs,
         no_bound=f"the paper does not tell what its batches count; this is {reading}",
     )

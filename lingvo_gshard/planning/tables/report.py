@@ -40,6 +40,9 @@ _MACHINE_FIGURES = {
     "peak GiB": "peak GiB",
     "capacity GiB": "capacity GiB",
     "roofline step ms": "step ms at the roofline",
+    "expected ms": "expected step ms",
+    "expected, at least ms": "at least",
+    "expected, at most ms": "at most",
     "roofline compute ms": "compute ms",
     "roofline memory ms": "memory ms",
     "roofline network ms": "network ms",
@@ -165,12 +168,13 @@ def machine_line(machine: Machine) -> str:
 
 
 def machines_table(machines: Iterable[Machine]) -> str:
-    """Returns machines side by side, without those that have no compiler here."""
-    columns: dict[str, dict[str, float]] = {}
-    for machine in machines:
-        if machine.plan is not None:
-            columns[machine.topology] = _machine_figures(machine.plan)
-    return plan_text.side_by_side(columns)
+    """Returns machines side by side, without those that have no compiler here.
+
+    Below are what the expected times rest on, and which machines have none.
+    """
+    plans = [machine.plan for machine in machines if machine.plan is not None]
+    columns = {plan.topology: _machine_figures(plan) for plan in plans}
+    return "\n".join([plan_text.side_by_side(columns), *plan_text.expectations(plans)])
 
 
 def _machine_figures(plan: Plan) -> dict[str, float]:
@@ -178,6 +182,8 @@ def _machine_figures(plan: Plan) -> dict[str, float]:
     column = {row: figures[name] for name, row in _MACHINE_FIGURES.items() if name in figures}
     if plan.step.cost is not None:
         column["device-hours for 10^12 tokens"] = _HOURS_PER_YEAR * plan.core_years()
+        if plan.factor is not None:
+            column["expected device-hours"] = _HOURS_PER_YEAR * plan.core_years(plan.factor.value)
     return column
 
 

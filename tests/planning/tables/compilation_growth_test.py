@@ -110,6 +110,7 @@ def test_the_table_gives_the_growth(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sixty_layers_cost_little_more_than_twelve():
     requests = [compilation_growth.request(8, num_layers) for num_layers in (4, 12, 60)]
     if not topology.is_installed("v3"):
