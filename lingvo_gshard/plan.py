@@ -172,7 +172,9 @@ def _check_needed_flags(plans_a_model: bool) -> None:
 def _check_flags_of_tables() -> None:
     """Raises ValueError for flags that only some tables have."""
     if _PLANS.value and _TABLE.value not in ("paper", "scaling", "lm", "published"):
-        raise ValueError("--plans goes with --table=paper, scaling, lm and published.")
+        raise ValueError(
+            "--plans goes with --table=paper, --table=scaling, --table=lm and --table=published."
+        )
     if _BOTH_READINGS.value and (_TABLE.value != "scaling" or _PLANS.value):
         raise ValueError("--both_readings goes with --table=scaling, without --plans.")
     if _NUM_DEVICES.value.bit_count() != 1:
@@ -192,10 +194,12 @@ def _compare() -> None:
 
 
 def _make_table(out: pathlib.Path) -> None:
-    """Prints the table of --table."""
+    """Prints the table of --table, compiling what it needs."""
     from lingvo_gshard.planning import commands
 
-    kept = storage.path(_PLANS.value) if _PLANS.value else None
+    if _PLANS.value or _TABLE.value == "paper":
+        _show_table(out if _OUT.value else None)
+        return
     match _TABLE.value:
         case "operators":
             commands.compile_operators(_tell)
@@ -205,23 +209,34 @@ def _make_table(out: pathlib.Path) -> None:
             commands.compile_growing(_TABLE.value, _tell)
         case "capacity":
             commands.simulate_capacities(_tell)
-        case "paper":
-            commands.show_paper(kept, out if _OUT.value else None, _tell)
-        case "scaling" if kept is not None:
-            commands.show_kept_family(kept, out if _OUT.value else None, _tell)
         case "scaling":
             commands.plan_family(_request, out, _BOTH_READINGS.value, _tell)
-        case "lm" if kept is not None:
-            commands.show_kept_language_models(kept, _tell)
         case "lm":
             commands.plan_language_models(_request, out, _tell)
-        case "published" if kept is not None:
-            commands.show_kept_published(kept, out if _OUT.value else None, _tell)
         case "published":
             commands.plan_published(_request, out, _tell)
         case "machines":
             model = _MODEL.value or ""
             commands.compare_machines(_request, model, _NUM_DEVICES.value, out, _tell)
+
+
+def _show_table(out: pathlib.Path | None) -> None:
+    """Prints a table of plans that are kept in --plans, if any; what is drawn goes into `out`."""
+    from lingvo_gshard.planning import commands
+
+    if _PLANS.value is None:
+        commands.show_paper(None, out, _tell)
+        return
+    kept = storage.path(_PLANS.value)
+    match _TABLE.value:
+        case "paper":
+            commands.show_paper(kept, out, _tell)
+        case "scaling":
+            commands.show_kept_family(kept, out, _tell)
+        case "lm":
+            commands.show_kept_language_models(kept, _tell)
+        case "published":
+            commands.show_kept_published(kept, out, _tell)
 
 
 def _plan_model(out: pathlib.Path) -> None:
