@@ -12,6 +12,7 @@ python -m lingvo_gshard.plan --table=sbp --topology=h100:1x8
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY --both_readings
 python -m lingvo_gshard.plan --table=paper --plans=FAMILY
 python -m lingvo_gshard.plan --table=lm --out=LANGUAGE_MODELS
+python -m lingvo_gshard.plan --table=published --out=PUBLISHED
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
 
@@ -89,15 +90,33 @@ _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, sid
 _TABLE = flags.DEFINE_enum(
     "table",
     None,
-    ("operators", "sbp", "compile", "layers", "capacity", "paper", "scaling", "lm", "machines"),
+    (
+        "operators",
+        "sbp",
+        "compile",
+        "layers",
+        "capacity",
+        "paper",
+        "scaling",
+        "lm",
+        "published",
+        "machines",
+    ),
     "Tables of the paper, made here; OneFlow's (sbp); the tokens that full experts lose "
-    "(capacity); language models beside published rates (lm); --model on several machines.",
+    "(capacity); language models beside published rates (lm); all published steps that can be "
+    "rebuilt (published); --model on several machines.",
 )
 _PLANS = flags.DEFINE_string(
     "plans",
     None,
-    "A folder that --table=scaling or --table=lm has filled: --table=paper, --table=scaling and "
-    "--table=lm take the plans there as they are, and compile nothing.",
+    "A folder that --table=scaling, lm or published has filled: that table, and --table=paper with "
+    "scaling's, take the plans there as they are, and compile nothing.",
+)
+_KERNEL_FLOPS = flags.DEFINE_multi_string(
+    "kernel_flops",
+    [],
+    "The flops of one run, on one device, of a kernel of --program that does not tell its own: "
+    "NAME:FLOPS; repeatable.",
 )
 _BOTH_READINGS = flags.DEFINE_bool(
     "both_readings",
@@ -174,7 +193,7 @@ def _check_needed_flags(plans_a_model: bool) -> None:
         needed = [_MODEL, _OUT]
     elif plans_a_model or _PROGRAM.value is not None:
         needed = [_TOPOLOGY, _OUT]
-    elif _TABLE.value in ("scaling", "lm") and _PLANS.value is None:
+    elif _TABLE.value in ("scaling", "lm", "published") and _PLANS.value is None:
         needed = [_OUT]
     else:
         needed = []
@@ -185,8 +204,10 @@ def _check_needed_flags(plans_a_model: bool) -> None:
 
 def _check_flags_of_tables() -> None:
     """Raises ValueError for flags that only some tables have."""
-    if _PLANS.value and _TABLE.value not in ("paper", "scaling", "lm"):
-        raise ValueError("--plans goes with --table=paper, --table=scaling and --table=lm.")
+    if _PLANS.value and _TABLE.value not in ("paper", "scaling", "lm", "published"):
+        raise ValueError(
+            "--plans goes with --table=paper, --table=scaling, --table=lm and --table=published."
+        )
     if _BOTH_READINGS.value and (_TABLE.value != "scaling" or _PLANS.value):
         raise ValueError("--both_readings goes with --table=scaling, without --plans.")
     if _NUM_DEVICES.value.bit_count() != 1:
@@ -206,10 +227,12 @@ def _compare() -> None:
 
 
 def _make_table(out: pathlib.Path) -> None:
-    """Prints the table of --table."""
+    """Prints the table of --table, compiling what it needs."""
     from lingvo_gshard.planning import commands
 
-    kept = storage.path(_PLANS.value) if _PLANS.value else None
+    if _PLANS.value or _TABLE.value == "paper":
+        _show_table(out if _OUT.value else None)
+        return
     match _TABLE.value:
         case "operators":
             commands.compile_operators(_tell)
@@ -219,19 +242,34 @@ def _make_table(out: pathlib.Path) -> None:
             commands.compile_growing(_TABLE.value, _tell)
         case "capacity":
             commands.simulate_capacities(_tell)
-        case "paper":
-            commands.show_paper(kept, out if _OUT.value else None, _tell)
-        case "scaling" if kept is not None:
-            commands.show_kept_family(kept, out if _OUT.value else None, _tell)
         case "scaling":
             commands.plan_family(_request, out, _BOTH_READINGS.value, _tell)
-        case "lm" if kept is not None:
-            commands.show_kept_language_models(kept, _tell)
         case "lm":
             commands.plan_language_models(_request, out, _tell)
+        case "published":
+            commands.plan_published(_request, out, _tell)
         case "machines":
             model = _MODEL.value or ""
             commands.compare_machines(_request, model, _NUM_DEVICES.value, out, _tell)
+
+
+def _show_table(out: pathlib.Path | None) -> None:
+    """Prints a table of plans that are kept in --plans, if any; what is drawn goes into `out`."""
+    from lingvo_gshard.planning import commands
+
+    if _PLANS.value is None:
+        commands.show_paper(None, out, _tell)
+        return
+    kept = storage.path(_PLANS.value)
+    match _TABLE.value:
+        case "paper":
+            commands.show_paper(kept, out, _tell)
+        case "scaling":
+            commands.show_kept_family(kept, out, _tell)
+        case "lm":
+            commands.show_kept_language_models(kept, _tell)
+        case "published":
+            commands.show_kept_published(kept, out, _tell)
 
 
 def _plan_model(out: pathlib.Path) -> None:
