@@ -235,7 +235,9 @@ class Estimator:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
 
             # Read and written piece by piece, as the weights may be larger than a host's memory.
-            written = exported.write(pathlib.Path(path), weights, step, part_bytes)
+            target = pathlib.Path(path)
+            with processes.locked(target, "writes this file"):
+                written = exported.write(target, weights, step, part_bytes)
 
             rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
             total = sum(math.prod(array.shape) for array in weights.values())
