@@ -98,6 +98,7 @@ def of(
     roles: Sequence[str] = (),
     categories: Sequence[str] = (),
     kernel_flops: Sequence[str] = (),
+    device_order: Sequence[int] | None = None,
 ) -> AnyPlan:
     """Returns the plan of a call `jitted(*args)` on a topology.
 
@@ -109,13 +110,15 @@ def of(
       roles: `LABEL=REGEX` of arguments by name, such as `weights=params`.
       categories: `LABEL=REGEX` of operations by scope, such as `attention=/attn/`.
       kernel_flops: `NAME=FLOPS` of one run of a Pallas kernel on a device.
+      device_order: the topology's device of each place in the mesh, flattened; 0, 1, 2, ... by
+        default.
 
     Raises ValueError as topology.devices, topology.compile_foreign, patterns.assign and
-    kernels.parse_flops, or if no argument has a sharding. A program that is too large has a plan
-    that tells by how much.
+    kernels.parse_flops, or if no argument has a sharding or the order is no permutation. A program
+    that is too large has a plan that tells by how much.
     """
     program = foreign.of_jitted(jitted, args, topology.platform(on))
-    return make(program, on, None, roles, categories, kernel_flops)
+    return make(program, on, None, roles, categories, kernel_flops, device_order)
 
 
 def of_file(
@@ -138,6 +141,7 @@ def make(
     roles: Sequence[str],
     categories: Sequence[str],
     kernel_flops: Sequence[str] = (),
+    device_order: Sequence[int] | None = None,
 ) -> AnyPlan:
     """Returns the plan of a program, whose mesh a text such as `data:16,model:4` may name.
 
@@ -146,13 +150,15 @@ def make(
     # What can be wrong is found before the compiler takes minutes.
     capacity_gib = hardware.generation(topology_name).capacity_gib
     mesh = _mesh(program, topology_name, mesh_text)
+    if device_order is not None:
+        mesh = Mesh(mesh.axis_names, mesh.axis_sizes, tuple(device_order))
     category_patterns = patterns.parse("--category", categories)
     by_role = _memory_by_role(program, roles)
     known_flops = kernels.parse_flops(kernel_flops)
 
     started = time.monotonic()
     try:
-        compiled = topology.compile_foreign(program, topology_name)
+        compiled = topology.compile_foreign(program, topology_name, mesh.devices)
     except topology.OutOfMemoryError as error:
         refusal = memory.parse_refusal(str(error.__cause__))
         return _refused(program, topology_name, mesh, by_role, capacity_gib, refusal, started)

@@ -1,6 +1,7 @@
 """Fingerprints of what a plan depends on: what is planned, this library, the compilers."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.files import digests
@@ -12,10 +13,13 @@ _COMPILER_OPTIONS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 _DEVICE_COUNT = "--xla_force_host_platform_device_count="
 
 
-def of(*planned: Any) -> str:
-    """Returns a digest of JSON-able values, the library's code, and the compilers with options."""
+def of(*planned: Any, code: Sequence[str] = ()) -> str:
+    """Returns a digest of JSON-able values, the library's code, and the compilers with options.
+
+    `code` names the modules and packages that the plan depends on, if it is not the whole library.
+    """
     compilers = versions.installed(saved_executable.PACKAGES)
-    return digests.of_json(planned, compilers, _compiler_options(), digests.of_library())
+    return digests.of_json(planned, compilers, _compiler_options(), digests.of_library(*code))
 
 
 def _compiler_options() -> dict[str, list[str]]:
