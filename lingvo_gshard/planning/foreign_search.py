@@ -519,9 +519,9 @@ def _cells(plan: AnyPlan) -> list[str]:
 def _pasted(program: ForeignProgram, trial: Trial) -> Iterator[str]:
     """Yields the lines of a table as Python that names the mesh and the arguments' specs."""
     shape = trial.table.mesh.shape
-    sizes = ", ".join(map(str, shape.values()))
-    names = ", ".join(f'"{name}"' for name in shape)
-    yield f"mesh = jax.make_mesh(({sizes},), ({names},))"
+    auto = f"(jax.sharding.AxisType.Auto,) * {len(shape)}"
+    yield f"mesh = jax.make_mesh({tuple(shape.values())}, {tuple(shape)}, axis_types={auto})"
+    yield "P = jax.sharding.PartitionSpec"
     yield "specs = {  # The first pattern that matches an argument's whole path is its own."
     labels = [str(reannotated.partition_spec(trial.splits[a.name])) for a in program.arguments]
     for pattern, label in _by_pattern(program, labels):
