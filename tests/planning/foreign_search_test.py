@@ -181,7 +181,8 @@ def test_a_table_that_the_compiler_refuses_is_told(devices, monkeypatch):
 
     monkeypatch.setattr(foreign_search.any_program, "make", refuse)
     chosen = Table(Mesh(("data",), (8,)), (("B", ("data",)),), secs=1.0, gib=1.0)
-    trial = foreign_search._compile(chosen, found.program, found.letters, tiny.TOPOLOGY, (), ())
+    task = foreign_search._Task(found.program, found.letters, tiny.TOPOLOGY, (), ())
+    trial = foreign_search._compile(task, chosen)
     assert (trial.plan, trial.refusal) == (None, "the compiler cannot.")
     assert foreign_search.trial_line(trial) == ("mesh=data:8 B:data: refused: the compiler cannot.")
     assert isinstance(trial, Trial) and trial.step_secs == math.inf
