@@ -11,9 +11,9 @@ from lingvo_gshard.planning.published.factors import Factor
 _AIM = 0.25
 
 _TITLE = """\
-From a bound to an expected time: by machine, the mean share of the bound that fitted records reach,
-and how far off expected times are. Errors are those of expected over measured, their median and
-their largest without sign; "one left out" predicts each record by all others of its machine."""
+The factor is the geometric mean of the shares of the bounds that fitted steps reach, and the band
+their lowest and highest. Errors are those of expected over measured times, the median without sign;
+"one left out" predicts each step by all others of its machine."""
 
 
 def basis(topology: str) -> str:
@@ -91,7 +91,7 @@ def fits(by_machine: Mapping[str, Factor]) -> str:
             )
         )
 
-    lines = [_TITLE, "", table.markdown(rows)]
+    lines = ["## From a bound to an expected time", "", _TITLE, "", table.markdown(rows)]
     lines += [_remarks(factor) for factor in by_machine.values()]
     return "\n".join(lines)
 
