@@ -23,7 +23,7 @@ def progress_line(step: Step) -> str:
 
 
 def tables(steps: Sequence[Step]) -> str:
-    """Returns a table for each machine in Markdown, one of memory, and what differs from sources."""
+    """Returns a table for each machine in Markdown, one of memory, and what differs here."""
     machines = sorted({step.machine for step in steps})
     parts = [_TITLE]
     for machine in machines:
@@ -50,7 +50,7 @@ def _table(steps: Sequence[Step]) -> str:
 
 
 def _memory(steps: Sequence[Step]) -> str:
-    """Returns whether plans fit where runs did, and a table of the sources of those that did not."""
+    """Returns whether plans fit where runs did, and the steps of sources of those that did not."""
     sources = {step.source for step in steps if not step.ran}
     rows = [["step", "topology", "GiB", "capacity", "the plan", "published"]]
     for step in steps:
@@ -64,7 +64,7 @@ def _memory(steps: Sequence[Step]) -> str:
     failed = [step for step in steps if not step.ran]
     lines = [
         f"## Memory\n\nOf {len(steps)} steps, {len(failed)} of which ran out of memory, "
-        f"{len(agreeing)} have a plan that tells so."
+        f"{len(agreeing)} have a plan that agrees."
     ]
     if failed:
         lines.append(table.markdown(rows))
@@ -87,7 +87,7 @@ def _summary(machine: str, steps: Sequence[Step]) -> Iterator[str]:
         )
     reasons = dict.fromkeys(step.no_bound for step in steps if step.no_bound is not None)
     if reasons:
-        yield "\n".join(f"* no bound: {reason}" for reason in reasons)
+        yield "\n".join(f"* not among the bounds: {reason}" for reason in reasons)
 
 
 def _remarks(steps: Sequence[Step]) -> Iterator[str]:
