@@ -49,21 +49,21 @@ def flops_of(kernel: Instruction, flops_by_name: Mapping[str, int]) -> int | Non
 
 
 def parse_flops(texts: Iterable[str]) -> dict[str, int]:
-    """Returns the flops by the kernels' names of texts such as `flash_attention:8.6e9`.
+    """Returns the flops by the kernels' names of texts such as `flash_attention=8.6e9`.
 
     Raises ValueError for a text of another form, a number below zero, or a name given twice.
     """
     flops_by_name: dict[str, int] = {}
     for text in texts:
-        name, _, number = text.rpartition(":")
+        name, _, number = text.rpartition("=")
         try:
             flops = float(number)
         except ValueError:
             flops = -1.0
         if not name or not 0 <= flops < float("inf"):
             raise ValueError(
-                f"flops of a kernel {text!r}: expected NAME:FLOPS of one run on one device, "
-                "such as flash_attention:8.6e9."
+                f"flops of a kernel {text!r}: expected NAME=FLOPS of one run on one device, "
+                "such as flash_attention=8.6e9."
             )
 
         if name in flops_by_name:

@@ -23,7 +23,7 @@ from lingvo_gshard.hlo import kernels
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_module import num_bytes
 from lingvo_gshard.planning import patterns
-from lingvo_gshard.planning.compiled import compiled_step, kinds, memory, roofline
+from lingvo_gshard.planning.compiled import compiled_step, kinds, memory, roofline, suspicious
 from lingvo_gshard.planning.compiled.categories import source
 from lingvo_gshard.planning.estimate import hardware, networks
 from lingvo_gshard.planning.plan import GIB, Buffer, StepCost, Times
@@ -87,6 +87,7 @@ class AnyPlan:
     collectives: tuple[SentFrom, ...]  # The most bytes first.
     secs_by_pass: dict[str, Times]  # By categories.Pass.
     compile_secs: float
+    suspicious: tuple[str, ...] = ()  # What a well partitioned program would not have.
 
 
 def of(
@@ -108,13 +109,13 @@ def of(
       on: the topology's name, such as `v5p:4x4x4`.
       roles: `LABEL=REGEX` of arguments by name, such as `weights=params`.
       categories: `LABEL=REGEX` of operations by scope, such as `attention=/attn/`.
-      kernel_flops: `NAME:FLOPS` of one run on a device of kernels that do not tell their own.
+      kernel_flops: `NAME=FLOPS` of one run of a Pallas kernel on a device.
       device_order: the topology's device of each place in the mesh, flattened; 0, 1, 2, ... by
         default.
 
-    Raises ValueError as topology.devices, topology.compile_foreign, patterns.assign,
-    kernels.parse_flops and kernels.check_names, or if no argument has a sharding or the order is no
-    permutation. A program that is too large has a plan that tells by how much.
+    Raises ValueError as topology.devices, topology.compile_foreign, patterns.assign and
+    kernels.parse_flops, or if no argument has a sharding or the order is no permutation. A program
+    that is too large has a plan that tells by how much.
     """
     program = foreign.of_jitted(jitted, args, topology.platform(on))
     return make(program, on, None, roles, categories, kernel_flops, device_order)
@@ -151,9 +152,9 @@ def make(
     mesh = _mesh(program, topology_name, mesh_text)
     if device_order is not None:
         mesh = Mesh(mesh.axis_names, mesh.axis_sizes, tuple(device_order))
-    known_flops = kernels.parse_flops(kernel_flops)
     category_patterns = patterns.parse("--category", categories)
     by_role = _memory_by_role(program, roles)
+    known_flops = kernels.parse_flops(kernel_flops)
 
     started = time.monotonic()
     try:
@@ -169,6 +170,7 @@ def make(
     cost = None
     secs_by_pass: dict[str, Times] = {}
     collectives: tuple[SentFrom, ...] = ()
+    descriptions: tuple[str, ...] = ()
 
     # The compiler for GPUs accepts programs of any size.
     if peak_gib <= capacity_gib:
@@ -178,6 +180,9 @@ def make(
         passes = roofline.cost(step, network, kinds.PASSES)
         secs_by_pass = passes.roofline_secs_by_category
         collectives = _sent_from(report.collective_ops, compiled)
+        # On one device, everything lies whole.
+        if mesh.num_partitions > 1:
+            descriptions = suspicious.describe_arguments(step, program.arguments)
 
     return AnyPlan(
         program=program.name,
@@ -196,6 +201,7 @@ def make(
         collectives=collectives,
         secs_by_pass=secs_by_pass,
         compile_secs=compile_secs,
+        suspicious=descriptions,
     )
 
 
@@ -217,14 +223,15 @@ def save(plan: AnyPlan, folder: pathlib.Path) -> None:
 
 
 def load(folder: pathlib.Path) -> AnyPlan:
-    """Returns a saved plan. Raises ValueError if there is none, or it is damaged or outdated."""
+    """Returns the plan that `save` wrote; ValueError if there is none, or it is damaged."""
     path = folder / PLAN_JSON
     if not path.is_file():
         raise ValueError(f"{folder}: no {PLAN_JSON} there.")
     try:
-        return json_records.read(AnyPlan, json.loads(path.read_text()))
-    except (KeyError, TypeError, ValueError) as error:
+        plan: AnyPlan = json_records.read(AnyPlan, json.loads(path.read_text()))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged or outdated ({error!r}); plan again.") from error
+    return plan
 
 
 def _refused(
@@ -374,6 +381,8 @@ def _cost_lines(plan: AnyPlan, cost: StepCost) -> Iterator[str]:
     hidden = len(plan.collectives) - _NUM_COLLECTIVES
     if hidden > 0:
         yield f"  and {hidden} more"
+    for description in plan.suspicious[:_NUM_BUFFERS]:
+        yield f"suspicious: {description}"
 
     yield _times_table("of a call", cost.roofline_secs_by_category, cost.flops_per_core)
     yield _times_table("of a call", plan.secs_by_pass, None)
@@ -391,7 +400,7 @@ def _cost_lines(plan: AnyPlan, cost: StepCost) -> Iterator[str]:
     if cost.overlapped_secs:
         yield f"  {1e3 * cost.overlapped_secs:.3g} ms of the network lie beside computation"
     for kernel in cost.uncounted_kernels:
-        yield f"a kernel without flops: {kernel}"
+        yield f"a kernel without flops, which --kernel_flops can give: {kernel}"
     for layer in cost.uncounted_loops:
         yield f"a loop of unknown length, counted as one trip, in {layer}"
 

@@ -341,7 +341,8 @@ def _loss(
         head = table
         if not model.tied:
             head = _gathered(mesh, letters["head"], run.dtype, params["head"])
-        logits = jnp.einsum("BTM,VM->BTV", x, head, preferred_element_type=jnp.float32)
+        # In memory logits have the activations' dtype, as in MaxText and with PyTorch's autocast.
+        logits = jnp.einsum("BTM,VM->BTV", x, head).astype(jnp.float32)
         is_label = jnp.arange(model.vocab) == tokens[:, 1:, None]
         label_logits = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - label_logits)

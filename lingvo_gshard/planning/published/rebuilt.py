@@ -9,8 +9,7 @@ import pathlib
 
 import jax
 
-from lingvo_gshard.files import digests
-from lingvo_gshard.planning import any_program, kept_plans
+from lingvo_gshard.planning import any_program, fingerprints
 from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.compiled import own_process
 from lingvo_gshard.planning.published import dense_decoder
@@ -89,7 +88,7 @@ def device_order(name: str) -> list[int]:
 def _fingerprint(record: Record) -> str:
     """Returns a digest of what a plan depends on: the step, the code, and the compilers."""
     step = repr((record.model, record.run, record.topology))
-    return digests.of_json(step, kept_plans.compilers(), digests.of_library(*_CODE))
+    return fingerprints.of(step, code=_CODE)
 
 
 def with_run(record: Record, **changes: object) -> Record:

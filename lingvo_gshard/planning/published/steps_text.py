@@ -27,7 +27,7 @@ def progress_line(step: Step) -> str:
 
 
 def tables(steps: Sequence[Step]) -> str:
-    """Returns a table for each machine in Markdown, one of memory, and what differs from sources."""
+    """Returns a table for each machine in Markdown, one of memory, and what differs here."""
     machines = sorted({step.machine for step in steps})
     bounds = [step.bound for step in steps]
     by_machine = factors.by_machine([bound for bound in bounds if bound is not None])
@@ -75,7 +75,7 @@ def _expected_cells(step: Step, factor: Factor | None) -> list[str]:
 
 
 def _memory(steps: Sequence[Step]) -> str:
-    """Returns whether plans fit where runs did, and a table of the sources of those that did not."""
+    """Returns whether plans fit where runs did, and the steps of sources of those that did not."""
     sources = {step.source for step in steps if not step.ran}
     rows = [["step", "topology", "GiB", "capacity", "the plan", "published"]]
     for step in steps:
@@ -89,7 +89,7 @@ def _memory(steps: Sequence[Step]) -> str:
     failed = [step for step in steps if not step.ran]
     lines = [
         f"## Memory\n\nOf {len(steps)} steps, {len(failed)} of which ran out of memory, "
-        f"{len(agreeing)} have a plan that tells so."
+        f"{len(agreeing)} have a plan that agrees."
     ]
     if failed:
         lines.append(table.markdown(rows))
@@ -112,7 +112,7 @@ def _summary(machine: str, steps: Sequence[Step]) -> Iterator[str]:
         )
     reasons = dict.fromkeys(step.no_bound for step in steps if step.no_bound is not None)
     if reasons:
-        yield "\n".join(f"* no bound: {reason}" for reason in reasons)
+        yield "\n".join(f"* not among the bounds: {reason}" for reason in reasons)
 
 
 def _remarks(steps: Sequence[Step]) -> Iterator[str]:

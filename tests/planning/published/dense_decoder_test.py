@@ -44,51 +44,64 @@ def _literal_rope(vector, position):
     return jnp.stack(turned)
 
 
+def _literal_attention(model, w, layer, states):
+    """What attention adds to each state, head by head and pair by pair."""
+    found = {"query": [], "key": [], "value": []}
+    for i, state in enumerate(states):
+        y = _literal_norm(state, w["attention_norm"][layer], _bias(w, "attention_norm", layer))
+        for name, kept in found.items():
+            heads = _plus(jnp.tensordot(y, w[name][layer], 1), w, name, layer)
+            if model.positions == "rope" and name != "value":
+                heads = jnp.stack([_literal_rope(head, i) for head in heads])
+            kept.append(heads)
+
+    added = []
+    for i in range(len(states)):
+        total = jnp.zeros(())
+        for n in range(model.N):
+            k = n * model.K // model.N
+            query = found["query"][i][n] / math.sqrt(model.D)
+            logits = [query @ found["key"][j][k] for j in range(i + 1)]
+            shares = jax.nn.softmax(jnp.stack(logits))
+            context = sum(share * found["value"][j][k] for j, share in enumerate(shares))
+            total = total + context @ w["output"][layer, n]
+        added.append(_plus(total, w, "output", layer))
+    return added
+
+
+def _literal_mlp(model, w, layer, state):
+    y = _literal_norm(state, w["mlp_norm"][layer], _bias(w, "mlp_norm", layer))
+    hidden = _plus(y @ w["up"][layer], w, "up", layer)
+    if model.activation == "gelu":
+        # The form by tanh, which jax.nn.gelu has.
+        cube = hidden + 0.044715 * hidden**3
+        hidden = 0.5 * hidden * (1 + jnp.tanh(math.sqrt(2 / math.pi) * cube))
+    elif model.activation == "relu":
+        hidden = jnp.maximum(hidden, 0)
+    else:
+        gate = y @ w["gate"][layer]
+        hidden = hidden * gate / (1 + jnp.exp(-gate))
+    return _plus(hidden @ w["down"][layer], w, "down", layer)
+
+
+def _bias(w, name, layer):
+    return w[f"{name}_bias"][layer] if f"{name}_bias" in w else None
+
+
+def _plus(value, w, name, layer):
+    bias = _bias(w, name, layer)
+    return value if bias is None else value + bias
+
+
 def _literal_row_loss(model, w, row):
-    """The mean cross entropy of one row, token by token and head by head."""
-    zeros = jnp.zeros(())
-
-    def bias(name, layer):
-        return w[name][layer] if name in w else None
-
-    def plus(value, name, layer):
-        return value + w[name][layer] if name in w else value
-
+    """The mean cross entropy of one row, token by token."""
     states = [w["embedding"][token] for token in row[:-1]]
     if "positions" in w:
         states = [state + w["positions"][i] for i, state in enumerate(states)]
     for layer in range(model.layers):
-        queries, keys, values = [], [], []
-        for i, state in enumerate(states):
-            y = _literal_norm(state, w["attention_norm"][layer], bias("attention_norm_bias", layer))
-            for name, kept in (("query", queries), ("key", keys), ("value", values)):
-                heads = plus(jnp.tensordot(y, w[name][layer], 1), f"{name}_bias", layer)
-                if model.positions == "rope" and name != "value":
-                    heads = jnp.stack([_literal_rope(head, i) for head in heads])
-                kept.append(heads)
-
-        for i in range(len(states)):
-            total = zeros
-            for n in range(model.N):
-                k = n * model.K // model.N
-                logits = [queries[i][n] @ keys[j][k] / math.sqrt(model.D) for j in range(i + 1)]
-                shares = jax.nn.softmax(jnp.stack(logits))
-                context = sum(share * values[j][k] for j, share in enumerate(shares))
-                total = total + context @ w["output"][layer, n]
-            states[i] = states[i] + plus(total, "output_bias", layer)
-
-            y = _literal_norm(states[i], w["mlp_norm"][layer], bias("mlp_norm_bias", layer))
-            hidden = plus(y @ w["up"][layer], "up_bias", layer)
-            if model.activation == "gelu":
-                # NumPy has no error function; the tanh form is what jax.nn.gelu approximates by.
-                cube = hidden + 0.044715 * hidden**3
-                hidden = 0.5 * hidden * (1 + jnp.tanh(math.sqrt(2 / math.pi) * cube))
-            elif model.activation == "relu":
-                hidden = jnp.maximum(hidden, 0)
-            else:
-                gate = y @ w["gate"][layer]
-                hidden = hidden * gate / (1 + jnp.exp(-gate))
-            states[i] = states[i] + plus(hidden @ w["down"][layer], "down_bias", layer)
+        added = _literal_attention(model, w, layer, states)
+        states = [state + more for state, more in zip(states, added, strict=True)]
+        states = [state + _literal_mlp(model, w, layer, state) for state in states]
 
     head = w["embedding"] if model.tied else w["head"]
     losses = []
@@ -156,6 +169,29 @@ def test_steps_are_the_literal_ones_on_all_devices(options, axes):
     _check(_model(**options), data=data, fsdp=fsdp, tensor=tensor, remat="none")
 
 
+@pytest.mark.parametrize(("attention", "platform"), [("splash", "tpu"), ("flash", "cuda")])
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        # Forward, and two kernels for the gradient.
+        ({"remat": "none"}, 3),
+        ({"kept": ("query", "attention")}, 3),
+        ({"remat": "full"}, 4),  # Forward once more.
+        ({"remat": "minimal"}, 4),
+    ],
+)
+def test_attention_is_repeated_unless_it_is_kept(attention, platform, options, calls):
+    model = Model(layers=2, M=64, H=64, N=2, D=128, vocab=64)
+    run = Run(rows=2, length=512, fsdp=2, attention=attention, **options)
+    mesh = dense_decoder.abstract_mesh(run, "h100" if platform == "cuda" else None)
+    with jax.sharding.use_abstract_mesh(mesh):
+        step = dense_decoder.train_step(model, run, mesh)
+        traced = step.trace(*dense_decoder.arguments(model, run, mesh))
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+    # Kernels are the only calls of custom programs, and scans have them once.
+    assert text.count("custom_call @tpu_custom_call") + text.count("@__gpu$xla.gpu.triton") == calls
+
+
 def test_weights_are_counted_by_hand():
     # 2 layers of 4 M N D + 2 M H + 2 M, an embedding and a norm.
     layer = 4 * 16 * 32 + 2 * 16 * 24 + 2 * 16
@@ -184,6 +220,8 @@ def test_flops_of_kernels_are_those_of_causal_blocks():
         (lambda: _model(K=3), "K=3: expected a divisor of N=4."),
         (lambda: _model(max_length=4), "max_length=4: expected for learned positions alone."),
         (lambda: Run(rows=6, length=4, fsdp=4), "rows=6: expected a multiple of 4, data * fsdp"),
+        (lambda: Run(rows=4, length=4, kept=("hidden",)), "kept or offloaded='hidden': expected"),
+        (lambda: Run(rows=4, length=4, remat="none", kept=("up",)), "remat='none': expected full"),
         (lambda: Run(rows=4, length=4, remat="some"), "remat='some': expected one of full,"),
     ],
 )

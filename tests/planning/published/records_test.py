@@ -47,6 +47,21 @@ def test_all_kept_records_have_the_published_number_of_weights():
         assert record.model.weights - norms == record.weights, record.id
 
 
+def test_other_models_have_the_number_of_weights_that_is_known_of_them():
+    weights = {record.model_name: record.model.weights for record in records.load()}
+    assert weights["llama2-7b"] == 6_738_415_616
+    assert weights["llama2-13b"] == 13_015_864_320
+    assert weights["llama2-70b"] == 68_976_648_192
+    assert weights["llama3-8b"] == 8_030_261_248
+    assert weights["llama3-70b"] == 70_553_706_496
+
+
+def test_a_step_that_ran_out_of_memory_has_no_time(tmp_path):
+    failed = _GOOD.replace("tokens_per_sec = 4096.0", "fits = false")
+    (record,) = _load(tmp_path, failed)
+    assert not record.fits and record.measured_secs is None
+
+
 def test_a_step_takes_as_long_as_its_tokens(tmp_path):
     (record,) = _load(tmp_path, _GOOD)
     assert record.measured_secs == 16 * 128 / 4096
