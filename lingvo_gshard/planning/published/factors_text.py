@@ -74,7 +74,9 @@ def fits(by_machine: Mapping[str, Factor]) -> str:
         )
     ]
     for machine, factor in by_machine.items():
-        fitted = [factor.error(record) for record in factor.fitted]
+        fitted = []
+        if len(factor.fitted) > 1:  # A factor of one record has no error there.
+            fitted = [factor.error(record) for record in factor.fitted]
         held_out = [factor.error(record) for record in factor.held_out]
         left_out = list(factor.left_out_errors().values())
         rows.append(
@@ -116,7 +118,7 @@ def _remarks(factor: Factor) -> str:
     beyond = []
     for name, error in sorted(errors.items(), key=lambda item: -abs(item[1])):
         if abs(error) > _AIM:
-            beyond.append(f"{name} {error:+.0%}")
+            beyond.append(f"{name} {error:+.1%}")
     if errors:
         within = len(errors) - len(beyond)
         parts.append(f"{within} of {len(errors)} held out are within {_AIM:.0%}")
