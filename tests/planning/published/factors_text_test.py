@@ -63,7 +63,7 @@ def test_the_fits_of_all_machines(publish):
     # The shares a, c, e and g have the geometric mean 0.74.
     assert rows["v3"][:4] == ["4", "3", "0.740", "0.50 to 1.25"]
     assert rows["v3"][4:9] == ["26%", "+69%", "19%", "+22%", "3 of 3"]
-    assert rows["h100"] == ["1", "0", "0.400", "0.40", *"----", "0 of 0", *"--"]
+    assert rows["h100"] == ["1", "0", "0.400", "0.40", *"----", "0 of 0", *"----"]
     *_, first, second = text.splitlines()
     assert first == "h100: 1 of somebody/lm"
     assert second == (
