@@ -13,8 +13,8 @@ _AIM = 0.25
 _TITLE = """\
 The factor is the geometric mean of the shares of the bounds that fitted steps reach, and the band
 their lowest and highest. Errors are those of expected over measured times, the median without sign;
-"one left out" predicts each step by all others of its machine, in the last columns by the time of its
-products alone in place of its bound."""
+"one left out" predicts each step by all others of its machine, and the last columns do so by the
+time of products alone in place of the bound."""
 
 
 def basis(topology: str) -> str:
