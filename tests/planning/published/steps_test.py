@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from lingvo_gshard.planning import any_program, commands, kept_plans
+from lingvo_gshard.planning import any_program, commands
 from lingvo_gshard.planning.any_program import AnyMemory, AnyPlan
 from lingvo_gshard.planning.plan import Times
 from lingvo_gshard.planning.published import factors, rebuilt, records, steps, steps_text
@@ -114,12 +114,12 @@ def test_a_plan_is_made_once_unless_the_step_or_the_compiler_changes(tmp_path, m
         return _plan(_COST)
 
     monkeypatch.setattr(rebuilt.own_process, "call", make)
-    monkeypatch.setattr(kept_plans, "compilers", lambda: ["1"])
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
     record = records.load()[0]
     for changed in (record, record, rebuilt.with_run(record, rows=2 * record.run.rows)):
         rebuilt.load_or_make(changed, tmp_path)
     assert len(made) == 2
-    monkeypatch.setattr(kept_plans, "compilers", lambda: ["2"])
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_something=true")
     rebuilt.load_or_make(record, tmp_path)
     assert len(made) == 3
 
