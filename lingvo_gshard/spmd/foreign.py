@@ -22,9 +22,7 @@ from lingvo_gshard.hlo import compiled_report, hlo_module, hlo_proto, source_lin
 from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.spmd import jax_private
 
-_FORMATS = (
-    "a file of jax.export, StableHLO (text or bytecode) or HLO (text or a serialized HloModuleProto)"
-)
+_FORMATS = "a file of jax.export, StableHLO (text or bytecode) or HLO (text or a serialized HloModuleProto)"
 # A program has no weights in it; and a protobuf or a flatbuffer is no larger.
 _MAX_BYTES = 2**31
 
