@@ -34,6 +34,8 @@ def main() -> None:
         f"{done.model}: {done.num_weights:,} weights from {done.num_tensor_bytes / 1e9:.2f} GB in "
         f"{done.secs:.1f} s; {done.num_arrays} arrays{continued}. Wrote {_LOGDIR.value}."
     )
+    if not done.has_vocabulary:
+        print(f"{_FROM.value} has no tokenizer (sentencepiece.bpe.model): it cannot translate.")
 
 
 def run() -> None:

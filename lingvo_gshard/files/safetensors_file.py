@@ -54,11 +54,12 @@ def write(
     """Writes a file; if this fails, `path` stays as it was.
 
     `arrays` have a shape and a dtype. np.asarray converts them one at a time, so that those on
-    devices or on disk need not be in memory together. The metadata in the file also have an entry
-    `sha256`: a JSON object with the digest of each array.
+    devices or on disk need not be in memory together. They are by name, or `in_order` as given. The
+    metadata in the file also have an entry `sha256`: a JSON object with the digest of each array.
     """
     # Wider elements come first, as the safetensors library writes them: all are then aligned.
-    names = sorted(arrays, key=lambda name: (-np.dtype(arrays[name].dtype).itemsize, name))
+    names = list(arrays) if in_order else sorted(arrays)
+    names.sort(key=lambda name: -np.dtype(arrays[name].dtype).itemsize)
     header = _header(arrays, names)
 
     # The digests are known when the arrays have been written. Until then zeros keep their place.

@@ -19,6 +19,7 @@ import numpy as np
 
 from lingvo_gshard.beam_search.beam import Rules, Stopping
 from lingvo_gshard.checkpoints.stored import SavedArray
+from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import atomic_file, safetensors_file, storage
 from lingvo_gshard.hugging_face import config as configs
@@ -83,6 +84,7 @@ def _tensors(
 ) -> dict[str, _Tensor]:
     """Returns all tensors by their full names, those of one of our weights side by side."""
     tensors: dict[str, _Tensor] = {}
+    reader = _Reader()
     for path, array in arrays.items():
         if array.spec.dims in ("VM", "MV"):
             read = functools.partial(_read_table, array, rows)
@@ -91,9 +93,8 @@ def _tensors(
                 tensors[name] = _Tensor((vocab_size, task.dim), read)
             continue
 
-        reader = _Reader(array)
         for piece in _by_expert(names.pieces(path, array.spec, family, block_size(task, path))):
-            read = functools.partial(reader.tensor, piece)
+            read = functools.partial(reader.tensor, array, piece)
             tensors[_PREFIX + piece.name] = _Tensor(piece.shape, read)
     return tensors | _zero_biases(tensors)
 
@@ -125,38 +126,35 @@ def _by_expert(pieces: list[Piece]) -> list[Piece]:
 
 
 class _Reader:
-    """Reads the tensors of one of our weights, and keeps what it read last."""
+    """Reads tensors, and keeps what it read last: the next one may be another part of it."""
 
-    def __init__(self, array: SavedArray) -> None:
-        self._array = array
-        self._key: int | None = None
-        self._values: np.ndarray | None = None
+    def __init__(self) -> None:
+        self._key: tuple[str, int] | None = None
+        self._values = np.zeros(0)
 
-    def tensor(self, piece: Piece) -> np.ndarray:
-        """Returns the tensor of a piece, checked."""
-        dims = self._array.spec.dims
-        values = self._read(piece)[tuple(piece.index[:1]) if dims.startswith("R") else ()]
+    def tensor(self, array: SavedArray, piece: Piece) -> np.ndarray:
+        """Returns the tensor that is a piece of an array, checked."""
+        dims = array.spec.dims
+        values = self._read(array, piece)
+        if dims.startswith(STACKED):
+            values = values[piece.index[0]]
 
-        own_dims = dims[len(piece.index) :]
-        if not names.is_transposed(own_dims):
-            return values.reshape(piece.shape)
-        return values.reshape(piece.shape[::-1]).T
+        if names.is_transposed(dims[len(piece.index) :]):
+            return values.reshape(piece.shape[::-1]).T
+        return values.reshape(piece.shape)
 
-    def _read(self, piece: Piece) -> np.ndarray:
+    def _read(self, array: SavedArray, piece: Piece) -> np.ndarray:
         """Returns the expert of a piece in all blocks, or the whole array without experts."""
-        axis = self._array.spec.dims.find("E")
-        if axis < 0 or len(piece.index) <= axis:
-            key = -1
-            index: tuple[slice, ...] = ()
-        else:
-            key = piece.index[axis]
-            index = (*[slice(None)] * axis, slice(key, key + 1))
-
-        if self._values is None or self._key != key:
-            self._values = None  # Before the next is in memory.
-            values = self._array[index]
-            self._values = values if key < 0 else np.squeeze(values, axis)
-            self._key = key
+        axis = array.spec.dims.find("E")
+        expert = piece.index[axis] if axis >= 0 else -1
+        if self._key != (array.name, expert):
+            self._values = np.zeros(0)  # Before the next is in memory.
+            if axis < 0:
+                self._values = array[()]
+            else:
+                index = (*[slice(None)] * axis, slice(expert, expert + 1))
+                self._values = np.squeeze(array[index], axis)
+            self._key = (array.name, expert)
         return self._values
 
 

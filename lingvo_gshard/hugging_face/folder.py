@@ -24,12 +24,18 @@ from lingvo_gshard.files import digests, safetensors_file
 from lingvo_gshard.files.tensor_span import TensorSpan
 from lingvo_gshard.hugging_face import names, torch_file
 from lingvo_gshard.hugging_face.config import Config
-from lingvo_gshard.hugging_face.names import Family, Piece
+from lingvo_gshard.hugging_face.names import Piece
 from lingvo_gshard.sharding.layout import TensorSpec
 
 _MAX_INDEX_BYTES = 256 * 2**20
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _PREFIX = "model."
+# The names that a table may have, best first: one for both sides and the logits, or each side's.
+_SHARED = "shared.weight"
+_SOURCE = "encoder.embed_tokens.weight"
+_TARGET = "decoder.embed_tokens.weight"
+_TIED = (_SHARED, _TARGET, _SOURCE, "lm_head.weight")
+_TABLES = {names.TABLE: (_TARGET, _SHARED), names.SOURCE_TABLE: (_SOURCE, _SHARED)}
 
 
 def block_size(task: Params, path: str) -> int:
@@ -61,10 +67,7 @@ class Folder:
         self._pieces: dict[str, list[Piece]] = {}
         self.specs = {f"theta.{path}": spec for path, spec in theta.FlattenItems()}
         for path, spec in self.specs.items():
-            size = block_size(task, path)
-            self._pieces[path] = [
-                self._renamed(p) for p in _pieces(path, spec, config.family, size)
-            ]
+            self._pieces[path] = self._own_pieces(path, spec, block_size(task, path))
         self._compare(folder)
 
     @property
@@ -96,23 +99,24 @@ class Folder:
             ]
         return digests.of_json(self._config.values, described)
 
-    def _renamed(self, piece: Piece) -> Piece:
-        """Returns a piece under the name that the folder has for its tensor."""
-        return dataclasses.replace(piece, name=self._alias(piece.name))
+    def _own_pieces(self, path: str, spec: TensorSpec, size: int) -> list[Piece]:
+        """Returns the tensors of a weight, under the names that the folder has for them."""
+        if path in _TABLES:
+            is_tied = path == names.TABLE and self._config["tie_word_embeddings"]
+            candidates = _TIED if is_tied else _TABLES[path]
+            return [Piece((), self._first(candidates), spec.shape)]
 
-    def _alias(self, name: str) -> str:
-        # Files of the whole model have the prefix, and those of one without lm_head have none. A
-        # table that both sides share has any of three names.
-        aliases = [name]
-        if name == "shared.weight":
-            aliases += ["decoder.embed_tokens.weight", "encoder.embed_tokens.weight"]
-        elif name.endswith("embed_tokens.weight"):
-            aliases.append("shared.weight")
-        for alias in aliases:
-            for candidate in (f"{_PREFIX}{alias}", alias):
-                if candidate in self._spans:
-                    return candidate
-        return f"{_PREFIX}{name}"
+        pieces = names.pieces(path, spec, self._config.family, size)
+        return [dataclasses.replace(piece, name=self._first([piece.name])) for piece in pieces]
+
+    def _first(self, candidates: Sequence[str]) -> str:
+        """Returns the first name that the folder has, or else the first one."""
+        for name in candidates:
+            # Files of the whole model have the prefix, and those of one without lm_head have none.
+            for full_name in (f"{_PREFIX}{name}", name):
+                if full_name in self._spans:
+                    return full_name
+        return f"{_PREFIX}{candidates[0]}"
 
     def _compare(self, folder: pathlib.Path) -> None:
         """Raises ValueError unless the tensors are those of the model, by name, shape and dtype."""
@@ -194,12 +198,6 @@ class Folder:
             span.check()
             self._checked.add(name)
         return span
-
-
-def _pieces(path: str, spec: TensorSpec, family: Family, size: int) -> list[Piece]:
-    if path == names.SOURCE_TABLE:
-        return [Piece((), "encoder.embed_tokens.weight", spec.shape)]
-    return names.pieces(path, spec, family, size)
 
 
 def _spans(folder: pathlib.Path) -> dict[str, TensorSpan]:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
@@ -18,8 +19,11 @@ from lingvo_gshard.checkpoints.stored import SavedArray
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hugging_face import config as configs
+from lingvo_gshard.hugging_face.config import Config
 from lingvo_gshard.hugging_face.folder import Folder
+from lingvo_gshard.input import fairseq_vocabulary
 from lingvo_gshard.input.base_input import DataFacts
+from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import launch as launches
@@ -40,6 +44,7 @@ class Imported:
     num_tensor_bytes: int  # Of all tensors in the folder.
     num_arrays: int
     num_continued: int  # Of the arrays, those that an earlier process had written.
+    has_vocabulary: bool  # Whether the folder has a tokenizer.
     secs: float
 
 
@@ -56,8 +61,9 @@ def import_folder(
     source = pathlib.Path(folder)
     config = configs.read(source)
     model, overrides = configs.launched_model(config)
+    vocabulary = _vocabulary(source, config)
     size = config["vocab_size"]
-    facts = DataFacts(source_vocab_size=size, target_vocab_size=size)
+    facts = DataFacts(size, size, language_tokens=_languages(vocabulary))
     launch = Launch(model, (), None, facts).changed([*overrides, *settings])
     launch, params = launches.with_product_dtype(launch, str(logdir))
 
@@ -65,7 +71,7 @@ def import_folder(
     partitioning = placement.partitioning(params, 1)
     state_spec = TaskModel(params, partitioning).state_spec
     files = Folder(source, config, params.task, state_spec.theta)
-    with _new_run(launch, params, pathlib.Path(logdir)):
+    with _new_run(launch, params, pathlib.Path(logdir), vocabulary):
         written = streamed.write(
             logdir,
             _STEP,
@@ -79,8 +85,35 @@ def import_folder(
         files.num_bytes,
         written.num_arrays,
         written.num_continued,
+        vocabulary is not None,
         time.monotonic() - began_secs,
     )
+
+
+def _vocabulary(folder: pathlib.Path, config: Config) -> bytes | None:
+    """Returns the folder's vocabulary as a SentencePiece model of ours; None without a tokenizer.
+
+    Raises ValueError if it is of another size, or orders its first pieces otherwise.
+    """
+    if not (folder / fairseq_vocabulary.MODEL).is_file():
+        return None
+    rows = tuple(fairseq_vocabulary.rows(len(config.rows)).tolist())
+    if config.rows != rows:
+        raise ValueError(
+            f"{config.path}: pad, bos and eos are {list(config.rows)}, and the tokenizer's "
+            f"{list(rows)}."
+        )
+    return fairseq_vocabulary.read(folder)
+
+
+def _languages(vocabulary: bytes | None) -> tuple[str, ...]:
+    """Returns the codes of the languages that a vocabulary has tokens of."""
+    if vocabulary is None:
+        return ()
+    with tempfile.NamedTemporaryFile(suffix=".model") as file:
+        file.write(vocabulary)
+        file.flush()
+        return tuple(Tokenizer(file.name).languages)
 
 
 def _state(state_spec: NestedMap, theta: dict[str, SavedArray]) -> dict[str, SavedArray]:
@@ -98,7 +131,9 @@ def _state(state_spec: NestedMap, theta: dict[str, SavedArray]) -> dict[str, Sav
 
 
 @contextlib.contextmanager
-def _new_run(launch: Launch, params: Params, logdir: pathlib.Path) -> Iterator[None]:
+def _new_run(
+    launch: Launch, params: Params, logdir: pathlib.Path, vocabulary: bytes | None
+) -> Iterator[None]:
     """Claims a folder and records the launch in it; on ValueError, it is as it was before."""
     steps = checkpoints.whole_steps(logdir)
     if steps:
@@ -110,7 +145,8 @@ def _new_run(launch: Launch, params: Params, logdir: pathlib.Path) -> Iterator[N
     )
     with claim:
         try:
-            launches.record(launch, str(logdir))
+            vocabularies = [] if vocabulary is None else [vocabulary, vocabulary]
+            launches.record(launch, str(logdir), vocabularies)
             yield
         except ValueError:
             _remove_new(logdir, entries_before)

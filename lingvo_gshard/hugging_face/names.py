@@ -57,10 +57,10 @@ _NORMS = {"scale": "weight", "bias": "bias"}
 _LAYER = re.compile(r"theta\.(encoder|decoder)\.(layers|block)\[(\d+)\]\.(\w+)\.(\w+)")
 _FINAL_NORM = re.compile(r"theta\.(encoder|decoder)\.norm\.(scale|bias)")
 
-# What files may hold besides: copies of the table, and the sinusoids of early versions.
+# What files may hold besides: copies of the table; sinusoids and versions of fairseq's models.
 IGNORED = re.compile(
-    r"(model\.)?((encoder|decoder)\.embed_tokens\.weight|lm_head\.weight"
-    r"|(encoder|decoder)\.embed_positions\.weights)"
+    r"(model\.)?(((encoder|decoder)\.embed_tokens|shared|lm_head)\.weight"
+    r"|(encoder|decoder)\.(embed_positions\.weights|version))"
 )
 
 
@@ -80,9 +80,6 @@ def pieces(path: str, spec: TensorSpec, family: Family, block_size: int) -> list
     """
     # The leading dims that tensors are counted by.
     counted = [letter for letter in spec.dims[:2] if letter in (STACKED, "E")]
-    is_router = path.endswith(".wg")
-    if is_router:
-        counted = [letter for letter in counted if letter == STACKED]
     sizes = spec.shape[: len(counted)]
     shape = _tensor_shape(spec.shape[len(counted) :], spec.dims[len(counted) :])
 
@@ -116,8 +113,6 @@ def _tensor_shape(shape: tuple[int, ...], dims: str) -> tuple[int, ...]:
 
 def _name(path: str, family: Family, block: int | None, block_size: int, expert: int | None) -> str:
     """Returns the name of the tensor of one layer and expert; ValueError if there is none."""
-    if path == TABLE:
-        return "shared.weight"
     if path == SOFTMAX:
         return "lm_head.weight"
     norm = _FINAL_NORM.fullmatch(path)

@@ -1,9 +1,9 @@
 """Searches for better splits of a foreign program's arguments: `plan --program=FILE --search`.
 
-from lingvo_gshard.planning import foreign_search
+from lingvo_gshard import planning
 
-found = foreign_search.of(step, (state, batch), "v5e:4x4", letters=[".*mlp/wi=M H"])
-print(foreign_search.text(found))
+found = planning.search(step, (state, batch), "v5e:4x4", letters=[".*mlp/wi=M H"])
+print(planning.search_text(found))
 
 The program's arguments get letters (argument_letters.py), and all small meshes and tables from the
 letters to their axes are ranked by an estimate (estimate/foreign_cost.py). The best few are
@@ -17,7 +17,6 @@ import itertools
 import json
 import math
 import pathlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,10 +25,9 @@ from lingvo_gshard.hlo.hlo_module import num_bytes
 from lingvo_gshard.planning import any_program, argument_letters
 from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.argument_letters import Letters
-from lingvo_gshard.planning.estimate import foreign_cost, hardware
+from lingvo_gshard.planning.estimate import agreement, foreign_cost, hardware
 from lingvo_gshard.planning.estimate.foreign_cost import ForeignCost, Rows, Split
 from lingvo_gshard.planning.plan import GIB, Times
-from lingvo_gshard.planning.tables import search
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import foreign, reannotated, topology
 from lingvo_gshard.spmd.foreign import ForeignProgram
@@ -37,7 +35,8 @@ from lingvo_gshard.spmd.foreign import ForeignProgram
 SEARCH_JSON = "program_search.json"
 
 _AXES = ("data", "model")  # The axes of a program that names no two of its own.
-_COMPILED = 5  # How many tables are compiled.
+_FITTING = 5  # How many tables are compiled that fit, and how many in all.
+_MOST_COMPILED = 8
 _MOST_LETTERS = 8  # Those that are split; the others have few bytes and few flops.
 # How many letters an axis splits in a tensor's stead: beside the batch, and without it.
 _BESIDE_BATCH = 2
@@ -97,7 +96,7 @@ class Found:
         return self.trials[0]
 
 
-def of(
+def search(
     jitted: Any,
     args: Sequence[Any],
     on: str,
@@ -143,7 +142,7 @@ def of_file(
 ) -> Found:
     """Returns the best tables of the program in a file.
 
-    Raises ValueError as foreign.read and `of`.
+    Raises ValueError as foreign.read and `search`.
     """
     program = foreign.read(path, topology.platform(topology_name))
     return make(program, topology_name, letters, axes, mesh, roles, categories, progress)
@@ -159,7 +158,7 @@ def make(
     categories: Sequence[str],
     progress: Callable[[str], None],
 ) -> Found:
-    """Returns the best tables of a program. Raises ValueError as `of`."""
+    """Returns the best tables of a program. Raises ValueError as `search`."""
     # What can be wrong is found before the compiler takes minutes.
     num_devices = len(topology.devices(topology_name))
     is_replicated = _check_partitions(program, topology_name, num_devices)
@@ -202,7 +201,9 @@ def save(found: Found, folder: pathlib.Path) -> None:
     atomic_file.write(folder / SEARCH_JSON, f"{content}\n")
     title = f"# {found.program.name} on {found.topology}: a search"
     letters = letters_text(found.program, found.letters)
-    atomic_file.write(folder / "report.md", f"{title}\n\n```\n{letters}\n\n{text(found)}\n```\n")
+    atomic_file.write(
+        folder / "report.md", f"{title}\n\n```\n{letters}\n\n{search_text(found)}\n```\n"
+    )
 
 
 def _step_secs(plan: AnyPlan | None) -> float:
@@ -281,7 +282,9 @@ def _tables(letters: Letters, names: Sequence[str], mesh: Mesh) -> Iterator[Rows
             [(chosen,) for chosen in dict.fromkeys(of_batch + of_any)]
         )
     else:
-        choices = itertools.product(of_batch or of_any, of_any)
+        # Two axes that split the same letters are one axis of a smaller mesh.
+        pairs = itertools.product(of_batch or of_any, of_any)
+        choices = (pair for pair in pairs if set(pair[0]) != set(pair[1]))
 
     for choice in choices:
         # The batch comes first: of the dims of a tensor it is the first to take an axis.
@@ -337,43 +340,29 @@ def _compile_best(
     categories: Sequence[str],
     progress: Callable[[str], None],
 ) -> tuple[Trial, ...]:
-    """Returns the trials of the first tables that fit by the estimate, the fastest first.
-
-    The estimate of the memory learns from the compiler: where a program needed more, others are
-    taken to need as much more.
-    """
+    """Returns the trials of the first tables that fit by the estimate, the fastest first."""
     capacity_gib = hardware.generation(topology_name).capacity_gib
-    factor = 1.0
     trials: list[Trial] = []
     least: Table | None = None
     for candidate in tables:
-        if len(trials) == _COMPILED:
+        num_fitting = sum(trial.step_secs < math.inf for trial in trials)
+        if num_fitting == _FITTING or len(trials) == _MOST_COMPILED:
             break
         if any(_are_alike(program, letters, candidate, trial.table) for trial in trials):
             continue
         gib = cost.gib(candidate.mesh, candidate.rows)
-        if gib * factor > capacity_gib:
+        estimated = dataclasses.replace(candidate, gib=gib)
+        if gib > capacity_gib:
             if least is None or gib < least.gib:
-                least = dataclasses.replace(candidate, gib=gib)
+                least = estimated
             continue
+        trials.append(_compile(estimated, program, letters, topology_name, roles, categories))
+        progress(trial_line(trials[-1]))
 
-        trial = _compile(
-            dataclasses.replace(candidate, gib=gib),
-            program,
-            letters,
-            topology_name,
-            roles,
-            categories,
-        )
-        progress(trial_line(trial))
-        trials.append(trial)
-        if trial.plan is not None and not trial.plan.fits:
-            factor = max(factor, trial.plan.memory_gib.peak / gib)
-
-    # Where nothing fits, it is still told by how much.
+    # Where nothing fits by the estimate, it may be too high.
     if not trials and least is not None:
         trials.append(_compile(least, program, letters, topology_name, roles, categories))
-        progress(trial_line(trials[0]))
+        progress(trial_line(trials[-1]))
     return tuple(sorted(trials, key=lambda trial: trial.step_secs))
 
 
@@ -471,7 +460,7 @@ def trial_line(trial: Trial) -> str:
     return f"{name}: {_outcome(trial.plan)}, {1e3 * trial.table.secs:.3g} ms estimated"
 
 
-def text(found: Found) -> str:
+def search_text(found: Found) -> str:
     """Returns the ranking beside the program as it was given, and the best table to paste."""
     rows: list[Sequence[object]] = [
         ("partitioning", "GiB", "step ms", "compute", "memory", "network", "estimated ms")
@@ -485,10 +474,10 @@ def text(found: Found) -> str:
 
     fitting = [trial for trial in found.trials if trial.step_secs < math.inf]
     if len(fitting) > 1:
-        agreement = search.agreement([(t.table.secs, t.step_secs) for t in fitting])
+        agreed = agreement.of([(t.table.secs, t.step_secs) for t in fitting])
         lines.append(
-            f"the estimates: {agreement.least_ratio:.2f} to {agreement.greatest_ratio:.2f} of the "
-            f"compiled ones, rank correlation {agreement.rank_correlation:.2f}"
+            f"the estimates: {agreed.least_ratio:.2f} to {agreed.greatest_ratio:.2f} of the "
+            f"compiled ones, rank correlation {agreed.rank_correlation:.2f}"
         )
     best = found.best
     if best is None:
@@ -545,11 +534,7 @@ def _by_pattern(program: ForeignProgram, labels: Sequence[str]) -> Iterator[tupl
 
     A pattern is the end of a path, as long as is needed, with any number for each number.
     """
-    steps = []
-    for argument in program.arguments:
-        parts = re.split("/", argument_letters.path(argument.name))
-        steps.append(tuple(re.sub(r"\d+", r"\\d+", re.escape(part)) for part in parts))
-
+    steps = [argument_letters.pattern(argument.name) for argument in program.arguments]
     told = set()
     for own, label in zip(steps, labels, strict=True):
         for count in range(1, len(own) + 1):

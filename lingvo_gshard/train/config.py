@@ -1,18 +1,17 @@
 """The settings of a training run, `train` in the Params of an experiment, and the folder for them.
 
 model_dir/params.txt   the Params of the model whose checkpoints it holds
-model_dir/train.lock   locked by the process that trains in it
+model_dir/train.lock   locked by the process that trains in it, which deletes it
 """
 
 import contextlib
-import fcntl
 import importlib.util
 import pathlib
 from collections.abc import Iterator
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import REQUIRED, Params
-from lingvo_gshard.files import atomic_file
+from lingvo_gshard.files import atomic_file, lock
 from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
@@ -144,16 +143,7 @@ def claimed(
     folder = pathlib.Path(model_dir)
     folder.mkdir(parents=True, exist_ok=True)
 
-    # The system releases the lock when this process ends, however it ends.
-    with (folder / _LOCK).open("w") as lock:
-        try:
-            with atomic_file.naming(folder / _LOCK):  # Not all network disks have locks.
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{folder}: another process trains in this folder; wait for it, or choose another."
-            ) from None
-
+    with lock.held(folder, "trains in this folder", folder / _LOCK):
         atomic_file.write(folder / _PARAMS, text)
         yield
 

@@ -235,7 +235,9 @@ class Estimator:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
 
             # Read and written piece by piece, as the weights may be larger than a host's memory.
-            written = exported.write(pathlib.Path(path), weights, step, part_bytes)
+            target = pathlib.Path(path)
+            with processes.locked(target, "writes this file"):
+                written = exported.write(target, weights, step, part_bytes)
 
             rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
             total = sum(math.prod(array.shape) for array in weights.values())
@@ -372,7 +374,9 @@ class Estimator:
     def _first_state(self, restored: Restored | None, source: Input) -> NestedMap:
         """Returns the state to start from, and sets the input's state to match."""
         if restored is not None:
-            source.set_state(restored.input_state)
+            # Imported weights, of step 0, have no position in any data.
+            if restored.step > 0:
+                source.set_state(restored.input_state)
             logging.info("train: continues after step %d", restored.step)
             return restored.state
 

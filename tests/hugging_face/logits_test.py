@@ -97,17 +97,9 @@ def _decode(params, settings):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "index"),
-    [
-        ("nllb_moe", 1),
-        *[
-            pytest.param(name, index, marks=pytest.mark.slow)
-            for name in models.NAMES
-            for index in range(7)
-        ],
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.parametrize("index", range(7))
 def test_searches(name, index):
     search = json.loads((models.MODELS / name / "searches.json").read_text())[index]
     params = models.params(name)
