@@ -102,7 +102,7 @@ def _check(num_partitions, optimizer=None):
             np.testing.assert_array_equal(new, old, err_msg=path)
             assert np.abs(want - old).max() > 0, path
         else:
-            np.testing.assert_allclose(new, want, rtol=1e-4, atol=1e-6, err_msg=path)
+            np.testing.assert_allclose(new, want, rtol=1e-3, atol=1e-5, err_msg=path)
     assert 10 < num_frozen < len(specs.Flatten())
 
     # No memory for slots, and no share in the norm.
