@@ -112,12 +112,6 @@ _PLANS = flags.DEFINE_string(
     "A folder that --table=scaling, lm or published has filled: that table, and --table=paper with "
     "scaling's, take the plans there as they are, and compile nothing.",
 )
-_KERNEL_FLOPS = flags.DEFINE_multi_string(
-    "kernel_flops",
-    [],
-    "The flops of one run, on one device, of a kernel of --program that does not tell its own: "
-    "NAME:FLOPS; repeatable.",
-)
 _BOTH_READINGS = flags.DEFINE_bool(
     "both_readings",
     False,

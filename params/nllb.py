@@ -73,7 +73,7 @@ class MoE54B(Nllb):
     HIDDEN_DIM = 8192
     NUM_HEADS = 16
     HEAD_DIM = 128
-    NUM_EXPERTS = 128
+    NUM_EXPERTS: int | None = 128
 
 
 @registry.register

@@ -165,7 +165,8 @@ def _check_opcodes(content: bytes) -> None:
         if opcode.name not in _OPCODES:
             raise ValueError(f"its pickle has the opcode {opcode.name}")
         # A list grows to the index that is put.
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument) > len(content):
+        is_put = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
+        if is_put and (not isinstance(argument, int) or argument > len(content)):
             raise ValueError(f"its pickle has the index {argument}")
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.experimental import pallas
 
 from lingvo_gshard import planning
 from lingvo_gshard.model.task_model import TaskModel
@@ -512,6 +513,27 @@ def test_the_command_plans_without_models_and_their_packages(tmp_path):
     done = _plan_without_models(path, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "step.export on v5e:2x4: mesh of data 2, model 4\nfits; a call needs " in done.stdout
+
+
+@pytest.mark.slow
+def test_the_user_says_what_a_kernel_computes():
+    compilers.need("v5e")
+
+    def product(x, y, z):
+        z[...] = jnp.dot(x[...], y[...], preferred_element_type=jnp.float32)
+
+    result = jax.ShapeDtypeStruct((256, 128), jnp.float32)
+    step = jax.jit(lambda x, y: pallas.pallas_call(product, out_shape=result)(x, y))
+    shapes = ((256, 512), (512, 128))
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+
+    unknown = any_program.of(step, args, "v5e:1x1").cost
+    assert unknown.uncounted_kernels == ("product",)
+    assert sum(unknown.flops_per_core.values()) == 0
+
+    flops = 2 * 256 * 512 * 128
+    known = any_program.of(step, args, "v5e:1x1", kernel_flops=[f"product={flops}"]).cost
+    assert known.uncounted_kernels == () and sum(known.flops_per_core.values()) == flops
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,13 @@ def test_a_replicated_step_gets_a_table_that_computes_the_same(devices, tmp_path
 
     text = planning.search_text(found)
     assert "as it was given, replicated" in text and "jax.make_mesh((" in text
-    assert 'r"batch": PartitionSpec(' in text
+
+    # What is printed is Python, whose patterns are of whole paths.
+    pasted = {"jax": jax}
+    exec(text[text.index("mesh = jax") :], pasted)
+    matching = [spec for pattern, spec in pasted["specs"].items() if re.fullmatch(pattern, "batch")]
+    assert matching == [reannotated.partition_spec(best.splits["batch"])]
+    assert pasted["mesh"].shape == best.table.mesh.shape
     foreign_search.save(found, tmp_path)
     record = json.loads((tmp_path / foreign_search.SEARCH_JSON).read_text())
     assert record["trials"][0]["table"] == best.table.name
@@ -174,7 +181,8 @@ def test_a_table_that_the_compiler_refuses_is_told(devices, monkeypatch):
 
     monkeypatch.setattr(foreign_search.any_program, "make", refuse)
     chosen = Table(Mesh(("data",), (8,)), (("B", ("data",)),), secs=1.0, gib=1.0)
-    trial = foreign_search._compile(chosen, found.program, found.letters, tiny.TOPOLOGY, (), ())
+    task = foreign_search._Task(found.program, found.letters, tiny.TOPOLOGY, (), ())
+    trial = foreign_search._compile(task, chosen)
     assert (trial.plan, trial.refusal) == (None, "the compiler cannot.")
     assert foreign_search.trial_line(trial) == ("mesh=data:8 B:data: refused: the compiler cannot.")
     assert isinstance(trial, Trial) and trial.step_secs == math.inf

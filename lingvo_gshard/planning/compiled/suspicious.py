@@ -44,9 +44,9 @@ def describe_arguments(step: CompiledStep, arguments: Sequence[Argument]) -> tup
     # The largest first. Models have many arguments of one type.
     descriptions = []
     for text, alike in sorted(whole.items(), key=lambda item: -_argument_bytes(item[1][0])):
-        others = f" and {len(alike) - 1} others" if len(alike) > 1 else ""
+        of_them = f", the first of {len(alike)}" if len(alike) > 1 else ""
         mib = _argument_bytes(alike[0]) / 2**20
-        descriptions.append(f"argument {text}, {mib:.1f} MiB: {alike[0].name}{others}")
+        descriptions.append(f"argument {text}, {mib:.1f} MiB: {alike[0].name}{of_them}")
     return tuple(descriptions)
 
 

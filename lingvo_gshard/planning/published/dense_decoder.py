@@ -198,7 +198,7 @@ def train_step(model: Model, run: Run, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def kernel_flops(model: Model, run: Run) -> list[str]:
-    """Returns `NAME:FLOPS` of one run of each attention kernel on a device.
+    """Returns `NAME=FLOPS` of one run of each attention kernel on a device.
 
     Splash attention computes the blocks that the causal mask leaves: 2 products forward, 3 for the
     queries' gradient and 4 for those of keys and values. For flash attention on GPUs these are the
@@ -220,7 +220,7 @@ def kernel_flops(model: Model, run: Run) -> list[str]:
             counts = {"mha_forward": 2, "mha_preprocess_backward": 0, "mha_backward": 5}
         case _:
             counts = {}
-    return [f"{name}:{count * product}" for name, count in counts.items()]
+    return [f"{name}={count * product}" for name, count in counts.items()]
 
 
 def _causal_pairs(length: int, block: int) -> int:
@@ -341,7 +341,8 @@ def _loss(
         head = table
         if not model.tied:
             head = _gathered(mesh, letters["head"], run.dtype, params["head"])
-        logits = jnp.einsum("BTM,VM->BTV", x, head, preferred_element_type=jnp.float32)
+        # In memory logits have the activations' dtype, as in MaxText and with PyTorch's autocast.
+        logits = jnp.einsum("BTM,VM->BTV", x, head).astype(jnp.float32)
         is_label = jnp.arange(model.vocab) == tokens[:, 1:, None]
         label_logits = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - label_logits)

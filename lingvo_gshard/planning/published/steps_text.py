@@ -4,11 +4,15 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from lingvo_gshard.files import table
+from lingvo_gshard.planning.published import factors, factors_text
+from lingvo_gshard.planning.published.factors import Factor
 from lingvo_gshard.planning.published.steps import Step
 
 _TITLE = """\
 Published training steps beside plans of them. A bound is the time at the roofline, products that of
-the matrix products alone; share is the bound over the measured time."""
+the matrix products alone; share is the bound over the measured time. Expected times are the bound
+over the machine's factor, to which half of its steps are fitted; off is their error. Steps with a *
+have plans that are no bounds, and are in neither half."""
 
 
 def progress_line(step: Step) -> str:
@@ -23,21 +27,27 @@ def progress_line(step: Step) -> str:
 
 
 def tables(steps: Sequence[Step]) -> str:
-    """Returns a table for each machine in Markdown, one of memory, and what differs from sources."""
+    """Returns a table for each machine in Markdown, one of memory, and what differs here."""
     machines = sorted({step.machine for step in steps})
+    bounds = [step.bound for step in steps]
+    by_machine = factors.by_machine([bound for bound in bounds if bound is not None])
+
     parts = [_TITLE]
     for machine in machines:
         own = [step for step in steps if step.machine == machine and step.measured_secs]
         if own:
-            parts.append(f"## {machine}\n\n{_table(own)}")
+            parts.append(f"## {machine}\n\n{_table(own, by_machine.get(machine))}")
             parts += _summary(machine, own)
+    parts.append(factors_text.fits(by_machine))
     parts.append(_memory(steps))
     parts.append("\n".join(_remarks(steps)))
     return "\n\n".join(parts)
 
 
-def _table(steps: Sequence[Step]) -> str:
-    rows = [["step", "topology", "devices", "products ms", "bound ms", "measured ms", "share"]]
+def _table(steps: Sequence[Step], factor: Factor | None) -> str:
+    """Returns the table of a machine's steps; those by its factor have expected times."""
+    header = ["step", "topology", "devices", "products ms", "bound ms", "measured ms", "share"]
+    rows = [[*header, "expected ms", "off", "half"]]
     for step in steps:
         name = step.id if step.no_bound is None else f"{step.id} *"
         row = [name, step.topology, str(step.devices)]
@@ -45,12 +55,27 @@ def _table(steps: Sequence[Step]) -> str:
             row += ["does not fit", "does not fit"]
         else:
             row += [_ms(step.cost.roofline_secs.compute), _ms(step.cost.step_secs)]
-        rows.append([*row, _ms(step.measured_secs), table.number(step.share)])
+        row += [_ms(step.measured_secs), table.number(step.share)]
+        rows.append([*row, *_expected_cells(step, factor)])
     return table.markdown(rows)
 
 
+def _expected_cells(step: Step, factor: Factor | None) -> list[str]:
+    """Returns a step's expected time, how far off it is, and the half of the records it is in."""
+    if factor is None or step.cost is None or step.measured_secs is None:
+        return ["-", "-", "-"]
+
+    expected_secs = factor.expected(step.cost.step_secs).secs
+    half = "-"
+    if step.bound in factor.fitted:
+        half = "fitted"
+    elif step.bound in factor.held_out:
+        half = "held out"
+    return [_ms(expected_secs), f"{expected_secs / step.measured_secs - 1:+.0%}", half]
+
+
 def _memory(steps: Sequence[Step]) -> str:
-    """Returns whether plans fit where runs did, and a table of the sources of those that did not."""
+    """Returns whether plans fit where runs did, and the steps of sources of those that did not."""
     sources = {step.source for step in steps if not step.ran}
     rows = [["step", "topology", "GiB", "capacity", "the plan", "published"]]
     for step in steps:
@@ -64,7 +89,7 @@ def _memory(steps: Sequence[Step]) -> str:
     failed = [step for step in steps if not step.ran]
     lines = [
         f"## Memory\n\nOf {len(steps)} steps, {len(failed)} of which ran out of memory, "
-        f"{len(agreeing)} have a plan that tells so."
+        f"{len(agreeing)} have a plan that agrees."
     ]
     if failed:
         lines.append(table.markdown(rows))
@@ -87,7 +112,7 @@ def _summary(machine: str, steps: Sequence[Step]) -> Iterator[str]:
         )
     reasons = dict.fromkeys(step.no_bound for step in steps if step.no_bound is not None)
     if reasons:
-        yield "\n".join(f"* no bound: {reason}" for reason in reasons)
+        yield "\n".join(f"* not among the bounds: {reason}" for reason in reasons)
 
 
 def _remarks(steps: Sequence[Step]) -> Iterator[str]:

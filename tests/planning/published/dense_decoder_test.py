@@ -207,9 +207,9 @@ def test_flops_of_kernels_are_those_of_causal_blocks():
     # 4 rows and 2 heads on a device; 3 of 4 blocks of 512 x 512.
     product = 2 * 4 * 2 * 8 * 3 * 512**2
     assert dense_decoder.kernel_flops(model, run) == [
-        f"splash_mha_fwd_residuals:{2 * product}",
-        f"splash_mha_dq_no_residuals:{3 * product}",
-        f"splash_mha_dkv_no_residuals:{4 * product}",
+        f"splash_mha_fwd_residuals={2 * product}",
+        f"splash_mha_dq_no_residuals={3 * product}",
+        f"splash_mha_dkv_no_residuals={4 * product}",
     ]
 
 
