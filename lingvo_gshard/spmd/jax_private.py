@@ -271,8 +271,8 @@ def donate(module: Any, numbers: Collection[int]) -> None:
     if not numbers:
         return
     with module.context:
-        main = ir.SymbolTable(module.operation)["main"]
-        given = main.operation.attributes
+        main: Any = ir.SymbolTable(module.operation)["main"]
+        given: Any = main.operation.attributes
         attributes = list(given["arg_attrs"]) if "arg_attrs" in given else []
         attributes = attributes or [ir.DictAttr.get({})] * len(main.arguments)
         for number in numbers:
