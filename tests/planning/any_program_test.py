@@ -533,7 +533,8 @@ def test_the_user_says_what_a_kernel_computes():
         z[...] = jnp.dot(x[...], y[...], preferred_element_type=jnp.float32)
 
     result = jax.ShapeDtypeStruct((256, 128), jnp.float32)
-    step = jax.jit(lambda x, y: pallas.pallas_call(product, out_shape=result)(x, y))
+    call = pallas.pallas_call(product, out_shape=result, name="product")
+    step = jax.jit(lambda x, y: call(x, y))
     shapes = ((256, 512), (512, 128))
     args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
 
