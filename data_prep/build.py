@@ -45,6 +45,7 @@ _SETTINGS = (
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
     flags.DEFINE_integer("target_vocab_size", None, "Pieces of the target vocabulary."),
     flags.DEFINE_integer("text_vocab_size", None, "Pieces of the vocabulary of documents."),
+    flags.DEFINE_string("vocabulary", None, "A tokenizer's folder or .model, instead of learning."),
     flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "SentencePiece's algorithm."),
     flags.DEFINE_float("character_coverage", None, "Share of the characters that get pieces."),
     flags.DEFINE_integer("max_vocab_sentences", None, "Sentences that vocabularies learn from."),
@@ -83,6 +84,9 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
         flag.name: flag.value for flag in _SETTINGS if flag.value is not None
     }
 
+    if folder is not None and folder.resolve() == pathlib.Path(_OUT.value).resolve():
+        raise ValueError(f"--out={_OUT.value} is the folder of --input; choose another.")
+
     if _CONFIG.value is not None:
         return config.load(pathlib.Path(_CONFIG.value).absolute(), settings, folder)
     if folder is None:
@@ -112,7 +116,13 @@ def _engine() -> contextlib.AbstractContextManager[engines.Engine]:
 def _log_languages(data: manifest.Manifest) -> None:
     for language in data.languages:
         counts = {split: language.num_examples(split) for split in manifest.SPLITS}
-        logging.info("%s: %s, dropped %s", language.code, counts, language.dropped or "none")
+        logging.info(
+            "%s: %s, dropped %s of the %d that were read",
+            language.code,
+            counts,
+            language.dropped or "none",
+            language.read,
+        )
 
 
 def _warn_of_bytes(data: manifest.Manifest) -> None:

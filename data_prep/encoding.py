@@ -15,17 +15,17 @@ from typing import Self
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
-from sentencepiece import SentencePieceProcessor
 
 from data_prep import cleaning, languages, text_chunks, tsv
-from data_prep.cleaning import Dropped, Rule
 from data_prep.directions import Direction
+from data_prep.rules import Dropped, Rule
 from data_prep.shards import Shard
 from data_prep.text_chunks import Chunk
 from data_prep.tsv import Example
 from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.tokenizer import Tokenizer
 
 # What has its text and pieces in memory: so many examples, or so many characters of them.
 _EXAMPLES_PER_BATCH = 2048
@@ -75,6 +75,8 @@ class Encoded(_Summable):
     source: SideStatistics = SideStatistics()
     target: SideStatistics = SideStatistics()
     dropped: Dropped = dataclasses.field(default_factory=collections.Counter)
+    # The number of examples of each length in pieces of the longer side.
+    longer_sides: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def records(self) -> manifest.Records:
@@ -119,7 +121,12 @@ class _Encoder:
         self, direction: Direction, models: Sequence[pathlib.Path], max_pieces: float
     ) -> None:
         self._direction = direction
-        self._processors = [SentencePieceProcessor(model_file=str(model)) for model in models]
+        self._tokenizers = list(map(Tokenizer, models))
+        # Each side's ids begin with these.
+        self._beginnings: list[list[int]] = [[] for _ in models]
+        if direction.codes:
+            for side, code in enumerate(direction.codes):
+                self._beginnings[side] = [self._tokenizers[side].languages[code]]
         self._max_pieces = max_pieces
 
         self.sides = [SideStatistics() for _ in models]
@@ -136,23 +143,29 @@ class _Encoder:
             for example in kept:
                 yield example_codec.encode(example.source_ids, example.target_ids)
 
+    def normalized(self, example: Example) -> Example:
+        """Returns an example in the form that its vocabularies want."""
+        return cleaning.normalize_sides(example, self._tokenizers[-1].normalization)
+
     def _tokenized(self, batch: Sequence[Example]) -> list[_Tokenized]:
         texts = [self._direction.turned(example) for example in batch]
 
         # The whole batch in one call, which takes less time than a call for each sentence.
         ids_of_sides = []
-        for processor, of_side in zip(self._processors, zip(*texts, strict=True), strict=True):
-            ids_of_sides.append(processor.encode(list(of_side), add_eos=True))
+        for side, of_side in enumerate(zip(*texts, strict=True)):
+            beginning = self._beginnings[side]
+            ids = self._tokenizers[side].encode_all(of_side)
+            ids_of_sides.append([beginning + of_text for of_text in ids])
         return list(map(_Tokenized, texts, zip(*ids_of_sides, strict=True)))
 
     def _count(self, kept: Sequence[_Tokenized], num_dropped: int) -> None:
         """Adds the examples that were kept to the statistics and lengths."""
         self.num_dropped += num_dropped
-        for side, processor in enumerate(self._processors):
+        for side, tokenizer in enumerate(self._tokenizers):
             self.sides[side] += _statistics(
                 [example.texts[side] for example in kept],
                 [example.ids[side] for example in kept],
-                processor,
+                tokenizer,
             )
 
         # In the order of the records.
@@ -187,14 +200,12 @@ def encode(
     `models` are the source's and the target's, or a document's. Training examples with a side of
     more than `max_pieces` of its model, with EOS, are dropped.
     """
+    is_training = shard.chunks[0].split == "train"
+    encoder = _Encoder(direction, models, max_pieces if is_training else math.inf)
     examples: Iterable[Example] = shard.examples()
-    limit = max_pieces
-    if shard.chunks[0].split != "train":
+    if not is_training:
         # Their chunks are as they were read, and a test set loses nothing to a limit.
-        examples = map(cleaning.normalize_sides, examples)
-        limit = math.inf
-
-    encoder = _Encoder(direction, models, limit)
+        examples = map(encoder.normalized, examples)
     records_path = f"{name}.array_record"
     num_examples = write_records(data_dir / records_path, encoder.records(examples))
 
@@ -214,7 +225,8 @@ def encode(
     if encoder.num_dropped > 0:
         dropped[direction.language, Rule.TOO_MANY_PIECES] = encoder.num_dropped
     source = encoder.sides[0] if len(encoder.sides) == 2 else SideStatistics()
-    return Encoded((written,), source, encoder.sides[-1], dropped)
+    longer_sides = collections.Counter(map(max, encoder.lengths))
+    return Encoded((written,), source, encoder.sides[-1], dropped, longer_sides)
 
 
 def write_text(
@@ -240,7 +252,7 @@ def _turned(chunks: Sequence[Chunk], direction: Direction) -> Iterator[Example]:
     """Yields the examples of chunks with the direction's source, and its token, first."""
     for chunk in chunks:
         for example in chunk.examples():
-            yield tsv.with_sides(example, direction.turned(example))
+            yield tsv.with_sides(example, direction.line(example))
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
@@ -261,7 +273,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
 
 
 def _statistics(
-    texts: Sequence[str], ids: Sequence[Sequence[int]], processor: SentencePieceProcessor
+    texts: Sequence[str], ids: Sequence[Sequence[int]], tokenizer: Tokenizer
 ) -> SideStatistics:
     """Counts over one side of some examples, given its texts and ids."""
     # Of the text itself, which the report compares with the pieces.
@@ -278,6 +290,6 @@ def _statistics(
         num_words=num_words,
         num_characters=num_characters,
         num_bytes=sum(len(text.encode()) for text in texts),
-        num_byte_pieces=sum(processor.is_byte(all_ids)),
+        num_byte_pieces=tokenizer.num_byte_pieces(all_ids),
         num_unknown=all_ids.count(example_codec.UNK_ID),
     )

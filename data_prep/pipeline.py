@@ -30,25 +30,28 @@ from data_prep import (
     deduplication,
     directions,
     encoding,
+    given_vocabulary,
     report,
     runs,
     shards,
     source_cleaning,
     vocabulary,
 )
-from data_prep.cleaning import Dropped
 from data_prep.config import BuildConfig
 from data_prep.deduplication import Runner, Selected
 from data_prep.directions import Direction
 from data_prep.encoding import Encoded
 from data_prep.engines import Engine
+from data_prep.given_vocabulary import GivenVocabulary
+from data_prep.rules import Dropped, Rule
 from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Source
 from data_prep.text_chunks import Chunk
 from data_prep.vocabulary import Side
-from lingvo_gshard.files import digests, storage
+from lingvo_gshard.files import digests, lock, storage
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.normalization import Normalization
 
 
 class Step(enum.StrEnum):
@@ -62,7 +65,10 @@ class Step(enum.StrEnum):
     REPORT = enum.auto()
 
 
+_LOCK = "build.lock"
 _UNFINISHED = ".unfinished"
+# Another name whenever results become others: those of an older version are not continued.
+_RESULTS = "results-2"
 # What a build makes in its folder, besides the plan.
 _OUTPUTS = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
 _SplitKey = tuple[str, str]  # A split, and a language or the code of a direction.
@@ -81,11 +87,17 @@ class Job:
     work_dir: pathlib.Path  # Deleted at the end.
     config: BuildConfig
     run: Runner
+    given: GivenVocabulary | None = None  # Instead of vocabularies that are learned.
 
     @property
     def kind(self) -> Kind:
         """What the examples are."""
         return Kind(self.config.kind)
+
+    @property
+    def normalization(self) -> Normalization:
+        """The form in which training text is written."""
+        return Normalization.NFKC if self.given is None else self.given.normalization
 
     @property
     def max_pieces(self) -> float:
@@ -94,7 +106,7 @@ class Job:
 
     def directions_of(self, language: str, corpus: "Corpus") -> list[Direction]:
         """Returns a language's directions. Only languages with training text are targets."""
-        of_language = directions.of(language, self.config.directions)
+        of_language = directions.of(language, self.config.directions, self.given)
         if ("train", language) in corpus.chunks:
             return of_language
         return [direction for direction in of_language if not direction.from_english]
@@ -106,8 +118,9 @@ class Corpus:
 
     # By split and language, in the order of the sources.
     chunks: dict[_SplitKey, list[Chunk]]
+    read: collections.Counter[str]  # By language, like the next two.
     dropped: Dropped
-    repaired: collections.Counter[str]  # By language.
+    repaired: collections.Counter[str]
 
     @property
     def train(self) -> dict[str, list[Chunk]]:
@@ -138,8 +151,20 @@ def run_through(
     """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
 
     Raises ValueError if text cannot be read, if no example is left, if the folder was begun with
-    another plan, or if files of a finished folder are gone.
+    another plan, if files of a finished folder are gone, or if another process builds in it.
     """
+    with lock.held(out_dir, "builds in this folder", out_dir / _LOCK):
+        _run_locked(last, sources, out_dir, config, engine)
+
+
+def _run_locked(
+    last: Step,
+    sources: Sequence[Source],
+    out_dir: pathlib.Path,
+    config: BuildConfig,
+    engine: Engine,
+) -> None:
+    """Runs the steps up to `last` in a folder that no other process writes."""
     runs.claim(out_dir, sources, config, _OUTPUTS)
     storage.publish(out_dir)  # Fails before the work is done, not after it.
 
@@ -154,13 +179,20 @@ def run_through(
     # The results of its tasks are there, and are not computed again.
     if work_dir.exists():
         logging.info("%s: continuing where an earlier run stopped", out_dir)
-    run = partial(runs.run_tasks, work_dir / "results", engine)
-    _build(Job(sources, out_dir, work_dir, config, run), last)
+    run = partial(runs.run_tasks, work_dir / _RESULTS, engine)
+    given = None
+    if config.vocabulary:
+        given = given_vocabulary.read(
+            config.vocabulary, out_dir, config.new_languages, config.language_tokens
+        )
+    _build(Job(sources, out_dir, work_dir, config, run, given), last)
 
 
 def _build(job: Job, last: Step) -> None:
     """Runs the steps up to `last`. Tasks that an earlier run has done are not repeated."""
     scripts = survey(job)
+    if job.given is not None:
+        job.given.check(scripts)
     if last is Step.SURVEY:
         return
 
@@ -197,7 +229,7 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
     for source in job.sources:
         for span in source.spans():
             calls[source, span] = partial(
-                source_cleaning.clean, source, span, folder, scripts, job.config
+                source_cleaning.clean, source, span, folder, scripts, job.config, job.normalization
             )
 
     # A source's limit of malformed lines is for the whole of it.
@@ -207,11 +239,14 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
 
     max_share = job.config.max_malformed_share
     sources = [source_cleaning.join(source, spans, max_share) for source, spans in spans_of.items()]
+    read: collections.Counter[str] = collections.Counter()
     repaired: collections.Counter[str] = collections.Counter()
     for cleaned in sources:
+        read.update(cleaned.read)
         repaired.update(cleaned.repaired)
     return Corpus(
         chunks=_numbered([cleaned.chunks for cleaned in sources], job.config.pairs_per_chunk),
+        read=read,
         dropped=_sum_of_dropped(sources),
         repaired=repaired,
     )
@@ -256,7 +291,13 @@ def select(job: Job, corpus: Corpus) -> dict[str, Selected]:
 def train_vocabularies(
     job: Job, corpus: Corpus, selected: dict[str, Selected]
 ) -> dict[Side, manifest.Vocabulary]:
-    """Draws text from all languages, and trains the vocabularies of all sides on it."""
+    """Draws text from all languages, and trains the vocabularies of all sides on it.
+
+    A vocabulary that is given is that of both sides.
+    """
+    if job.given is not None:
+        return {side: job.given.vocabulary for side in vocabulary.SIDES[job.kind]}
+
     config = job.config
     counts = [of_language.block_sizes.total() for of_language in selected.values()]
     quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
@@ -345,15 +386,10 @@ def write_report(
     dropped = corpus.dropped + _sum_of_dropped(selected.values())
 
     # Also languages that lost all of their examples.
-    codes = set(scripts)
-    codes.update(language for _, language in corpus.chunks)
-    codes.update(language for language, _ in dropped)
     described: list[manifest.Language] = []
-    for code in sorted(codes):
+    for code in sorted(corpus.read):
         for direction in job.directions_of(code, corpus):
-            described.append(
-                _describe(direction, scripts, corpus.repaired, dropped, records, texts)
-            )
+            described.append(_describe(direction, scripts, corpus, dropped, records, texts))
 
     of_train = [records.get(("train", language.code), Encoded()) for language in described]
     report.write(zip(described, of_train, strict=True), job.out_dir / "report", job.kind)
@@ -397,12 +433,12 @@ def _splits_by_direction(job: Job, corpus: Corpus) -> Iterator[tuple[str, Direct
 def _describe(
     direction: Direction,
     scripts: dict[str, frozenset[str]],
-    repaired: collections.Counter[str],
+    corpus: Corpus,
     dropped: Dropped,
     records: dict[_SplitKey, Encoded],
     texts: dict[_SplitKey, digests.File],
 ) -> manifest.Language:
-    """Returns a direction's entry in the manifest.
+    """Returns a direction's entry in the manifest, which accounts for every row that was read.
 
     `dropped` are the examples that the steps before dropped; those that were too long for the
     direction's records come on top.
@@ -418,14 +454,32 @@ def _describe(
         if language == direction.language:
             dropped_by_rule[str(rule)] = number
 
-    return manifest.Language(
+    described = manifest.Language(
         code=direction.code,
         records={split: encoded.records for split, encoded in by_split.items()},
         text={split: file for (split, code), file in texts.items() if code == direction.code},
         dropped=dropped_by_rule,
-        repaired=repaired[direction.language],
+        repaired=corpus.repaired[direction.language],
         scripts=tuple(sorted(scripts.get(direction.language, ()))),
+        read=corpus.read[direction.language],
+        kept=_num_kept(direction, corpus, by_split),
     )
+    num_accounted = described.kept + sum(dropped_by_rule.values())
+    assert described.read == num_accounted, (
+        f"{direction.code}: {described.read} read, {described.kept} kept, {dropped_by_rule} dropped"
+    )
+    return described
+
+
+def _num_kept(direction: Direction, corpus: Corpus, records: dict[str, Encoded]) -> int:
+    """Returns the number of a direction's examples, given its records by split."""
+    num_kept = sum(encoded.records.num_examples for encoded in records.values())
+
+    # Those of splits that are only decoded have no records.
+    for (split, language), chunks in corpus.chunks.items():
+        if language == direction.language and split not in manifest.SPLITS:
+            num_kept += sum(chunk.num_examples for chunk in chunks)
+    return num_kept
 
 
 def _sum_of_dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
@@ -438,9 +492,16 @@ def _sum_of_dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
 def _nothing_left(kind: Kind, dropped: Dropped) -> ValueError:
     """Returns an error that counts the dropped examples by rule."""
     by_rule: collections.Counter[str] = collections.Counter()
-    for (_, rule), number in dropped.items():
+    unknown: list[str] = []
+    for (language, rule), number in dropped.items():
         by_rule[rule] += number
+        if rule is Rule.UNKNOWN_LANGUAGE:
+            unknown.append(language)
     if not by_rule:
         return ValueError(f"the sources hold no training {kind.noun}")
+
     counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())
-    return ValueError(f"no training {kind.noun} is left: dropped {counts}")
+    problem = f"no training {kind.noun} is left: dropped {counts}"
+    if unknown:
+        problem += f"; no languages: {', '.join(sorted(unknown))}"
+    return ValueError(problem)

@@ -56,12 +56,13 @@ def plan(sources: Sequence[Source], config: BuildConfig, earlier: str = "") -> s
 
     # What it is made from. Folders are left out: what TFDS has prepared there, under a name and
     # version, does not change.
-    files: list[pathlib.Path] = []
+    files = list(config.vocabulary_files)
     for source in sources:
-        files += [path for path in source.files if path.is_file()]
+        files += source.files
     known = dict(match.group("file", "digest") for match in _FILE.finditer(earlier))
     with ThreadPoolExecutor() as threads:  # Hashing releases the interpreter's lock.
-        lines += threads.map(functools.partial(_file_line, known), files)
+        existing = [path for path in files if path.is_file()]
+        lines += threads.map(functools.partial(_file_line, known), existing)
     return "\n".join(lines) + "\n"
 
 

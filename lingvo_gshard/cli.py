@@ -161,9 +161,9 @@ def run(program: str, main: Callable[[], None]) -> None:
     """Parses the flags, prepares the environment, and runs `main`.
 
     A user's mistake (ValueError), a failure of the machine (OSError), a lack of memory, a package
-    that is not installed and a loss that is not finite end the process with one line and exit status 1; --verbosity=1 shows the
-    traceback. If the reader of standard output goes away or the user presses Ctrl-C, the exit
-    status is the one that a shell gives to SIGPIPE or SIGINT.
+    that is not installed and a loss that is not finite end the process with one line and exit
+    status 1; --verbosity=1 shows the traceback. If the reader of standard output goes away or the
+    user presses Ctrl-C, the exit status is the one that a shell gives to SIGPIPE or SIGINT.
     """
 
     def guarded(argv: list[str]) -> None:

@@ -21,7 +21,7 @@ from lingvo_gshard import cli
 from lingvo_gshard.evaluation import quality, significance
 from lingvo_gshard.evaluation.comparison import Comparison, check_same_tokens
 from lingvo_gshard.evaluation.quality import Quality
-from lingvo_gshard.files import atomic_file, storage
+from lingvo_gshard.files import atomic_file, lock, storage
 
 _RUNS = flags.DEFINE_multi_string(
     "run", None, "NAME=LOGDIR; repeatable, also with the same name.", required=True
@@ -52,7 +52,9 @@ def main() -> None:
     text = "\n\n".join(tables)
     print(text)
 
-    if _OUT.value:
+    if not _OUT.value:
+        return
+    with lock.held(f"{_OUT.value}.txt", "writes this file"):
         atomic_file.write(f"{_OUT.value}.txt", text + "\n")
         decoded = _decoded(models, baselines)
         shown = quality.main_metric(decoded)

@@ -57,7 +57,7 @@ def test_a_bundle_that_cannot_do_what_is_asked_is_refused_before_devices_start(
 ):
     monkeypatch.setattr(decoder_flags, "_start_devices", None)
     spec = types.SimpleNamespace(
-        num_best=2, languages=_LANGUAGES, kind="parallel", noun="translation"
+        num_best=2, source_languages=_LANGUAGES, kind="parallel", noun="translation"
     )
     with flagsaver.flagsaver(bundle="b", **given), pytest.raises(ValueError, match=message):
         decoder_flags.from_bundle(spec)

@@ -13,7 +13,6 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.bundle import Decoder
 from lingvo_gshard.input import packing
-from lingvo_gshard.input.normalization import normalize
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.spmd import processes
 
@@ -50,6 +49,7 @@ class Part:
     row_length: int  # The length of the shortest rows that hold it.
     # Of its sample, if the decoder samples: the user's seed, and the sample's number in the text.
     seed: tuple[int, int] = (0, 0)
+    first_id: int = -1  # The first token of its translation, if its languages force one.
 
 
 NBest = tuple[Hypothesis, ...]  # Best first; at least one.
@@ -93,7 +93,7 @@ class TextDecoder:
 
     def num_tokens(self, lines: Sequence[str]) -> list[int]:
         """Returns the number of input tokens of each line, with BOS or EOS."""
-        return [len(self._source.encode(normalize(line))) for line in lines]
+        return [len(self._source.encode(self._source.normalize(line))) for line in lines]
 
     def parts(self, line: str, number: int = 1, seed: int = 0) -> list[Part]:
         """Returns the parts of a line, each of which a row decodes.

@@ -77,8 +77,19 @@ def decode_split(run: Run, split: str) -> None:
     data = manifest.load(_data_dir(run))
     decoding = _KINDS[data.kind](run, [language.code for language in data.languages])
     folder = pathlib.Path(run.logdir, f"decode_{split}")
-    folder.mkdir(exist_ok=True)
+    with processes.locked(folder, "decodes to this folder"):
+        folder.mkdir(exist_ok=True)
+        _decode(run, split, languages, decoding, folder)
 
+
+def _decode(
+    run: Run,
+    split: str,
+    languages: list[Language],
+    decoding: _SplitDecoding,
+    folder: pathlib.Path,
+) -> None:
+    """Decodes the split of the languages into a folder that no other program writes."""
     # Batches mix languages, so that they are full and each length needs one program only.
     digests_of_texts = {language.code: language.text[split].sha256 for language in languages}
     parts = Parts(

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from lingvo_gshard.evaluation import html_page, quality
 from lingvo_gshard.evaluation.html_page import Section
 from lingvo_gshard.evaluation.quality import Quality
-from lingvo_gshard.files import atomic_file, storage, table
+from lingvo_gshard.files import atomic_file, lock, storage, table
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import plan
 from lingvo_gshard.planning.plan import Plan
@@ -146,7 +146,8 @@ def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
     page = html_page.document(title, _summary(facts, results), sections)
 
     path = logdir / "report.html"
-    atomic_file.write(path, page)
+    with lock.held(path, "writes this file"):
+        atomic_file.write(path, page)
     return path
 
 

@@ -32,6 +32,8 @@ class DataFacts:
     languages: tuple[str, ...] = ()
     kind: str | None = Kind.PARALLEL  # None if it is no prepared text.
     fingerprint: str = ""
+    # The codes of the languages that the vocabulary has tokens of: see Tokenizer.languages.
+    language_tokens: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ UNK_ID = 3
 # A region of BCP-47, with which English is a variety of it; languages have small letters.
 _REGION = re.compile(r"([A-Z]{2}|\d{3})(-.+)?")
 _HEADER = struct.Struct("<BI")  # w and n.
+_MAX_LISTED = 20  # Languages in a message.
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
@@ -45,6 +46,13 @@ def source_languages(codes: Sequence[str]) -> tuple[str, ...]:
     """Returns the codes of the languages to translate from, each once, in order."""
     sources = [sides(code, codes)[0] for code in codes]
     return tuple(dict.fromkeys(sources))
+
+
+def listed(codes: Sequence[str]) -> str:
+    """Returns languages for a message: the first ones, if there are many."""
+    if len(codes) <= _MAX_LISTED:
+        return ", ".join(codes)
+    return f"{', '.join(codes[:_MAX_LISTED])} and {len(codes) - _MAX_LISTED} more"
 
 
 def target_token(code: str) -> str:

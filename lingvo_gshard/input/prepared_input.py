@@ -48,11 +48,12 @@ class PreparedInput(PrefetchedInput):
         data = cls.Manifest(data_dir)
         codes = [language.code for language in data.languages if language.num_examples("train")]
         return DataFacts(
-            data.source_vocabulary.size,
-            data.target_vocabulary.size,
-            tuple(codes),
-            cls.KIND,
-            data.fingerprint,
+            source_vocab_size=data.source_vocabulary.size,
+            target_vocab_size=data.target_vocabulary.size,
+            languages=tuple(codes),
+            kind=cls.KIND,
+            fingerprint=data.fingerprint,
+            language_tokens=data.source_vocabulary.languages,
         )
 
     @classmethod

@@ -1,9 +1,15 @@
-"""Converts text to token ids and back, by a SentencePiece model with this project's special ids."""
+"""Converts text to token ids and back, by a SentencePiece model with this project's special ids.
 
+A vocabulary from elsewhere (fairseq_vocabulary.py) may name languages: by control pieces, which no
+text spells, named as LANGUAGE has it. Its last pieces have no rows in a model's tables: END, and
+after it what the vocabulary records about itself, and pieces that become unknown.
+"""
+
+import functools
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import sentencepiece
@@ -12,7 +18,11 @@ from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.normalization import Normalization
 
+# The tokens of languages, by their codes: deu_Latn, or __de__ of de.
+LANGUAGE = re.compile(r"(?P<code>[a-z]{3}_[A-Z][a-z]{3})|__(?P<short>[A-Za-z-]+)__")
+END = "<end of the table>"
 _SPACE = "\u2581"  # SentencePiece's mark of a space in a piece.
 
 
@@ -35,10 +45,37 @@ class Tokenizer:
             raise ValueError(f"{model_file} has pad, bos, eos, unk {ids}, expected {expected}")
         self._processor = processor
 
+        # A piece that is missing has the unknown id.
+        end = processor.piece_to_id(END)
+        self._size = processor.get_piece_size() if end == UNK_ID else end
+        self._normalization = Normalization.NFKC
+        if processor.piece_to_id(recorded(Normalization.MODEL)) != UNK_ID:
+            self._normalization = Normalization.MODEL
+
     @property
     def vocab_size(self) -> int:
-        """The number of pieces, including the special ids."""
-        return self._processor.get_piece_size()
+        """The number of pieces that a model has rows for, including the special ids."""
+        return self._size
+
+    @functools.cached_property
+    def languages(self) -> dict[str, int]:
+        """The ids of the tokens of languages, by their codes; none of most vocabularies."""
+        ids: dict[str, int] = {}
+        for token in range(UNK_ID + 1, self.vocab_size):
+            if self._processor.is_control(token):
+                match = LANGUAGE.fullmatch(self._processor.id_to_piece(token))
+                if match is not None:
+                    ids[match["code"] or match["short"]] = token
+        return ids
+
+    @property
+    def normalization(self) -> Normalization:
+        """What is done to text before the model."""
+        return self._normalization
+
+    def normalize(self, text: str) -> str:
+        """Returns the text in the form that the vocabulary was trained on."""
+        return self._normalization.of(text)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -52,8 +89,24 @@ class Tokenizer:
         return tuple(codes)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a sentence, EOS last."""
-        return [*self._processor.encode(text), EOS_ID]
+        """Returns the ids of a sentence in normal form, EOS last."""
+        ids = self._processor.encode(text)
+        return [*self._with_rows(ids), EOS_ID]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of sentences as `encode`, in less time."""
+        ids_of_texts = self._processor.encode(list(texts), add_eos=True)
+        return list(map(self._with_rows, ids_of_texts))
+
+    def _with_rows(self, ids: list[int]) -> list[int]:
+        """Returns ids with the unknown one in place of those that have no row."""
+        if self._size == self._processor.get_piece_size():
+            return ids
+        return [token if token < self._size else UNK_ID for token in ids]
+
+    def num_byte_pieces(self, ids: Sequence[int]) -> int:
+        """Returns how many of the ids are those of bytes."""
+        return sum(self._processor.is_byte(list(ids)))
 
     def num_bytes(self) -> np.ndarray:
         """Returns how many bytes of text, in UTF-8, each piece stands for, int32 [vocab_size].
@@ -87,6 +140,11 @@ class Tokenizer:
             if token not in (PAD_ID, BOS_ID):
                 tokens.append(token)
         return self._processor.decode(tokens)
+
+
+def recorded(normalization: Normalization) -> str:
+    """Returns the piece past the table by which a vocabulary records its normalization."""
+    return f"<normalization: {normalization}>"
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from lingvo_gshard.files import lock
+
 
 def _run(folder, *flags, file_bytes=None):
     """Runs the binary; a limit to the sizes of its files is to it as a full disk."""
@@ -54,6 +56,11 @@ def folder(tmp_path_factory):
             "data_prep.build: --workers must be 1 or more, got 0; see",
         ),
         (
+            ["--input=text", "--out=./text"],
+            None,
+            "data_prep.build: --out=./text is the folder of --input; choose another.",
+        ),
+        (
             ["--input=text", "--out=file/x"],
             None,
             "data_prep.build: [Errno 20] Not a directory: 'file/x'",
@@ -75,6 +82,16 @@ def test_a_mistake_is_one_line_and_a_status(folder, flags, file_bytes, line):
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith(line.replace("{folder}", str(folder)))
     assert "Traceback" not in ended.stderr
+
+
+def test_a_second_build_in_the_same_folder_is_refused(folder):
+    out = folder / "locked"
+    with lock.held(out, "builds in this folder", out / "build.lock"):
+        ended = _run(folder, "--input=text", "--out=locked")
+        assert ended.returncode == 1
+        message = "data_prep.build: locked: another process builds in this folder; wait for it, or"
+        assert ended.stderr.splitlines()[-1].startswith(message)
+        assert [path.name for path in out.iterdir()] == ["build.lock"]
 
 
 def test_verbosity_shows_where_it_came_from(folder):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.input.normalization import normalize
 from lingvo_gshard.spmd.specs import WHOLE
 
 _EOS = 2
@@ -18,6 +19,10 @@ class Letters:
         """The letters' ids, and that of EOS."""
         self.encoded.add(text)
         return [ord(letter) - ord("a") + 4 for letter in text.strip()] + [_EOS]
+
+    def normalize(self, text):
+        """As the project's own vocabularies do it."""
+        return normalize(text)
 
     def decode(self, ids):
         """The letters before EOS."""

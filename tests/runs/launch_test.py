@@ -310,7 +310,7 @@ def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
     records = manifest.Records((manifest.Shard(file, file, 1),), 3, 3, 0)
     given = [("de", {"train": records, "dev": records}), ("fr", {"dev": records})]
     languages = tuple(manifest.Language(code, each, {}, {}) for code, each in given)
-    side = types.SimpleNamespace(size=8)
+    side = manifest.Vocabulary(file, 8)
     data = types.SimpleNamespace(
         languages=languages,
         source_vocabulary=side,
