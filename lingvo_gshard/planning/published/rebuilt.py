@@ -4,7 +4,6 @@ FOLDER/ID/program_plan.json, report.md    the plan; see any_program.py
 FOLDER/ID/fingerprint                     a digest of what it depends on, written last
 """
 
-import dataclasses
 import pathlib
 
 import jax
@@ -89,8 +88,3 @@ def _fingerprint(record: Record) -> str:
     """Returns a digest of what a plan depends on: the step, the code, and the compilers."""
     step = repr((record.model, record.run, record.topology))
     return fingerprints.of(step, code=_CODE)
-
-
-def with_run(record: Record, **changes: object) -> Record:
-    """Returns a record of the same model whose run is changed, such as by `rows`."""
-    return dataclasses.replace(record, run=dataclasses.replace(record.run, **changes))
