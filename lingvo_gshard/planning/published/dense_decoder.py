@@ -14,6 +14,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -147,6 +148,11 @@ def abstract_mesh(run: Run, gpu: str | None = None) -> AbstractMesh:
         device = AbstractDevice(_GPU_KINDS[gpu], num_cores=None, platform="cuda")
     sizes = (run.data, run.fsdp, run.tensor)
     return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, abstract_device=device)
+
+
+def tracing(mesh: AbstractMesh) -> AbstractContextManager[Any]:
+    """Returns the context in which a step is traced: the kernels for GPUs ask for the devices."""
+    return jax.sharding.use_abstract_mesh(mesh)
 
 
 def arguments(model: Model, run: Run, mesh: Mesh | AbstractMesh) -> tuple[Tree, Any]:

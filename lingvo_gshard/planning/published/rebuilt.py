@@ -6,8 +6,6 @@ FOLDER/ID/fingerprint                     a digest of what it depends on, writte
 
 import pathlib
 
-import jax
-
 from lingvo_gshard.planning import any_program, fingerprints
 from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.compiled import own_process
@@ -61,8 +59,7 @@ def make(record: Record) -> AnyPlan:
     mesh = dense_decoder.abstract_mesh(record.run, gpu)
     step = dense_decoder.train_step(record.model, record.run, mesh)
     args = dense_decoder.arguments(record.model, record.run, mesh)
-    # The kernels for GPUs ask the mesh for the kind of GPU.
-    with jax.sharding.use_abstract_mesh(mesh):
+    with dense_decoder.tracing(mesh):
         return any_program.of(
             step,
             args,
