@@ -152,7 +152,7 @@ def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple
     if not path.exists():
         return
     try:
-        lines = hyperparams.differences(text, path.read_text())
+        lines = hyperparams.differences(text, path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
 
