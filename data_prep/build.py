@@ -117,7 +117,13 @@ def _engine() -> contextlib.AbstractContextManager[engines.Engine]:
 def _log_languages(data: manifest.Manifest) -> None:
     for language in data.languages:
         counts = {split: language.num_examples(split) for split in manifest.SPLITS}
-        logging.info("%s: %s, dropped %s", language.code, counts, language.dropped or "none")
+        logging.info(
+            "%s: %s, dropped %s of the %d that were read",
+            language.code,
+            counts,
+            language.dropped or "none",
+            language.read,
+        )
 
 
 def _warn_of_bytes(data: manifest.Manifest) -> None:

@@ -4,8 +4,6 @@ The first rule that applies counts. Dev and test, which measure, lose only malfo
 examples with an empty side or a low score.
 """
 
-import collections
-import enum
 import hashlib
 import re
 
@@ -13,6 +11,7 @@ import ftfy
 
 from data_prep import languages, tsv
 from data_prep.config import BuildConfig
+from data_prep.rules import Rule
 from data_prep.tsv import Example, Pair
 from lingvo_gshard.input.normalization import Normalization
 
@@ -32,30 +31,6 @@ _NEXT_BYTES = "".join(_CONTINUATION_BYTES.decode(encoding, "ignore") for encodin
 _DAMAGE = re.compile(f"[{_LEAD_BYTES}][{re.escape(_NEXT_BYTES)}]")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 ENGLISH_SCRIPTS = frozenset({"Latn"})
-
-
-class Rule(enum.StrEnum):
-    """Why an example is dropped; the manifest counts them under these names.
-
-    Rules of pairs alone are marked so.
-    """
-
-    MALFORMED = "malformed"  # The line holds no pair or document.
-    LOW_SCORE = "low_score"  # The source gives the pair a score below the threshold.
-    UNDECODABLE = "undecodable"  # A replacement character: the text was damaged before.
-    EMPTY = "empty"  # Nothing is left of a side.
-    TOO_LONG = "too_long"  # Pairs: a side has too many characters.
-    RATIO = "ratio"  # Pairs: one side is many times longer than the other.
-    IDENTICAL = "identical"  # Pairs: the source equals the English.
-    REPEATED = "repeated"  # One character is repeated many times, as in a ruler.
-    WRONG_SCRIPT = "wrong_script"  # A side is mostly in scripts that are not its language's.
-    WRONG_LANGUAGE = "wrong_language"  # A side is surely in another language, if that is checked.
-    HELD_OUT = "held_out"  # The English, or the source, or the document is also in dev or test.
-    DUPLICATE = "duplicate"  # The same example occurs earlier in this language or corpus.
-    TOO_MANY_PIECES = "too_many_pieces"  # Pairs: a side has too many pieces of its vocabulary.
-
-
-Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of examples by language and rule.
 
 
 def repair(text: str, own_scripts: frozenset[str]) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from data_prep import shards, text_chunks, tsv
-from data_prep.cleaning import Dropped, Rule
+from data_prep.rules import Dropped, Rule
 from data_prep.text_chunks import Chunk
 
 _PAIRS_PER_GROUP = 1 << 24

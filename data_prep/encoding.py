@@ -17,8 +17,8 @@ import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from data_prep import cleaning, languages, text_chunks, tsv
-from data_prep.cleaning import Dropped, Rule
 from data_prep.directions import Direction
+from data_prep.rules import Dropped, Rule
 from data_prep.shards import Shard
 from data_prep.text_chunks import Chunk
 from data_prep.tsv import Example
@@ -75,6 +75,8 @@ class Encoded(_Summable):
     source: SideStatistics = SideStatistics()
     target: SideStatistics = SideStatistics()
     dropped: Dropped = dataclasses.field(default_factory=collections.Counter)
+    # The number of examples of each length in pieces of the longer side.
+    longer_sides: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def records(self) -> manifest.Records:
@@ -223,7 +225,8 @@ def encode(
     if encoder.num_dropped > 0:
         dropped[direction.language, Rule.TOO_MANY_PIECES] = encoder.num_dropped
     source = encoder.sides[0] if len(encoder.sides) == 2 else SideStatistics()
-    return Encoded((written,), source, encoder.sides[-1], dropped)
+    longer_sides = collections.Counter(map(max, encoder.lengths))
+    return Encoded((written,), source, encoder.sides[-1], dropped, longer_sides)
 
 
 def write_text(

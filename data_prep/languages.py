@@ -31,6 +31,10 @@ _NO_SCRIPT = ("Zyyy", "Zinh", "Zzzz")  # Common, inherited, unknown.
 # Shorter sentences, and less certain decisions, are not evidence of another language.
 _MIN_IDENTIFIED_CHARS = 20
 _MIN_IDENTIFIED_PROBABILITY = 0.95
+_NO_LANGUAGE = "und"
+# What BCP-47 has for text that is in no one language that is known.
+_NOT_ONE_LANGUAGE = (None, _NO_LANGUAGE, "mis", "mul", "zxx")
+_MAX_PRINTED_CHARS = 40
 # The break before a Glottocode, as in cat_Latn_vale1252, which becomes a private part of a tag.
 _GLOTTOCODE = re.compile(r"_(?=[a-z]{4}\d{4}$)")
 
@@ -40,7 +44,10 @@ def is_valid(tag: str) -> bool:
     """Returns whether a tag is well-formed and all its parts are registered."""
     if tag.lower().startswith("x-"):  # A private tag, which names no language.
         return False
-    return langcodes.tag_is_valid(_GLOTTOCODE.sub("-x-", tag))
+    tag = _GLOTTOCODE.sub("-x-", tag)
+    if not langcodes.tag_is_valid(tag):
+        return False
+    return langcodes.Language.get(tag).language not in _NOT_ONE_LANGUAGE
 
 
 @functools.cache
@@ -56,6 +63,11 @@ def is_name(tag: str, codes: str) -> bool:
     if codes == "standard":
         return is_valid(tag)
     return re.fullmatch(r"[\w-]+", tag) is not None
+
+
+def printable(tag: str) -> str:
+    """Returns what is no name of a language as tables and messages have it."""
+    return re.sub(r"[^\w-]", "?", tag)[:_MAX_PRINTED_CHARS] or _NO_LANGUAGE
 
 
 def named(tag: str, codes: str) -> str:

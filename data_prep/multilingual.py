@@ -8,6 +8,7 @@ from typing import Any
 from lxml import etree
 
 from data_prep import languages, tsv
+from data_prep.rules import Rule
 from data_prep.sources import Row, Source
 from data_prep.tsv import Pair
 
@@ -51,8 +52,8 @@ def _texts_of_unit(unit: Any) -> list[tuple[str, str]]:
         # Earlier versions of TMX have an attribute without a namespace.
         tag = variant.get(_XML_LANG) or variant.get("lang")
         segment = variant.find("{*}seg")
-        if tag and segment is not None:
-            texts.append((tag, "".join(segment.itertext())))
+        text = "" if segment is None else "".join(segment.itertext())
+        texts.append((tag or "", text))
     return texts
 
 
@@ -115,19 +116,22 @@ class TfdsSplit(TfdsSource):
 
 
 def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Iterator[Row]:
-    """Yields the pairs of the wanted languages' texts with the first English one.
+    """Yields a row for each text of a wanted language, paired with the first English one.
 
-    Tags that are no names of languages are left out; see `_wanted_code` for the others.
+    See `_wanted_code`. Texts under what is no name of a language are counted under that, whichever
+    languages are wanted, as it may be another spelling of one of them.
     """
-    valid = [(tag, text) for tag, text in texts if languages.is_name(tag, source.language_codes)]
-    english = [text for tag, text in valid if languages.is_english(tag)]
-    if not english:
-        return
+    english = [text for tag, text in texts if languages.is_english(tag)]
+    if len(english) == len(texts):
+        yield Row(languages.ENGLISH, Rule.UNPAIRED)
 
-    for tag, text in valid:
+    for tag, text in texts:
+        if not languages.is_name(tag, source.language_codes):
+            yield Row(languages.printable(tag), Rule.UNKNOWN_LANGUAGE)
+            continue
         code = _wanted_code(tag, source)
         if code is not None and not languages.is_english(tag):
-            yield Row(code, Pair.of(text, english[0]))
+            yield Row(code, Pair.of(text, english[0]) if english else Rule.UNPAIRED)
 
 
 def _wanted_code(tag: str, source: "TmxFile | TfdsSplit") -> str | None:

@@ -10,6 +10,7 @@ import pyarrow
 from pyarrow import parquet
 
 from data_prep import sources, tsv
+from data_prep.rules import Rule
 from data_prep.sources import Row, Source
 from data_prep.tsv import Example, Pair
 
@@ -23,8 +24,8 @@ class Table(Source):
         """Returns the names of the columns that are read."""
         raise NotImplementedError
 
-    def _example(self, record: dict[str, Any]) -> Example | None:
-        """Returns what a row holds; None has too low a score. Raises ValueError without text."""
+    def _example(self, record: dict[str, Any]) -> Example | Rule:
+        """Returns what a row holds, or why nothing. Raises ValueError without text."""
         raise NotImplementedError
 
     def spans(self) -> list[range]:
@@ -85,11 +86,11 @@ class ParquetFile(Table, sources.File):
             columns.append(self.score_column)
         return columns
 
-    def _example(self, record: dict[str, Any]) -> Pair | None:
+    def _example(self, record: dict[str, Any]) -> Pair | Rule:
         if self.score_column is not None:
             score = sources.value_at(record, self.score_column)
             if score is None or not float(score) >= self.min_score:  # NaN is no score.
-                return None
+                return Rule.LOW_SCORE
         source = sources.text_at(record, self.source_column)
         english = sources.text_at(record, self.english_column)
         return Pair.of(source, english)

@@ -37,13 +37,13 @@ from data_prep import (
     source_cleaning,
     vocabulary,
 )
-from data_prep.cleaning import Dropped
 from data_prep.config import BuildConfig
 from data_prep.deduplication import Runner, Selected
 from data_prep.directions import Direction
 from data_prep.encoding import Encoded
 from data_prep.engines import Engine
 from data_prep.given_vocabulary import GivenVocabulary
+from data_prep.rules import Dropped, Rule
 from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Source
 from data_prep.text_chunks import Chunk
@@ -67,6 +67,8 @@ class Step(enum.StrEnum):
 
 _LOCK = "build.lock"
 _UNFINISHED = ".unfinished"
+# Another name whenever results become others: those of an older version are not continued.
+_RESULTS = "results-2"
 # What a build makes in its folder, besides the plan.
 _OUTPUTS = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
 _SplitKey = tuple[str, str]  # A split, and a language or the code of a direction.
@@ -116,8 +118,9 @@ class Corpus:
 
     # By split and language, in the order of the sources.
     chunks: dict[_SplitKey, list[Chunk]]
+    read: collections.Counter[str]  # By language, like the next two.
     dropped: Dropped
-    repaired: collections.Counter[str]  # By language.
+    repaired: collections.Counter[str]
 
     @property
     def train(self) -> dict[str, list[Chunk]]:
@@ -176,7 +179,7 @@ def _run_locked(
     # The results of its tasks are there, and are not computed again.
     if work_dir.exists():
         logging.info("%s: continuing where an earlier run stopped", out_dir)
-    run = partial(runs.run_tasks, work_dir / "results", engine)
+    run = partial(runs.run_tasks, work_dir / _RESULTS, engine)
     given = None
     if config.vocabulary:
         given = given_vocabulary.read(
@@ -236,11 +239,14 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
 
     max_share = job.config.max_malformed_share
     sources = [source_cleaning.join(source, spans, max_share) for source, spans in spans_of.items()]
+    read: collections.Counter[str] = collections.Counter()
     repaired: collections.Counter[str] = collections.Counter()
     for cleaned in sources:
+        read.update(cleaned.read)
         repaired.update(cleaned.repaired)
     return Corpus(
         chunks=_numbered([cleaned.chunks for cleaned in sources], job.config.pairs_per_chunk),
+        read=read,
         dropped=_sum_of_dropped(sources),
         repaired=repaired,
     )
@@ -380,15 +386,10 @@ def write_report(
     dropped = corpus.dropped + _sum_of_dropped(selected.values())
 
     # Also languages that lost all of their examples.
-    codes = set(scripts)
-    codes.update(language for _, language in corpus.chunks)
-    codes.update(language for language, _ in dropped)
     described: list[manifest.Language] = []
-    for code in sorted(codes):
+    for code in sorted(corpus.read):
         for direction in job.directions_of(code, corpus):
-            described.append(
-                _describe(direction, scripts, corpus.repaired, dropped, records, texts)
-            )
+            described.append(_describe(direction, scripts, corpus, dropped, records, texts))
 
     of_train = [records.get(("train", language.code), Encoded()) for language in described]
     report.write(zip(described, of_train, strict=True), job.out_dir / "report", job.kind)
@@ -432,12 +433,12 @@ def _splits_by_direction(job: Job, corpus: Corpus) -> Iterator[tuple[str, Direct
 def _describe(
     direction: Direction,
     scripts: dict[str, frozenset[str]],
-    repaired: collections.Counter[str],
+    corpus: Corpus,
     dropped: Dropped,
     records: dict[_SplitKey, Encoded],
     texts: dict[_SplitKey, digests.File],
 ) -> manifest.Language:
-    """Returns a direction's entry in the manifest.
+    """Returns a direction's entry in the manifest, which accounts for every row that was read.
 
     `dropped` are the examples that the steps before dropped; those that were too long for the
     direction's records come on top.
@@ -453,14 +454,32 @@ def _describe(
         if language == direction.language:
             dropped_by_rule[str(rule)] = number
 
-    return manifest.Language(
+    described = manifest.Language(
         code=direction.code,
         records={split: encoded.records for split, encoded in by_split.items()},
         text={split: file for (split, code), file in texts.items() if code == direction.code},
         dropped=dropped_by_rule,
-        repaired=repaired[direction.language],
+        repaired=corpus.repaired[direction.language],
         scripts=tuple(sorted(scripts.get(direction.language, ()))),
+        read=corpus.read[direction.language],
+        kept=_num_kept(direction, corpus, by_split),
     )
+    num_accounted = described.kept + sum(dropped_by_rule.values())
+    assert described.read == num_accounted, (
+        f"{direction.code}: {described.read} read, {described.kept} kept, {dropped_by_rule} dropped"
+    )
+    return described
+
+
+def _num_kept(direction: Direction, corpus: Corpus, records: dict[str, Encoded]) -> int:
+    """Returns the number of a direction's examples, given its records by split."""
+    num_kept = sum(encoded.records.num_examples for encoded in records.values())
+
+    # Those of splits that are only decoded have no records.
+    for (split, language), chunks in corpus.chunks.items():
+        if language == direction.language and split not in manifest.SPLITS:
+            num_kept += sum(chunk.num_examples for chunk in chunks)
+    return num_kept
 
 
 def _sum_of_dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
@@ -473,9 +492,16 @@ def _sum_of_dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
 def _nothing_left(kind: Kind, dropped: Dropped) -> ValueError:
     """Returns an error that counts the dropped examples by rule."""
     by_rule: collections.Counter[str] = collections.Counter()
-    for (_, rule), number in dropped.items():
+    unknown: list[str] = []
+    for (language, rule), number in dropped.items():
         by_rule[rule] += number
+        if rule is Rule.UNKNOWN_LANGUAGE:
+            unknown.append(language)
     if not by_rule:
         return ValueError(f"the sources hold no training {kind.noun}")
+
     counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())
-    return ValueError(f"no training {kind.noun} is left: dropped {counts}")
+    problem = f"no training {kind.noun} is left: dropped {counts}"
+    if unknown:
+        problem += f"; no languages: {', '.join(sorted(unknown))}"
+    return ValueError(problem)

@@ -24,6 +24,8 @@ _SIDES = {Kind.PARALLEL: ("source", "target"), Kind.TEXT: ("text",)}
 # The columns of the tables of lengths and of coverage.
 _LENGTHS = ("mean", *_QUANTILES, "longest")
 _COVERAGE = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
+# The lengths of rows of which the report tells how many pairs are longer.
+_ROW_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 _Row = Mapping[str, Any]  # An entry of report.json.
 
 
@@ -54,15 +56,32 @@ def _numbers(language: manifest.Language, train: Encoded, kind: Kind) -> dict[st
         "code": language.code,
         "scripts": list(language.scripts),
         _plural(kind): {split: language.num_examples(split) for split in manifest.SPLITS},
+        "read": language.read,
+        "kept": language.kept,
         "dropped": language.dropped,
         "repaired": language.repaired,
     }
+    if kind is Kind.PARALLEL:
+        numbers["longer_than_rows"] = _shares_longer(train.longer_sides)
 
     # A document is a target without a source.
     sides = (train.source, train.target)[-len(_SIDES[kind]) :]
     for name, side in zip(_SIDES[kind], sides, strict=True):
         numbers[name] = _side_numbers(side)
     return numbers
+
+
+def _shares_longer(longer_sides: Mapping[int, int]) -> dict[str, float]:
+    """Returns the share of pairs that are longer than rows of each of _ROW_LENGTHS on both sides.
+
+    `longer_sides` are the numbers of pairs by the length of their longer side.
+    """
+    num_pairs = sum(longer_sides.values())
+    shares: dict[str, float] = {}
+    for row_length in _ROW_LENGTHS:
+        num_longer = sum(n for length, n in longer_sides.items() if length > row_length)
+        shares[str(row_length)] = round(num_longer / max(num_pairs, 1), 6)
+    return shares
 
 
 def _side_numbers(side: SideStatistics) -> dict[str, float]:
@@ -109,6 +128,9 @@ def _page(rows: Sequence[_Row], kind: Kind) -> str:
                 _tokens_of_drawn_pair(rows, temperature=5),
             ]
         )
+        title = "Training pairs that rows of so many tokens a side do not hold, in percent"
+        sections[title] = _table_of_longer(rows, kind)
+    sections[f"Every {kind.noun} that was read"] = _table(rows, kind, _accounts)
     sections[f"{_plural(kind).capitalize()} dropped, by rule"] = _table_of_drops(rows, kind)
     for side in sides:
         sections[f"Lengths in pieces, {side}"] = _table_of_side(rows, kind, side, _LENGTHS)
@@ -125,6 +147,31 @@ def _table(rows: Sequence[_Row], kind: Kind, columns: Callable[[_Row], Mapping[s
     lines = [{kind.group: row["code"], **columns(row)} for row in rows]
     header = list(lines[0])
     return table.markdown([header, *(list(line.values()) for line in lines)])
+
+
+def _accounts(row: _Row) -> dict[str, Any]:
+    """Returns the columns in which what was read is what was kept and what was dropped."""
+    num_dropped = sum(row["dropped"].values())
+    share = num_dropped / max(row["read"], 1)
+    return {
+        "read": row["read"],
+        "kept": row["kept"],
+        "dropped": num_dropped,
+        "dropped, %": f"{100 * share:.1f}",
+    }
+
+
+def _table_of_longer(rows: Sequence[_Row], kind: Kind) -> str:
+    # A column in which no language has such pairs tells nothing, nor do those after it.
+    is_needed: dict[str, bool] = {}
+    for length in map(str, _ROW_LENGTHS):
+        is_needed[length] = any(row["longer_than_rows"][length] for row in rows)
+    lengths = [length for length, needed in is_needed.items() if needed] or ["16"]
+
+    def shares(row: _Row) -> dict[str, str]:
+        return {length: f"{100 * row['longer_than_rows'][length]:.1f}" for length in lengths}
+
+    return _table(rows, kind, shares)
 
 
 def _table_of_drops(rows: Sequence[_Row], kind: Kind) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from absl import logging
 
 from data_prep import cleaning, languages
-from data_prep.cleaning import Dropped, Rule
 from data_prep.config import BuildConfig
+from data_prep.rules import Dropped, Rule
 from data_prep.sources import Row, Source
 from data_prep.text_chunks import Chunk, ChunkWriter
-from data_prep.tsv import Example, Malformed
+from data_prep.tsv import Example
 from lingvo_gshard.input.normalization import Normalization
 
 _SURVEYED_ROWS = 2000  # Of each source: enough to tell its scripts.
@@ -32,10 +32,12 @@ class Cleaned:
     repaired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     # The first malformed lines: their numbers, from 1, and what is wrong with them.
     malformed: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    # Rows by language, counted as they are read.
+    read: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def num_rows(self) -> int:
-        """The number of rows read, whether they were dropped or kept."""
+        """The number of rows that were dropped or kept, which are all."""
         return self.dropped.total() + sum(chunk.num_examples for chunk in self.chunks)
 
     @property
@@ -121,14 +123,15 @@ def clean(
 def _well_formed(rows: Iterable[Row], cleaned: Cleaned) -> Iterator[tuple[str, Example]]:
     """Yields the language and example of each row that has one; counts the others in `cleaned`."""
     for number, row in enumerate(rows, start=1):
+        cleaned.read[row.language] += 1
         if isinstance(row.example, Example):
             yield row.language, row.example
-        elif isinstance(row.example, Malformed):
+        elif isinstance(row.example, Rule):
+            cleaned.dropped[row.language, row.example] += 1
+        else:
             cleaned.dropped[row.language, Rule.MALFORMED] += 1
             if len(cleaned.malformed) < _LOGGED_LINES:
                 cleaned.malformed.append((number, row.example))
-        else:
-            cleaned.dropped[row.language, Rule.LOW_SCORE] += 1
 
 
 def _split_of(text: str, held_out_share: float) -> str:
@@ -152,17 +155,27 @@ def join(source: Source, spans: Sequence[Cleaned], max_malformed_share: float) -
         for number, reason in span.malformed[: _LOGGED_LINES - len(joined.malformed)]:
             joined.malformed.append((joined.num_rows + number, reason))
         joined.chunks.extend(span.chunks)
+        joined.read.update(span.read)
         joined.dropped.update(span.dropped)
         joined.repaired.update(span.repaired)
 
     for number, reason in joined.malformed:
         logging.warning("%s:%d: skipped: %s", source, number, reason)
+    for (language, rule), number in joined.dropped.items():
+        if rule is Rule.UNKNOWN_LANGUAGE:
+            logging.warning(
+                "%s: %d texts of %r are dropped: that is no language; expected a BCP-47 code like "
+                "de or zh-Hant",
+                source,
+                number,
+                language,
+            )
     if joined.num_rows == 0:
         logging.warning("%s is empty", source)
     if joined.num_malformed > max_malformed_share * joined.num_rows:
         raise ValueError(
             f"{source}: {joined.num_malformed} of {joined.num_rows} lines are malformed "
             f"({joined.num_malformed / joined.num_rows:.1%}), "
-            f"expected at most {max_malformed_share:.1%}"
+            f"expected at most {max_malformed_share:.1%}; max_malformed_share allows more"
         )
     return joined

@@ -14,19 +14,21 @@ from typing import Any, ClassVar
 import polib
 
 from data_prep import tsv
+from data_prep.rules import Rule
 from data_prep.tsv import Example, Malformed, Pair
 from lingvo_gshard.input.manifest import Kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one line holds; None has too low a score.
+    """What one line, or another unit of a source, holds; or the rule by which it holds nothing.
 
-    `language` is the code of its source language, or the name of a document's corpus.
+    `language` is the code of its source language, or the name of a document's corpus. A source
+    yields a row for each pair or document that it has, so that none is lost without being counted.
     """
 
     language: str
-    example: Example | Malformed | None
+    example: Example | Malformed | Rule
 
 
 class Source:
@@ -89,11 +91,15 @@ class LineFile(Source):
         return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        examples = tsv.read_lines(self.path, self._parse, span)
+        examples = tsv.read_lines(self.path, self._parse_unless_blank, span)
         return (Row(self._row_language, example) for example in examples)
 
-    def _parse(self, line: str) -> Example | None:
-        """Returns a line's example, or None if its score is too low.
+    def _parse_unless_blank(self, line: str) -> Example | Rule:
+        # An empty line, such as the last one of many files, is no damage.
+        return self._parse(line) if line.strip() else Rule.EMPTY
+
+    def _parse(self, line: str) -> Example | Rule:
+        """Returns a line's example, or the rule by which it has none.
 
         Raises ValueError if the line is malformed.
         """
@@ -120,13 +126,13 @@ class ColumnsFile(LineFile, File):
     min_score: float = 0.0
     split: str | None = None
 
-    def _parse(self, line: str) -> Pair | None:
+    def _parse(self, line: str) -> Pair | Rule:
         columns = line.split("\t")
         try:
             if self.score_column is not None:
                 score = float(columns[self.score_column])
                 if not score >= self.min_score:  # NaN is no score.
-                    return None
+                    return Rule.LOW_SCORE
             return Pair.of(columns[self.source_column], columns[self.english_column])
         except IndexError as error:
             raise ValueError(f"there are only {len(columns)} columns") from error
@@ -176,7 +182,7 @@ class JsonlFile(LineFile, File):
 
 @dataclasses.dataclass(frozen=True)
 class PoFile(File):
-    """A gettext catalog's translated messages, without the fuzzy and the obsolete ones.
+    """A gettext catalog's messages, of which the fuzzy and the obsolete ones are dropped.
 
     For a message with plurals, the first form is the singular and the last one the plural.
     """
@@ -191,14 +197,27 @@ class PoFile(File):
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.path} is not a gettext catalog: {error}") from error
 
-        for message in catalog.translated_entries():
+        for message in catalog:
             # A message with plurals has numbered forms in place of one text.
             forms = [message.msgstr]
             if message.msgstr_plural:
                 forms = [form for _, form in sorted(message.msgstr_plural.items())]
-            yield Row(self.language, Pair.of(forms[0], message.msgid))
+            pairs = [Pair.of(forms[0], message.msgid)]
             if message.msgid_plural:
-                yield Row(self.language, Pair.of(forms[-1], message.msgid_plural))
+                pairs.append(Pair.of(forms[-1], message.msgid_plural))
+
+            rule = _rule_of(message)
+            for pair in pairs:
+                yield Row(self.language, rule or pair)
+
+
+def _rule_of(message: polib.POEntry) -> Rule | None:
+    """Returns the rule by which a message of a catalog is dropped; None if it is translated."""
+    if message.obsolete:
+        return Rule.OBSOLETE
+    if message.fuzzy:
+        return Rule.FUZZY
+    return None if message.translated() else Rule.UNTRANSLATED
 
 
 def parse_json(line: str) -> Any:

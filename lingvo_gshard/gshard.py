@@ -17,6 +17,7 @@ _PROGRAMS = {
     "train": "lingvo_gshard.trainer",
     "translate": "lingvo_gshard.translate",
     "generate": "lingvo_gshard.generate",
+    "import": "lingvo_gshard.import_model",
     "export": "lingvo_gshard.export_bundle",
     "serve": "lingvo_gshard.serve",
     "compare": "lingvo_gshard.compare",

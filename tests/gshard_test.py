@@ -15,7 +15,8 @@ def _gshard(*args):
 def test_it_names_its_programs(args):
     done = _gshard(*args)
     assert done.returncode == 0 and not done.stderr
-    for name in ("prepare", "train", "translate", "generate", "export", "serve", "compare", "plan"):
+    names = ("prepare", "train", "translate", "generate", "import", "export", "serve", "compare")
+    for name in (*names, "plan"):
         assert f"  gshard {name} " in done.stdout
 
 
@@ -27,6 +28,14 @@ def test_it_names_its_programs(args):
         (("translate", "--logdir=/no"), "translate: /no: no experiment.json"),
         (("generate", "--logdir=/no"), "generate: /no: no experiment.json"),
         (("export", "--logdir=/no"), "export_bundle: give --bundle, the folder to write, and"),
+        (
+            ("import", "--from=/no", "--logdir=/no"),
+            "import_model: /no/config.json is missing: give",
+        ),
+        (
+            ("export", "--to=huggingface"),
+            "export_bundle: --to=huggingface needs --logdir and --out",
+        ),
         (("serve", "--bundle=/no", "--port=99999"), "serve: flag --port=99999: 99999 is not an"),
         (("compare", "--run=a"), "compare: --run=a: expected NAME=LOGDIR."),
         (("plan", "--compare=/no,/none"), "plan: /no: no plan.json there"),

@@ -96,6 +96,10 @@ class Language:
     dropped: dict[str, int]  # How many examples each cleaning rule dropped.
     repaired: int = 0  # How many training examples had a broken encoding that was repaired.
     scripts: tuple[str, ...] = ()  # The ISO 15924 codes of the scripts of its sources.
+    # How many rows its sources have: those kept in all splits, and those dropped. Older folders do
+    # not tell.
+    read: int = 0
+    kept: int = 0
 
     def num_examples(self, split: str) -> int:
         """Returns the number of records in a split, 0 if the language has none there."""

@@ -11,6 +11,11 @@ from lingvo_gshard import planning
 
 plan = planning.of(jitted, args, "v5p:4x4x4")
 print(planning.text(plan))
+
+`foreign_search` tries other splits of their arguments:
+
+found = planning.search(jitted, args, "v5p:4x4x4")
+print(planning.search_text(found))
 """
 
 import importlib
@@ -19,12 +24,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lingvo_gshard.planning.any_program import of as of
     from lingvo_gshard.planning.any_program import text as text
+    from lingvo_gshard.planning.foreign_search import search as search
+    from lingvo_gshard.planning.foreign_search import search_text as search_text
 
 # Imported when they are first used, since most modules of the room need no JAX.
-_ANY_PROGRAM = ("of", "text")
+_MODULES = {
+    "of": "any_program",
+    "text": "any_program",
+    "search": "foreign_search",
+    "search_text": "foreign_search",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ANY_PROGRAM:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.any_program"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

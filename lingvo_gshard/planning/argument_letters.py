@@ -45,6 +45,11 @@ def path(name: str) -> str:
     return _STEP.sub(lambda step: "/" + next(filter(None, step.groups()), ""), name)
 
 
+def pattern(name: str) -> tuple[str, ...]:
+    """Returns the steps of an argument's path as regular expressions, of any number for each."""
+    return tuple(re.sub(r"\d+", r"\\d+", re.escape(step)) for step in path(name).split("/"))
+
+
 def read(program: ForeignProgram, texts: Sequence[str]) -> Letters:
     """Returns the letters of a program, some of which texts `REGEX=LETTERS` give.
 
@@ -53,17 +58,16 @@ def read(program: ForeignProgram, texts: Sequence[str]) -> Letters:
     no dim can have a letter.
     """
     given = _given(program, texts)
-    named = []
+    known = []
     for letters in given:
-        named.append(tuple(None if letter == NONE else letter for letter in letters or ()))
-    reading = foreign_dims.read(program, named)
+        known.append(tuple(None if letter == NONE else letter for letter in letters or ()))
+    arguments = _proposed(program, foreign_dims.read(program, known))
+    for index, letters in enumerate(given):
+        if letters is not None:
+            arguments[index] = letters
 
-    of_dim = _all_letters(program, reading)
-    arguments = []
-    for dims, letters in zip(reading.arguments, given, strict=True):
-        proposed = tuple(of_dim.get(reading.sets.find(dim), NONE) for dim in dims)
-        arguments.append(tuple(letters) if letters is not None else proposed)
-
+    # Now all have letters, and what has none, which is `_`, keeps apart from what has.
+    reading = foreign_dims.read(program, arguments)
     sizes: dict[str, int] = {}
     for argument, letters in zip(program.arguments, arguments, strict=True):
         for letter, size in zip(letters, argument.array.shape, strict=True):
@@ -75,6 +79,11 @@ def read(program: ForeignProgram, texts: Sequence[str]) -> Letters:
             "nothing to split; give some by --letters."
         )
 
+    of_dim = {}
+    for dim in range(len(reading.sets.sizes)):
+        letter = reading.sets.letter(dim)
+        if letter is not None:
+            of_dim[reading.sets.find(dim)] = letter
     batch = _batch(program, reading, arguments, of_dim)
     return Letters(reading, tuple(arguments), sizes, batch, _with_parts(reading, of_dim))
 
@@ -145,12 +154,33 @@ def _check_sizes(arguments: Sequence[Argument], given: Sequence[tuple[str, ...] 
                 )
 
 
-def _all_letters(program: ForeignProgram, reading: Reading) -> dict[Dim, str]:
-    """Returns the letters of the dims of arguments, with new ones where none were given.
+def _unite_layers(program: ForeignProgram, reading: Reading) -> None:
+    """Makes the dims of layers the same: of arguments whose paths differ in numbers alone.
 
-    A dim of one element has none, nor has one that loops go through one by one: a device would need
-    what the others have.
+    Layers that follow each other, as in a perceptron, have what one writes and the next reads in
+    common. If they are all alike, that dim would be both dims of a weight, so they are left apart.
     """
+    groups = collections.defaultdict[object, list[Dims]](list)
+    for argument, dims in zip(program.arguments, reading.arguments, strict=True):
+        groups[pattern(argument.name), argument.array].append(dims)
+
+    sets = reading.sets
+    for members in groups.values():
+        at_place = [set(map(sets.find, dims)) for dims in zip(*members, strict=True)]
+        if len(set().union(*at_place)) == sum(map(len, at_place)):
+            for dims in members[1:]:
+                for a, b in zip(members[0], dims, strict=True):
+                    sets.unite(a, b)
+
+
+def _proposed(program: ForeignProgram, reading: Reading) -> list[tuple[str, ...]]:
+    """Returns letters of all arguments' dims, with new ones where a reading has none.
+
+    A dim of one element has none, nor has one that loops go through one by one, as a device would
+    need what the others have. The rows of a table that is looked up in have none either: what is
+    read would be split as they are, and all that follows from it, instead of along the batch.
+    """
+    _unite_layers(program, reading)
     sets = reading.sets
     roots = list(dict.fromkeys(sets.find(dim) for dims in reading.arguments for dim in dims))
     of_dim: dict[Dim, str] = {}
@@ -170,7 +200,17 @@ def _all_letters(program: ForeignProgram, reading: Reading) -> dict[Dim, str]:
     for root in missing:
         is_batch = unnamed[root] == batch and _BATCH not in of_dim.values()
         of_dim[root] = _BATCH if is_batch else next(names)
-    return of_dim
+
+    rows_by_table = {}
+    for dims, rows in reading.tables:
+        rows_by_table[tuple(map(sets.find, dims))] = rows
+    proposed = []
+    for dims in reading.arguments:
+        own = tuple(map(sets.find, dims))
+        rows = rows_by_table.get(own, frozenset())
+        letters = [of_dim.get(root, NONE) for root in own]
+        proposed.append(tuple(NONE if i in rows else name for i, name in enumerate(letters)))
+    return proposed
 
 
 def _free_names(taken: set[str]) -> Iterator[str]:
@@ -192,7 +232,8 @@ def _batch(
     """Returns the letter of the batch: that which the most flops of products have.
 
     It is none of the state's, which are the donated arguments, if there are others. Of several
-    letters it is that which comes first in its arguments: a sequence is in all products, too.
+    letters it is one of the fewest arguments, and there the first: a sequence is in all products,
+    too.
     """
     flops = collections.Counter[str]()
     for operation in reading.operations:
@@ -201,17 +242,24 @@ def _batch(
             flops[letter] += operation.flops * operation.times
 
     place: dict[str, int] = {}
+    num_arguments = collections.Counter[str]()
     of_state = set()
     known = set(of_dim.values())
     for argument, letters in zip(program.arguments, arguments, strict=True):
+        num_arguments.update(set(letters))
         for index, letter in enumerate(letters):
-            if letter in known:
+            if letter in known and letter != NONE:
                 place[letter] = min(index, place.get(letter, index))
                 if argument.is_donated:
                     of_state.add(letter)
     if not place:
         return None
-    return max(place, key=lambda letter: (letter not in of_state, flops[letter], -place[letter]))
+
+    def rank(letter: str) -> tuple[bool, float, int, int]:
+        is_data = letter not in of_state
+        return is_data, flops[letter], -num_arguments[letter], -place[letter]
+
+    return max(place, key=rank)
 
 
 def _with_parts(reading: Reading, of_dim: Mapping[Dim, str]) -> dict[Dim, str]:

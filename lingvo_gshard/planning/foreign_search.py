@@ -1,9 +1,9 @@
 """Searches for better splits of a foreign program's arguments: `plan --program=FILE --search`.
 
-from lingvo_gshard.planning import foreign_search
+from lingvo_gshard import planning
 
-found = foreign_search.of(step, (state, batch), "v5e:4x4", letters=[".*mlp/wi=M H"])
-print(foreign_search.text(found))
+found = planning.search(step, (state, batch), "v5e:4x4", letters=[".*mlp/wi=M H"])
+print(planning.search_text(found))
 
 The program's arguments get letters (argument_letters.py), and all small meshes and tables from the
 letters to their axes are ranked by an estimate (estimate/foreign_cost.py). The best few are
@@ -26,18 +26,18 @@ from lingvo_gshard.hlo.hlo_module import num_bytes
 from lingvo_gshard.planning import any_program, argument_letters
 from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.argument_letters import Letters
-from lingvo_gshard.planning.estimate import foreign_cost, hardware
+from lingvo_gshard.planning.estimate import agreement, foreign_cost, hardware
 from lingvo_gshard.planning.estimate.foreign_cost import ForeignCost, Rows, Split
 from lingvo_gshard.planning.plan import GIB, Times
-from lingvo_gshard.planning.tables import search
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import foreign, reannotated, topology
+from lingvo_gshard.spmd import foreign, foreign_dims, reannotated, topology
 from lingvo_gshard.spmd.foreign import ForeignProgram
 
 SEARCH_JSON = "program_search.json"
 
 _AXES = ("data", "model")  # The axes of a program that names no two of its own.
-_COMPILED = 5  # How many tables are compiled.
+_FITTING = 5  # How many tables are compiled that fit, and how many in all.
+_MOST_COMPILED = 8
 _MOST_LETTERS = 8  # Those that are split; the others have few bytes and few flops.
 # How many letters an axis splits in a tensor's stead: beside the batch, and without it.
 _BESIDE_BATCH = 2
@@ -97,7 +97,22 @@ class Found:
         return self.trials[0]
 
 
-def of(
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Task:
+    """What is searched for."""
+
+    program: ForeignProgram
+    letters: Letters
+    topology: str
+    roles: Sequence[str]
+    categories: Sequence[str]
+
+    @property
+    def capacity_gib(self) -> float:
+        return hardware.generation(self.topology).capacity_gib
+
+
+def search(
     jitted: Any,
     args: Sequence[Any],
     on: str,
@@ -143,7 +158,7 @@ def of_file(
 ) -> Found:
     """Returns the best tables of the program in a file.
 
-    Raises ValueError as foreign.read and `of`.
+    Raises ValueError as foreign.read and `search`.
     """
     program = foreign.read(path, topology.platform(topology_name))
     return make(program, topology_name, letters, axes, mesh, roles, categories, progress)
@@ -159,22 +174,22 @@ def make(
     categories: Sequence[str],
     progress: Callable[[str], None],
 ) -> Found:
-    """Returns the best tables of a program. Raises ValueError as `of`."""
+    """Returns the best tables of a program. Raises ValueError as `search`."""
     # What can be wrong is found before the compiler takes minutes.
     num_devices = len(topology.devices(topology_name))
     is_replicated = _check_partitions(program, topology_name, num_devices)
     meshes = list(_meshes(program, axes, mesh_text, num_devices))
     letters = argument_letters.read(program, letter_texts)
-    progress(letters_text(program, letters, letter_texts))
+    progress(letters_text(program, letters))
 
+    task = _Task(program, letters, topology_name, roles, categories)
     cost = ForeignCost(letters, topology_name)
-    tables = _ranked(program, letters, cost, meshes, topology_name)
+    tables = _ranked(task, cost, meshes)
     if not tables:
+        sizes = ", ".join(f"{name} {size}" for name, size in letters.sizes.items())
         raise ValueError(
-            f"--search: no mesh of {num_devices} devices divides the letters of {program.name}; "
-            "their sizes are "
-            + ", ".join(f"{name} {size}" for name, size in letters.sizes.items())
-            + "."
+            f"--search: no mesh of {num_devices} devices divides the letters of {program.name} so "
+            f"that its arguments fit; their sizes are {sizes}."
         )
 
     given_program = program
@@ -184,9 +199,7 @@ def make(
     progress(f"{_given_name(is_replicated)}: {_outcome(given)}")
     progress(f"{len(tables)} tables divide the arguments; the best by an estimate are compiled:")
 
-    trials = _compile_best(
-        tables, program, letters, cost, topology_name, roles, categories, progress
-    )
+    trials = _compile_best(task, cost, tables, progress)
     return Found(program, topology_name, letters, len(tables), given, is_replicated, trials)
 
 
@@ -202,7 +215,9 @@ def save(found: Found, folder: pathlib.Path) -> None:
     atomic_file.write(folder / SEARCH_JSON, f"{content}\n")
     title = f"# {found.program.name} on {found.topology}: a search"
     letters = letters_text(found.program, found.letters)
-    atomic_file.write(folder / "report.md", f"{title}\n\n```\n{letters}\n\n{text(found)}\n```\n")
+    atomic_file.write(
+        folder / "report.md", f"{title}\n\n```\n{letters}\n\n{search_text(found)}\n```\n"
+    )
 
 
 def _step_secs(plan: AnyPlan | None) -> float:
@@ -281,7 +296,9 @@ def _tables(letters: Letters, names: Sequence[str], mesh: Mesh) -> Iterator[Rows
             [(chosen,) for chosen in dict.fromkeys(of_batch + of_any)]
         )
     else:
-        choices = itertools.product(of_batch or of_any, of_any)
+        # Two axes that split the same letters are one axis of a smaller mesh.
+        pairs = itertools.product(of_batch or of_any, of_any)
+        choices = (pair for pair in pairs if set(pair[0]) != set(pair[1]))
 
     for choice in choices:
         # The batch comes first: of the dims of a tensor it is the first to take an axis.
@@ -303,91 +320,62 @@ def _most_used(program: ForeignProgram, letters: Letters) -> list[str]:
     return by_bytes[:_MOST_LETTERS]
 
 
-def _ranked(
-    program: ForeignProgram,
-    letters: Letters,
-    cost: ForeignCost,
-    meshes: Sequence[Mesh],
-    topology_name: str,
-) -> list[Table]:
-    """Returns all tables, first those that fit by the estimate, and of these the fastest first."""
-    capacity_gib = hardware.generation(topology_name).capacity_gib
-    names = _most_used(program, letters)
-    sizes = [num_bytes([argument.array]) for argument in program.arguments]
+def _ranked(task: _Task, cost: ForeignCost, meshes: Sequence[Mesh]) -> list[Table]:
+    """Returns all tables whose arguments fit, the fastest by the estimate first."""
+    names = _most_used(task.program, task.letters)
+    sizes = [num_bytes([argument.array]) for argument in task.program.arguments]
     tables = []
     for mesh in meshes:
-        for rows in _tables(letters, names, mesh):
+        for rows in _tables(task.letters, names, mesh):
             secs = cost.secs(mesh, rows)
             gib = cost.argument_gib(mesh, rows, sizes)
-            if gib <= capacity_gib:
+            if gib <= task.capacity_gib:
                 tables.append(Table(mesh, rows, secs, gib))
 
-    # Tables that split the same arguments alike are one; the shortest stands for them.
+    # Of tables that are as good, the one with the fewest rows is the plainest.
     tables.sort(key=lambda table: (table.secs, len(table.rows)))
     return tables
 
 
 def _compile_best(
-    tables: Sequence[Table],
-    program: ForeignProgram,
-    letters: Letters,
-    cost: ForeignCost,
-    topology_name: str,
-    roles: Sequence[str],
-    categories: Sequence[str],
-    progress: Callable[[str], None],
+    task: _Task, cost: ForeignCost, tables: Sequence[Table], progress: Callable[[str], None]
 ) -> tuple[Trial, ...]:
-    """Returns the trials of the first tables that fit by the estimate, the fastest first.
-
-    The estimate of the memory learns from the compiler: where a program needed more, others are
-    taken to need as much more.
-    """
-    capacity_gib = hardware.generation(topology_name).capacity_gib
-    factor = 1.0
+    """Returns the trials of the first tables that fit by the estimate, the fastest first."""
     trials: list[Trial] = []
     least: Table | None = None
     for candidate in tables:
-        if len(trials) == _COMPILED:
+        num_fitting = sum(trial.step_secs < math.inf for trial in trials)
+        if num_fitting == _FITTING or len(trials) == _MOST_COMPILED:
             break
-        if any(_are_alike(program, letters, candidate, trial.table) for trial in trials):
+        if any(_are_alike(task, candidate, trial.table) for trial in trials):
             continue
         gib = cost.gib(candidate.mesh, candidate.rows)
-        if gib * factor > capacity_gib:
+        estimated = dataclasses.replace(candidate, gib=gib)
+        if gib > task.capacity_gib:
             if least is None or gib < least.gib:
-                least = dataclasses.replace(candidate, gib=gib)
+                least = estimated
             continue
+        trials.append(_compile(task, estimated))
+        progress(trial_line(trials[-1]))
 
-        trial = _compile(
-            dataclasses.replace(candidate, gib=gib),
-            program,
-            letters,
-            topology_name,
-            roles,
-            categories,
-        )
-        progress(trial_line(trial))
-        trials.append(trial)
-        if trial.plan is not None and not trial.plan.fits:
-            factor = max(factor, trial.plan.memory_gib.peak / gib)
-
-    # Where nothing fits, it is still told by how much.
+    # Where nothing fits by the estimate, it may be too high.
     if not trials and least is not None:
-        trials.append(_compile(least, program, letters, topology_name, roles, categories))
-        progress(trial_line(trials[0]))
+        trials.append(_compile(task, least))
+        progress(trial_line(trials[-1]))
     return tuple(sorted(trials, key=lambda trial: trial.step_secs))
 
 
-def _are_alike(program: ForeignProgram, letters: Letters, a: Table, b: Table) -> bool:
+def _are_alike(task: _Task, a: Table, b: Table) -> bool:
     """Returns whether two tables of a mesh split nearly all bytes of the arguments alike."""
     if a.mesh != b.mesh:
         return False
     differing = 0
     total = 0
-    for argument, names in zip(program.arguments, letters.arguments, strict=True):
+    for argument, names in zip(task.program.arguments, task.letters.arguments, strict=True):
         size = num_bytes([argument.array])
         total += size
         if foreign_cost.split(names, a.rows) != foreign_cost.split(names, b.rows):
-            if not argument.is_donated and letters.batch in names:
+            if not argument.is_donated and task.letters.batch in names:
                 return False  # The batch is small, and all work follows it.
             differing += size
     return differing < _SAME_SHARE * total
@@ -396,20 +384,13 @@ def _are_alike(program: ForeignProgram, letters: Letters, a: Table, b: Table) ->
 # --- Trials ---
 
 
-def _compile(
-    chosen: Table,
-    program: ForeignProgram,
-    letters: Letters,
-    topology_name: str,
-    roles: Sequence[str],
-    categories: Sequence[str],
-) -> Trial:
+def _compile(task: _Task, chosen: Table) -> Trial:
     splits = {}
-    for argument, names in zip(program.arguments, letters.arguments, strict=True):
+    for argument, names in zip(task.program.arguments, task.letters.arguments, strict=True):
         splits[argument.name] = foreign_cost.split(names, chosen.rows)
-    partitioned = _partitioned(program, letters, chosen.mesh, chosen.rows)
+    partitioned = _partitioned(task.program, task.letters, chosen.mesh, chosen.rows)
     try:
-        plan = any_program.make(partitioned, topology_name, None, roles, categories)
+        plan = any_program.make(partitioned, task.topology, None, task.roles, task.categories)
     except ValueError as error:
         return Trial(chosen, splits, None, str(error).splitlines()[0])
     return Trial(chosen, splits, plan)
@@ -423,32 +404,27 @@ def _partitioned(
     arguments = [foreign_cost.split(names, rows) for names in letters.arguments]
 
     # What is no argument may have another size than its letter has there.
-    def inner_splits(tensors: Sequence[Sequence[int]]) -> list[Split]:
-        splits = []
-        for dims in tensors:
-            dim_axes = foreign_cost.split(letters.of(tuple(dims)), rows)
-            pairs = zip(dims, dim_axes, strict=True)
-            splits.append(
-                tuple(
-                    axes if reading.sets.sizes[dim] % mesh.size(axes) == 0 else ()
-                    for dim, axes in pairs
-                )
-            )
-        return splits
+    def inner_split(dims: foreign_dims.Dims) -> Split:
+        axes_of_dims = foreign_cost.split(letters.of(dims), rows)
+        split = []
+        for dim, axes in zip(dims, axes_of_dims, strict=True):
+            is_divided = reading.sets.sizes[dim] % mesh.size(axes) == 0
+            split.append(axes if is_divided else ())
+        return tuple(split)
 
     return reannotated.reannotated(
         program,
         mesh,
         arguments,
-        inner_splits(reading.results),
-        inner_splits(reading.constraints),
+        list(map(inner_split, reading.results)),
+        list(map(inner_split, reading.constraints)),
     )
 
 
 # --- The search as text ---
 
 
-def letters_text(program: ForeignProgram, letters: Letters, given: Sequence[str] = ()) -> str:
+def letters_text(program: ForeignProgram, letters: Letters) -> str:
     """Returns the letters with their sizes, and of each kind of argument its letters."""
     sums = argument_letters.bytes_by_letter(program, letters)
     rows: list[Sequence[object]] = [("letter", "size", "GiB of arguments")]
@@ -471,7 +447,7 @@ def trial_line(trial: Trial) -> str:
     return f"{name}: {_outcome(trial.plan)}, {1e3 * trial.table.secs:.3g} ms estimated"
 
 
-def text(found: Found) -> str:
+def search_text(found: Found) -> str:
     """Returns the ranking beside the program as it was given, and the best table to paste."""
     rows: list[Sequence[object]] = [
         ("partitioning", "GiB", "step ms", "compute", "memory", "network", "estimated ms")
@@ -485,10 +461,10 @@ def text(found: Found) -> str:
 
     fitting = [trial for trial in found.trials if trial.step_secs < math.inf]
     if len(fitting) > 1:
-        agreement = search.agreement([(t.table.secs, t.step_secs) for t in fitting])
+        agreed = agreement.of([(t.table.secs, t.step_secs) for t in fitting])
         lines.append(
-            f"the estimates: {agreement.least_ratio:.2f} to {agreement.greatest_ratio:.2f} of the "
-            f"compiled ones, rank correlation {agreement.rank_correlation:.2f}"
+            f"the estimates: {agreed.least_ratio:.2f} to {agreed.greatest_ratio:.2f} of the "
+            f"compiled ones, rank correlation {agreed.rank_correlation:.2f}"
         )
     best = found.best
     if best is None:
@@ -530,9 +506,9 @@ def _cells(plan: AnyPlan) -> list[str]:
 def _pasted(program: ForeignProgram, trial: Trial) -> Iterator[str]:
     """Yields the lines of a table as Python that names the mesh and the arguments' specs."""
     shape = trial.table.mesh.shape
-    sizes = ", ".join(map(str, shape.values()))
-    names = ", ".join(f'"{name}"' for name in shape)
-    yield f"mesh = jax.make_mesh(({sizes},), ({names},))"
+    auto = f"(jax.sharding.AxisType.Auto,) * {len(shape)}"
+    yield f"mesh = jax.make_mesh({tuple(shape.values())}, {tuple(shape)}, axis_types={auto})"
+    yield "P = jax.sharding.PartitionSpec"
     yield "specs = {  # The first pattern that matches an argument's whole path is its own."
     labels = [str(reannotated.partition_spec(trial.splits[a.name])) for a in program.arguments]
     for pattern, label in _by_pattern(program, labels):
@@ -545,24 +521,26 @@ def _by_pattern(program: ForeignProgram, labels: Sequence[str]) -> Iterator[tupl
 
     A pattern is the end of a path, as long as is needed, with any number for each number.
     """
-    steps = []
-    for argument in program.arguments:
-        parts = re.split("/", argument_letters.path(argument.name))
-        steps.append(tuple(re.sub(r"\d+", r"\\d+", re.escape(part)) for part in parts))
-
+    steps = [argument_letters.pattern(argument.name) for argument in program.arguments]
+    paths = [argument_letters.path(argument.name) for argument in program.arguments]
     told = set()
-    for own, label in zip(steps, labels, strict=True):
+    for path, own, label in zip(paths, steps, labels, strict=True):
+        # Numbers count only where arguments that differ in them have different labels.
+        pattern = re.escape(path)
         for count in range(1, len(own) + 1):
-            end = own[-count:]
-            alike = {
-                other_label
-                for other, other_label in zip(steps, labels, strict=True)
-                if other[-count:] == end
-            }
-            if len(alike) == 1:
+            if _labels_of(own[-count:], steps, labels) == {label}:
+                pattern = "/".join(own[-count:])
+                if count < len(own):
+                    pattern = f".*/{pattern}"
                 break
-        is_whole = count == len(own)
-        pattern = "/".join(end) if is_whole else ".*/" + "/".join(end)
         if pattern not in told:
             told.add(pattern)
             yield pattern, label
+
+
+def _labels_of(
+    end: tuple[str, ...], steps: Sequence[tuple[str, ...]], labels: Sequence[str]
+) -> set[str]:
+    """Returns the labels of all paths with an end."""
+    pairs = zip(steps, labels, strict=True)
+    return {label for own, label in pairs if own[-len(end) :] == end}

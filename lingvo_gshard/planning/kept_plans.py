@@ -7,20 +7,13 @@ FOLDER/fingerprint              a digest of what the plan depends on, written la
 """
 
 import dataclasses
-import os
 import pathlib
 
-from lingvo_gshard.files import digests
-from lingvo_gshard.planning import plan, plan_pictures, plan_text
+from lingvo_gshard.planning import fingerprints, plan, plan_pictures, plan_text
 from lingvo_gshard.planning.compiled import own_process, run_programs
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.request import Request
-from lingvo_gshard.spmd import saved_executable, versions
-
-# Environment variables that hold options of the compilers: LIBTPU_INIT_ARGS are the TPU's.
-_COMPILER_OPTIONS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
-# How many devices a process has on its CPU; compilers for a topology do not read it.
-_DEVICE_COUNT = "--xla_force_host_platform_device_count="
+from lingvo_gshard.spmd import versions
 
 
 def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
@@ -100,14 +93,5 @@ def _fingerprint(request: Request) -> str:
         request.topology,
         request.partitioning,
     )
-    compilers = versions.installed([*saved_executable.PACKAGES, "tensorflow"])
-    return digests.of_json(repr((experiment, compilers)), _compiler_options(), digests.of_library())
-
-
-def _compiler_options() -> dict[str, list[str]]:
-    """Returns the compilers' options by variable, in the order given: the last of equals holds."""
-    options = {}
-    for variable in _COMPILER_OPTIONS:
-        words = os.environ.get(variable, "").split()
-        options[variable] = [word for word in words if not word.startswith(_DEVICE_COUNT)]
-    return options
+    # TensorFlow lowers an experiment's programs.
+    return fingerprints.of(repr(experiment), versions.installed(["tensorflow"]))

@@ -8,7 +8,7 @@ Neither TensorFlow nor JAX is imported here, so a mistake is reported within a s
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from lingvo_gshard import registry
@@ -248,10 +248,15 @@ def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
     return contents
 
 
-def record(launch: Launch, logdir: str) -> None:
-    """Writes what decoding needs to logdir; raises as `check_data`."""
+def record(launch: Launch, logdir: str, vocabularies: Sequence[bytes] = ()) -> None:
+    """Writes what decoding needs to logdir; raises as `check_data`.
+
+    A launch without data may have vocabularies all the same, of sources and of targets.
+    """
     folder = pathlib.Path(logdir)
     contents = check_data(launch, logdir)
+    copies = tokenizer.vocabulary_files(logdir, launch.facts.kind)
+    contents |= dict(zip(copies, vocabularies, strict=False))
 
     # Copies, as the data may be moved or deleted once the model is trained.
     folder.mkdir(parents=True, exist_ok=True)

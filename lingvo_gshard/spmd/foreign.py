@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import math
 import pathlib
 import re
@@ -23,7 +24,8 @@ from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.spmd import jax_private
 
 _FORMATS = (
-    "a file of jax.export, StableHLO (text or bytecode) or HLO (text or a serialized HloModuleProto)"
+    "a file of jax.export, StableHLO (text or bytecode) or HLO (text or a serialized "
+    "HloModuleProto)"
 )
 # A program has no weights in it; and a protobuf or a flatbuffer is no larger.
 _MAX_BYTES = 2**31
@@ -123,7 +125,8 @@ def read(path: pathlib.Path, platform: str) -> ForeignProgram:
     version that this JAX cannot read, exported for other platforms, or compiled already.
     """
     what = f"--program={path}"
-    source = _read_bytes(what, path)
+    _check_file(what, path)
+    source = path.read_bytes()
 
     with _formats_in_errors(what):
         hlo = _hlo_module(source)
@@ -147,6 +150,9 @@ def read(path: pathlib.Path, platform: str) -> ForeignProgram:
 
     with _formats_in_errors(what):
         module = jax_private.stablehlo_module(source)
+    if hlo is not None:
+        donors = [donor.parameter_number for donor in hlo.buffer_donor.entries]
+        jax_private.donate(module, donors)
     return of_module(path.name, module)
 
 
@@ -159,8 +165,15 @@ def _formats_in_errors(what: str) -> Iterator[None]:
         raise ValueError(f"{what}: {error}; JAX {jax.__version__} reads {_FORMATS}.") from error
 
 
-def _read_bytes(what: str, path: pathlib.Path) -> bytes:
-    """Returns the contents of a file; ValueError, prefixed by `what`, if it can be no program."""
+def digest(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a program's file; ValueError if it can be none."""
+    _check_file(f"--program={path}", path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_file(what: str, path: pathlib.Path) -> None:
+    """Raises ValueError, prefixed by `what`, if a file can be no program, before it is read."""
     if path.is_dir():
         raise ValueError(f"{what}: this is a folder, expected a file.")
     if not path.is_file():
@@ -174,7 +187,6 @@ def _read_bytes(what: str, path: pathlib.Path) -> bytes:
             f"{what}: {size_bytes / 2**30:.1f} GiB are too large for a program, at most "
             f"{_MAX_BYTES / 2**30:.0f} GiB are read; weights should be arguments, not constants."
         )
-    return path.read_bytes()
 
 
 def of_module(name: str, module: Any) -> ForeignProgram:

@@ -129,6 +129,9 @@ class Reading:
     buffers: tuple[Buffer, ...]
     traffic: tuple[tuple[Dims, float], ...]  # Bytes that a call reads and writes, by their dims.
     sequential: frozenset[Dim]  # Dims that loops go through one by one.
+    tables: tuple[
+        tuple[Dims, frozenset[int]], ...
+    ]  # What is looked up in, and which dims are rows.
     heads: dict[Dim, Dim]  # Of a dim that a reshape splits, its part that varies slowest.
 
 
@@ -207,6 +210,7 @@ class _Reader:
         self._buffers: list[Buffer] = []
         self._traffic: list[tuple[Dims, float]] = []
         self._sequential: set[Dim] = set()
+        self._tables: list[tuple[Dims, frozenset[int]]] = []
         self._wholes: list[
             tuple[Dim, Dims]
         ] = []  # Dims that are split by a reshape, and their parts.
@@ -272,6 +276,7 @@ class _Reader:
             buffers=tuple(self._buffers),
             traffic=tuple(self._traffic),
             sequential=frozenset(map(self._sets.find, self._sequential)),
+            tables=tuple(self._tables),
             heads={self._sets.find(whole): parts[0] for whole, parts in self._wholes},
         )
 
@@ -570,11 +575,12 @@ class _Reader:
 
         # Whole rows of the table keep its dims; the others have those of the indices.
         slice_sizes = list(attributes["slice_sizes"])
+        in_rows = set(range(len(table.dims))) - {*numbers.collapsed_slice_dims, *batch}
+        self._tables.append((table.dims, frozenset(in_rows)))
         rows = []
-        for i, dim in enumerate(table.dims):
-            if i not in [*numbers.collapsed_slice_dims, *batch]:
-                is_whole = slice_sizes[i] == self._sets.sizes[dim]
-                rows.append(dim if is_whole else self._sets.new(slice_sizes[i]))
+        for i in sorted(in_rows):
+            is_whole = slice_sizes[i] == self._sets.sizes[table.dims[i]]
+            rows.append(table.dims[i] if is_whole else self._sets.new(slice_sizes[i]))
         others = [dim for i, dim in enumerate(indices.dims) if i != numbers.index_vector_dim]
         result = []
         for place in range(len(rows) + len(others)):

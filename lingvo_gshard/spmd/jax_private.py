@@ -5,8 +5,12 @@ Checked with jax 0.10.2 and 0.12.0.1. The tests of spmd/ fail where another vers
 
 import dataclasses
 import io
+import os
+import re
 import struct
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -96,6 +100,7 @@ def join(
 
 # The first bytes of MLIR's bytecode; the name of its producer follows.
 _BYTECODE = b"ML\xefR"
+_PORTABLE = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL)
 
 
 def stablehlo_module(source: bytes) -> Any:
@@ -106,14 +111,42 @@ def stablehlo_module(source: bytes) -> Any:
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
         try:
             if is_portable(source):
-                module = _jax.mlir.deserialize_portable_artifact(source)
+                module = _portable_module(source)
             else:
                 module = ir.Module.parse(source)
             _import_shardings(module)
             _remove_copies(module)
             return module
         except (ir.MLIRError, ValueError, RuntimeError) as error:
-            raise ValueError(_reason(error)) from error
+            raise ValueError(_reason(str(error))) from error
+
+
+def _portable_module(source: bytes) -> Any:
+    """Returns the ir.Module of a portable artifact; ValueError if this JAX cannot read it."""
+    newest: str = hlo.get_current_version()
+    version = _PORTABLE.match(source)
+    assert version is not None  # is_portable has seen it.
+    its_version = version[1].decode()
+    if _numbers(its_version) > _numbers(newest):
+        raise ValueError(f"it is of StableHLO {its_version}, expected {newest} or older")
+
+    # The parser writes its reasons to the descriptor of standard error.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as reasons:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(reasons.fileno(), 2)
+        try:
+            return _jax.mlir.deserialize_portable_artifact(source)
+        except (ValueError, RuntimeError) as error:
+            reasons.seek(0)
+            raise ValueError(_reason(reasons.read())) from error
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def bytecode(module: Any) -> bytes:
@@ -147,9 +180,9 @@ def _remove_copies(module: Any) -> None:
         copy.operation.erase()
 
 
-def _reason(error: Exception) -> str:
+def _reason(message: str) -> str:
     """Returns the line of a parser's message that says what is wrong, without its place."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    lines = message.strip().splitlines() or ["it is damaged"]
     for line in lines:
         _, is_reason, reason = line.partition("error: ")
         if is_reason:
@@ -164,7 +197,7 @@ def is_bytecode(source: bytes) -> bool:
 
 def is_portable(source: bytes) -> bool:
     """Returns whether `source` is a portable artifact, as jax.export and StableHLO write them."""
-    return source.startswith(_BYTECODE) and b"StableHLO_v" in source[:32]
+    return _PORTABLE.match(source) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,8 +231,8 @@ def exported_module(source: bytes) -> ExportedModule:
     last = jax_export.maximum_supported_calling_convention_version
     if not first <= version <= last:
         raise ValueError(
-            f"it has version {version} of jax.export's calling convention, and JAX "
-            f"{jax.__version__} reads {first} to {last}"
+            f"it has version {version} of jax.export's calling convention, expected {first} to "
+            f"{last}"
         )
     any_platform = serialization_generated.DisabledSafetyCheckKind.platform
     return ExportedModule(tuple(platforms), any_platform in kinds, stablehlo.tobytes())
@@ -213,7 +246,7 @@ def hlo_from_text(text: bytes) -> bytes:
     try:
         module = xla_client.hlo.hlo_module_from_text(text.decode())
     except (UnicodeDecodeError, jax.errors.JaxRuntimeError) as error:
-        raise ValueError(_reason(error)) from error
+        raise ValueError(_reason(str(error))) from error
     serialized: bytes = module.as_serialized_hlo_module_proto()
     return serialized
 
@@ -226,8 +259,28 @@ def hlo_to_stablehlo(serialized: bytes) -> bytes:
     try:
         converted = _jax.mlir.hlo_to_stablehlo(serialized)
     except (ValueError, jax.errors.JaxRuntimeError) as error:
-        raise ValueError(_reason(error)) from error
+        raise ValueError(_reason(str(error))) from error
     return converted.encode() if isinstance(converted, str) else bytes(converted)
+
+
+def donate(module: Any, numbers: Collection[int]) -> None:
+    """Gives the results of an ir.Module's main function the memory of some of its arguments.
+
+    HLO keeps these numbers, and hlo_to_stablehlo leaves them out.
+    """
+    if not numbers:
+        return
+    with module.context:
+        main = ir.SymbolTable(module.operation)["main"]
+        given = main.operation.attributes
+        attributes = list(given["arg_attrs"]) if "arg_attrs" in given else []
+        attributes = attributes or [ir.DictAttr.get({})] * len(main.arguments)
+        for number in numbers:
+            kept = [attributes[number][i] for i in range(len(attributes[number]))]
+            named = {attribute.name: attribute.attr for attribute in kept}
+            named["jax.buffer_donor"] = ir.BoolAttr.get(True)
+            attributes[number] = ir.DictAttr.get(named)
+        main.operation.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
 
 
 _NUMBERS = (

@@ -6,7 +6,7 @@ constraints inside. Where it says nothing, XLA's propagation decides, as before.
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,8 +36,8 @@ def reannotated(
       program: the program, which is left as it is.
       mesh: the mesh that replaces its own.
       arguments: how each argument is split.
-      results: how each result is split, unless the compiler chooses that and it lies in no donated
-        argument's memory.
+      results: how each result is split, unless the compiler chooses that. One that lies in the
+        memory of a donated argument is split as the argument is.
       constraints: how what the program constrains is split, in the order of foreign_dims.walk.
     """
     module = jax_private.stablehlo_module(jax_private.bytecode(program.module))
@@ -54,9 +54,13 @@ def reannotated(
 
         _add_mesh(module, mesh)
         (main,) = [function for function in module.body.operations if _is_main(function)]
-        free = _free_results(program, main)
-        _annotate(main, "arg_attrs", arguments, [False] * len(arguments))
-        _annotate(main, "res_attrs", results, free)
+        result_splits: list[Split | None] = []
+        for split, is_free in zip(results, program.free_results, strict=True):
+            result_splits.append(None if is_free else split)
+        for index, result in _replaced(program, main):
+            result_splits[result] = arguments[index]
+        _annotate(main, "arg_attrs", arguments)
+        _annotate(main, "res_attrs", result_splits)
     return foreign.of_module(program.name, module)
 
 
@@ -162,27 +166,24 @@ def _is_main(function: Any) -> bool:
     return "sym_name" in attributes and attributes["sym_name"].value == "main"
 
 
-def _free_results(program: ForeignProgram, main: Any) -> list[bool]:
-    """Returns whether the compiler still chooses the sharding of each result.
+def _replaced(program: ForeignProgram, main: Any) -> Iterator[tuple[int, int]]:
+    """Yields the numbers of the donated arguments and of the results that lie in their memory.
 
-    It no longer does where a result lies in the memory of a donated argument, which is split as the
-    argument is. Where JAX leaves it to XLA which result that is, it is the first of the same type.
+    Where the program leaves open which result that is, it is the first of its type.
     """
-    free = list(program.free_results)
     types = [str(type_) for type_ in main.type.results]
     unclaimed = list(range(len(types)))
-    for value, attributes in zip(main.arguments, _entries(main, "arg_attrs"), strict=True):
+    entries = zip(main.arguments, _entries(main, "arg_attrs"), program.arguments, strict=True)
+    for index, (value, attributes, argument) in enumerate(entries):
         if "tf.aliasing_output" in attributes:
             claimed = [attributes["tf.aliasing_output"].value]
-        elif "jax.buffer_donor" in attributes:
-            claimed = [index for index in unclaimed if types[index] == str(value.type)][:1]
+        elif argument.is_donated:
+            claimed = [result for result in unclaimed if types[result] == str(value.type)][:1]
         else:
             claimed = []
-        for index in claimed:
-            free[index] = False
-            if index in unclaimed:
-                unclaimed.remove(index)
-    return free
+        for result in claimed:
+            unclaimed.remove(result)
+            yield index, result
 
 
 def _entries(function: Any, name: str) -> list[Any]:
@@ -192,12 +193,12 @@ def _entries(function: Any, name: str) -> list[Any]:
     return list(function.operation.attributes[name])
 
 
-def _annotate(function: Any, name: str, splits: Sequence[Split], free: Sequence[bool]) -> None:
-    """Gives the arguments or results of a function their shardings, but for the free ones."""
+def _annotate(function: Any, name: str, splits: Sequence[Split | None]) -> None:
+    """Gives the arguments or results of a function their shardings; None leaves one open."""
     annotated = []
-    for entry, split, is_free in zip(_entries(function, name), splits, free, strict=True):
+    for entry, split in zip(_entries(function, name), splits, strict=True):
         attributes = _without_sharding(entry)
-        if not is_free:
+        if split is not None:
             attributes[_SHARDINGS[0]] = _sharding(split)
         annotated.append(ir.DictAttr.get(attributes))
     function.operation.attributes[name] = ir.ArrayAttr.get(annotated)

@@ -65,6 +65,10 @@ def train_params() -> Params:
     p.Define("warm_start_from", None, "A run's folder, exported file or index.", optional=str)
     rules = "Pairs (pattern of a weight's path, rule); the first pattern that matches applies."
     p.Define("warm_start_rules", ((r"theta\..*", "SAME"),), rules)
+    pieces = "Pairs (new piece, old ones with spaces), at whose mean BY_PIECE starts the new one."
+    p.Define("warm_start_pieces", (), pieces)
+    frozen = "The weights that stay as they are: a pattern of whole paths, as in warm_start_rules."
+    p.Define("frozen", None, frozen, optional=str)
     return p
 
 
@@ -126,13 +130,16 @@ def _check_writers(p: Params) -> None:
 
 @contextlib.contextmanager
 def claimed(
-    model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]
+    model_dir: str | pathlib.Path,
+    text: str,
+    model_prefixes: tuple[str, ...],
+    defaults: str = "",
 ) -> Iterator[None]:
     """Locks a folder, and writes `text`, its Params.ToText(), to params.txt.
 
     Raises ValueError as `check_folder`, or if another process has locked the folder.
     """
-    check_folder(model_dir, text, model_prefixes)
+    check_folder(model_dir, text, model_prefixes, defaults)
     folder = pathlib.Path(model_dir)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -141,18 +148,24 @@ def claimed(
         yield
 
 
-def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
+def check_folder(
+    model_dir: str | pathlib.Path,
+    text: str,
+    model_prefixes: tuple[str, ...],
+    defaults: str = "",
+) -> None:
     """Raises ValueError, which lists the differences, if model_dir holds another model.
 
     Settings in `text`, a Params.ToText(), must agree with those of params.txt if they are under one
     of the dotted paths `model_prefixes`; others may change between runs. Without prefixes, all must
-    agree but those under `train`.
+    agree but those under `train`. A setting that params.txt lacks was added since; its default, in
+    the Params.DefaultsText() `defaults`, means what was done before.
     """
     path = pathlib.Path(model_dir) / _PARAMS
     if not path.exists():
         return
     try:
-        lines = hyperparams.differences(text, path.read_text(encoding="utf-8"))
+        lines = hyperparams.differences(text, path.read_text(encoding="utf-8"), defaults)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
 

@@ -1,8 +1,8 @@
 import pytest
 
 from data_prep import cleaning
-from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
+from data_prep.rules import Rule
 from data_prep.tsv import Pair
 
 _LATIN = frozenset({"Latn"})

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 
 from data_prep import deduplication, text_chunks
-from data_prep.cleaning import Rule
+from data_prep.rules import Rule
 from data_prep.tsv import Pair
 
 

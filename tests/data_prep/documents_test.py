@@ -11,6 +11,7 @@ from data_prep.documents import (
     ParquetDocuments,
     TextFile,
 )
+from data_prep.rules import Rule
 from data_prep.sources import ColumnsFile, MosesFiles, Row
 from data_prep.tsv import Document, Malformed
 
@@ -22,7 +23,8 @@ def test_a_document_is_a_line_or_a_block_of_lines(tmp_path):
     path.write_text(_TEXT, newline="")
     rows = list(TextFile(path, "notes", "line").rows())
     assert [row.language for row in rows] == ["notes"] * 5
-    assert [row.example.text for row in rows] == ["one line", "another one", "", "", "the third"]
+    one, other, third = map(Document, ("one line", "another one", "the third"))
+    assert [row.example for row in rows] == [one, other, Rule.EMPTY, Rule.EMPTY, third]
     blocks = [row.example for row in TextFile(path, "notes", "block").rows()]
     assert blocks == [Document("one line another one"), Document("the third")]
 
@@ -89,4 +91,4 @@ def test_a_pair_with_too_low_a_score_is_no_document(tmp_path):
     (tmp_path / "x.tsv").write_text("0.1\tein\tone\n0.9\tzwei\ttwo\n")
     pairs = ColumnsFile(tmp_path / "x.tsv", "de", 1, 2, score_column=0, min_score=0.5)
     found = [row.example for row in OneSide(pairs, "english", None, None).rows()]
-    assert found == [None, Document("two")]
+    assert found == [Rule.LOW_SCORE, Document("two")]

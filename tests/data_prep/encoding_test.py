@@ -11,10 +11,10 @@ import pytest
 import sentencepiece
 
 from data_prep import encoding, text_chunks, tsv, vocabulary
-from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
 from data_prep.directions import Direction
 from data_prep.encoding import Encoded, SideStatistics
+from data_prep.rules import Rule
 from data_prep.shards import Shard
 from data_prep.tsv import Pair
 from lingvo_gshard.files import digests

@@ -5,6 +5,7 @@ import tensorflow_datasets as tfds
 
 from data_prep.documents import TfdsDocuments
 from data_prep.multilingual import TfdsSplit, TmxFile
+from data_prep.rules import Rule
 from data_prep.sources import Row
 from data_prep.tsv import Document, Pair
 
@@ -33,25 +34,31 @@ def test_every_language_beside_english(tmx_path):
     assert list(TmxFile(tmx_path).rows()) == [
         Row("de", Pair("ein rotes Haus", "a red house")),
         Row("pt", Pair("uma casa vermelha", "a red house")),
+        Row("de", Rule.UNPAIRED),
         Row("pt", Pair("dois", "two")),
+        Row("x-unknown9", Rule.UNKNOWN_LANGUAGE),
     ]
 
 
 def test_wanted_languages_take_their_regions(tmx_path):
     both = TmxFile(tmx_path, ("pt", "pt-BR"))
-    assert [row.language for row in both.rows()] == ["pt-BR", "pt"]
-    assert [row.language for row in TmxFile(tmx_path, ("pt",)).rows()] == ["pt", "pt"]
+    # What is no language is counted, whatever is wanted.
+    assert [row.language for row in both.rows()] == ["pt-BR", "pt", "x-unknown9"]
+    portuguese = TmxFile(tmx_path, ("pt",)).rows()
+    assert [row.language for row in portuguese] == ["pt", "pt", "x-unknown9"]
 
 
 def test_languages_by_the_names_of_the_source(tmx_path):
     rows = list(TmxFile(tmx_path, language_codes="source").rows())
-    assert [row.language for row in rows] == ["de-DE", "pt-BR", "pt", "x-unknown9"]
+    assert [row.language for row in rows] == ["de-DE", "pt-BR", "de", "pt", "x-unknown9"]
     odd = gzip.decompress(tmx_path.read_bytes()).replace(b"x-unknown9", b"a/b")
     tmx_path.write_bytes(gzip.compress(odd))
     rows = list(TmxFile(tmx_path, language_codes="source").rows())
-    assert [row.language for row in rows] == ["de-DE", "pt-BR", "pt"]
-    wanted = TmxFile(tmx_path, ("pt",), language_codes="source")
-    assert [row.example.source for row in wanted.rows()] == ["dois"]
+    assert [row.language for row in rows] == ["de-DE", "pt-BR", "de", "pt", "a?b"]
+    assert rows[-1].example is Rule.UNKNOWN_LANGUAGE
+    wanted = list(TmxFile(tmx_path, ("pt",), language_codes="source").rows())
+    assert [row.language for row in wanted] == ["pt", "a?b"]
+    assert wanted[0].example.source == "dois"
 
 
 def test_many_units_are_forgotten_as_they_are_read(tmp_path):
@@ -130,12 +137,19 @@ def tfds_dir(tmp_path_factory):
 def test_a_set_of_variable_languages(tfds_dir):
     found = list(TfdsSplit("small_talks", "train", tfds_dir).rows())
     assert sorted(found, key=str) == [
+        Row("calv", Rule.UNKNOWN_LANGUAGE),
+        Row("de", Rule.UNPAIRED),
         Row("de", Pair("ein Haus", "a house")),
         Row("de", Pair("zwei", "two")),
+        Row("pt", Rule.UNPAIRED),
         Row("pt", Pair("uma casa", "a house")),
     ]
     only = TfdsSplit("small_talks", "train", tfds_dir, languages=("pt-BR",))
-    assert list(only.rows()) == [Row("pt-BR", Pair("uma casa", "a house"))]
+    assert sorted(only.rows(), key=str) == [
+        Row("calv", Rule.UNKNOWN_LANGUAGE),
+        Row("pt-BR", Rule.UNPAIRED),
+        Row("pt-BR", Pair("uma casa", "a house")),
+    ]
 
 
 def test_a_real_set_of_two_languages_on_made_up_data(tmp_path):

@@ -6,6 +6,7 @@ from pyarrow import parquet
 
 from data_prep import tsv
 from data_prep.parquet import ParquetFile
+from data_prep.rules import Rule
 from data_prep.sources import Row
 from data_prep.tsv import Malformed, Pair
 
@@ -30,13 +31,16 @@ def test_named_columns_and_a_threshold(path):
     assert rows[8] == Row("de", Malformed("no text in field 'translation.de'"))
     assert len(rows) == 10
     scored = list(ParquetFile(path, "de", **_COLUMNS, score_column="score", min_score=0.5).rows())
-    assert [row.example is None for row in scored] == [True] * 5 + [False] * 4 + [True]
+    assert [row.example is Rule.LOW_SCORE for row in scored] == [True] * 5 + [False] * 4 + [True]
     assert scored[5] == rows[5]
 
 
 @pytest.mark.parametrize(
     ("score", "pair"),
-    [(float("nan"), None), ("low", Malformed("could not convert string to float: 'low'"))],
+    [
+        (float("nan"), Rule.LOW_SCORE),
+        ("low", Malformed("could not convert string to float: 'low'")),
+    ],
 )
 def test_a_score_that_is_no_number_keeps_nothing(tmp_path, score, pair):
     record = {"de": "Satz", "en": "sentence", "score": score}

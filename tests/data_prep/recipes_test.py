@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from data_prep import config, engines, pipeline
+from data_prep.rules import Rule
 from data_prep.sources import ColumnsFile, MosesFiles, Row, TsvFile
 from data_prep.tsv import Malformed, Pair
 from lingvo_gshard.input import manifest, sentences
@@ -114,7 +115,7 @@ def test_nllb(tmp_path):
         ColumnsFile(tmp_path / "eng_Latn-fra_Latn.gz", "fr", 1, 0, 2, 1.06),
     )
     german = [row.example for row in sources[0].rows()]
-    assert (german[0].line, german[1]) == ("ein Satz\ta sentence\n", None)
+    assert (german[0].line, german[1]) == ("ein Satz\ta sentence\n", Rule.LOW_SCORE)
     assert german[2:] == [
         Malformed("there are only 2 columns"),
         Malformed("could not convert string to float: 'x'"),
@@ -137,7 +138,10 @@ def test_ted_multi(tmp_path):
         return tf.data.Dataset.from_tensors(example)
 
     with tfds.testing.mock_data(as_dataset_fn=made):
-        assert list(sources[1].rows()) == [Row("pt", Pair("uma casa", "a house"))]
+        assert list(sources[1].rows()) == [
+            Row("calv", Rule.UNKNOWN_LANGUAGE),
+            Row("pt", Pair("uma casa", "a house")),
+        ]
 
 
 def test_multi30k(tmp_path):

@@ -12,14 +12,16 @@ _FILE = File("x", 1, "0")
 def _language(code, num_pairs, dropped, scripts=("Latn",)):
     shard = manifest.Shard(_FILE, _FILE, num_pairs)
     records = {"train": manifest.Records((shard,), 0, 0, 0)} if num_pairs else {}
-    return manifest.Language(code, records, {}, dropped, repaired=2, scripts=scripts)
+    read = num_pairs + sum(dropped.values())
+    return manifest.Language(code, records, {}, dropped, 2, scripts, read, num_pairs)
 
 
 def _write(folder):
     # 90 sentences of 2 pieces, 8 of 5, one of 9 and one of 20, with EOS.
     source = SideStatistics(collections.Counter({2: 90, 5: 8, 9: 1, 20: 1}), 50, 447, 15, 3)
     target = SideStatistics(collections.Counter({4: 100}), 100, 600, 0, 0)
-    german = (_language("de", 100, {"ratio": 4}), Encoded((), source, target))
+    longer = collections.Counter({4: 90, 5: 8, 9: 1, 20: 1})
+    german = (_language("de", 100, {"ratio": 4}), Encoded((), source, target, longer_sides=longer))
     french = (_language("fr", 0, {"empty": 1}), Encoded())
     czech = (_language("cs", 300, {}, ("Cyrl", "Latn")), Encoded((), target, target))
     report.write([german, french, czech], folder)
@@ -34,8 +36,15 @@ def test_the_numbers_by_hand(tmp_path):
         "code": "de",
         "scripts": ["Latn"],
         "pairs": {"train": 100, "dev": 0, "test": 0},
+        "read": 104,
+        "kept": 100,
         "dropped": {"ratio": 4},
         "repaired": 2,
+        # The pair of 20 pieces.
+        "longer_than_rows": {
+            "16": 0.01,
+            **dict.fromkeys(["32", "64", "128", "256", "512", "1024"], 0.0),
+        },
         "source": {
             "tokens": 249,
             "mean": 2.49,
@@ -75,6 +84,9 @@ def test_the_page(tmp_path):
     assert "| cs | Cyrl Latn | 300 | 0 | 0 | 400 | 400 |" in page
     assert "| language | empty | ratio | (repaired) |" in page
     assert "| de | 0 | 4 | 2 |" in page
+    assert "| language | read | kept | dropped | dropped, % |" in page
+    assert "| de | 104 | 100 | 4 | 3.8 |" in page and "| fr | 1 | 0 | 1 | 100.0 |" in page
+    assert "| language | 16 |\n| --- | ---: |\n| cs | 0.0 |\n| de | 1.0 |\n" in page
     assert "| de | 2.49 | 2 | 5 | 9 | 20 |" in page
     # At T=1, three of four pairs are Czech.
     assert f"| 1 | {0.75 * 4 + 0.25 * 2.49:.2f} | 4.00 |" in page

@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from data_prep import source_cleaning, sources, tsv
-from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
+from data_prep.rules import Rule
 from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Row
 from data_prep.text_chunks import Chunk
@@ -43,7 +43,7 @@ def test_the_survey_counts_the_characters_of_sources():
         Row("de", Pair("ab c1!", "xyz")),
         Row("sr", Pair("аб c", "xyz")),
         Row("de", Malformed("no tab")),
-        Row("de", None),
+        Row("de", Rule.LOW_SCORE),
         Row("de", Pair("d", "")),
     )
     assert source_cleaning.survey(_Listed(rows)) == {
@@ -70,7 +70,7 @@ def test_training_text_is_normalized_and_repaired_and_what_is_dropped_counts(tmp
         Row("de", Pair("schÃ¶n hier", "nice here")),
         Row("de", Pair("gleich", "gleich")),
         Row("fr", Pair("", "empty")),
-        Row("fr", None),
+        Row("fr", Rule.LOW_SCORE),
         Row("fr", Malformed("expected 1 tab, got 0")),
         Row("fr", Pair("un", "one")),
     )

@@ -2,6 +2,7 @@ import gzip
 
 import pytest
 
+from data_prep.rules import Rule
 from data_prep.sources import ColumnsFile, JsonlFile, MosesFiles, PoFile, Row, TsvFile
 from data_prep.tsv import Malformed, Pair
 
@@ -42,7 +43,7 @@ def test_tsv(tmp_path):
 def test_a_score_that_is_no_number_keeps_nothing(tmp_path):
     (tmp_path / "x.txt").write_text("nan\ta\tb\n0.5\tc\td\n2\te\tf\n")
     rows = ColumnsFile(tmp_path / "x.txt", "de", 1, 2, score_column=0, min_score=1.0).rows()
-    assert [row.example for row in rows] == [None, None, Pair("e", "f")]
+    assert [row.example for row in rows] == [Rule.LOW_SCORE, Rule.LOW_SCORE, Pair("e", "f")]
 
 
 def test_moses(tmp_path):
@@ -90,8 +91,11 @@ def test_translated_messages(tmp_path):
     path.write_text(_PO)
     assert list(PoFile(path, "de", "train").rows()) == [
         Row("de", Pair("Öffne die Datei", "Open the file")),
+        Row("de", Rule.FUZZY),
+        Row("de", Rule.UNTRANSLATED),
         Row("de", Pair("plik", "one file")),
         Row("de", Pair("plików", "%d files")),
+        Row("de", Rule.OBSOLETE),
     ]
 
 

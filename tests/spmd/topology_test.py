@@ -16,8 +16,8 @@ from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import compilers, functions
 
 _ABSENT = (
-    r"topology v3:2x2: the TPU compiler is not installed; `pip install 'lingvo_gshard\[plan\]'`, or "
-    "`make setup-tpu` in a checkout, installs it."
+    "topology v3:2x2: the TPU compiler is not installed; `pip install "
+    r"'lingvo_gshard\[plan\]'`, or `make setup-tpu` in a checkout, installs it."
 )
 _HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 _EIGHT = functions.partitioning(8)

@@ -68,6 +68,7 @@ class ForeignCost:
         for dims, num_bytes in letters.reading.traffic:
             self._traffic[letters.of(dims)] += num_bytes
         self._secs: dict[tuple[object, ...], float] = {}
+        self._collectives: dict[tuple[str, Mesh, str], float] = {}
 
     def secs(self, mesh: Mesh, rows: Rows) -> float:
         """Returns the estimated time of a call."""
@@ -177,19 +178,17 @@ class ForeignCost:
         kind = "all-reduce" if wanted is None else "reduce-scatter"
         return secs + local[-1] * self._secs_per_byte(kind, mesh, axis)
 
-    @functools.cache  # noqa: B019
     def _secs_per_byte(self, kind: str, mesh: Mesh, axis: str) -> float:
         """Returns the time of a collective along an axis, for each byte of its result."""
-        partitions = np.arange(mesh.num_partitions).reshape(mesh.axis_sizes)
-        index = tuple(slice(None) if name == axis else 0 for name in mesh.axis_names)
-        group = tuple(partitions[index].tolist())
-        collective = Collective(kind, _PROBED_BYTES, (group,), 1)
-        return _network(self._topology, mesh).collective_secs(collective) / _PROBED_BYTES
-
-
-@functools.lru_cache(maxsize=64)
-def _network(topology_name: str, mesh: Mesh) -> networks.Network:
-    return networks.network(topology_name, mesh)
+        key = kind, mesh, axis
+        if key not in self._collectives:
+            partitions = np.arange(mesh.num_partitions).reshape(mesh.axis_sizes)
+            index = tuple(slice(None) if name == axis else 0 for name in mesh.axis_names)
+            group = tuple(partitions[index].tolist())
+            collective = Collective(kind, _PROBED_BYTES, (group,), 1)
+            secs = networks.network(self._topology, mesh).collective_secs(collective)
+            self._collectives[key] = secs / _PROBED_BYTES
+        return self._collectives[key]
 
 
 def _letter_by_axis(letters: Sequence[str], rows: Rows) -> dict[str, str]:

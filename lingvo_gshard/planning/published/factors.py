@@ -9,8 +9,8 @@ alike, so one number serves:
     expected = bound / factor
 
 The geometric mean makes the squares of log(expected / measured) smallest: a step predicted twice as
-long counts as much as one predicted half as long. Three factors, for products, memory and network,
-fit the same records better, and predict others worse.
+long counts as much as one predicted half as long. More factors, such as one of products and one of
+the rest, predict a record that is left out no better.
 
 Half of the records are fitted, and the other half are held out to tell how good the factor is.
 Those of a source on a machine are sorted by their names, and every other one is fitted, from the
@@ -28,7 +28,7 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.files import json_records
@@ -56,6 +56,11 @@ class Bound:
         return self.bound_secs / self.measured_secs
 
     @property
+    def products_share(self) -> float:
+        """The time of products at the peak rate over what was measured."""
+        return self.products_secs / self.measured_secs
+
+    @property
     def project(self) -> str:
         """Who published it, such as `tensorflow/lingvo`."""
         return self.source.split()[0].rstrip(",")
@@ -81,7 +86,7 @@ class Factor:
     @property
     def value(self) -> float:
         """The geometric mean of the fitted shares."""
-        return _mean_share(self.fitted)
+        return statistics.geometric_mean(record.share for record in self.fitted)
 
     @property
     def lowest(self) -> float:
@@ -135,12 +140,12 @@ class Factor:
         Empty for a single record.
         """
         records = (*self.fitted, *self.held_out)
-        errors = {}
-        for left_out in records:
-            others = [record for record in records if record is not left_out]
-            if others:
-                errors[left_out.id] = left_out.share / _mean_share(others) - 1
-        return errors
+        return _left_out_errors({record.id: record.share for record in records})
+
+    def products_left_out_errors(self) -> dict[str, float]:
+        """Returns the same, if times of products alone were fitted, and not bounds."""
+        records = (*self.fitted, *self.held_out)
+        return _left_out_errors({record.id: record.products_share for record in records})
 
 
 def of_topology(name: str) -> Factor | None:
@@ -207,5 +212,11 @@ def _check(records: Sequence[Bound]) -> None:
         names.add(record.id)
 
 
-def _mean_share(records: Sequence[Bound]) -> float:
-    return statistics.geometric_mean(record.share for record in records)
+def _left_out_errors(shares: Mapping[str, float]) -> dict[str, float]:
+    """Returns the error of each share's time, if all others are fitted; empty for one alone."""
+    errors = {}
+    for left_out, share in shares.items():
+        others = [other for name, other in shares.items() if name != left_out]
+        if others:
+            errors[left_out] = share / statistics.geometric_mean(others) - 1
+    return errors

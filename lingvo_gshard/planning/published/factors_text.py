@@ -11,9 +11,10 @@ from lingvo_gshard.planning.published.factors import Factor
 _AIM = 0.25
 
 _TITLE = """\
-From a bound to an expected time: by machine, the mean share of the bound that fitted records reach,
-and how far off expected times are. Errors are those of expected over measured, their median and
-their largest without sign; "one left out" predicts each record by all others of its machine."""
+The factor is the geometric mean of the shares of the bounds that fitted steps reach, and the band
+their lowest and highest. Errors are those of expected over measured times, the median without sign;
+"one left out" predicts each step by all others of its machine, and the last columns do so by the
+time of products alone in place of the bound."""
 
 
 def basis(topology: str) -> str:
@@ -71,27 +72,32 @@ def fits(by_machine: Mapping[str, Factor]) -> str:
             "in the band",
             "one left out: median",
             "largest",
+            "by products alone: median",
+            "largest",
         )
     ]
     for machine, factor in by_machine.items():
-        fitted = [factor.error(record) for record in factor.fitted]
+        fitted = []
+        if len(factor.fitted) > 1:  # A factor of one record has no error there.
+            fitted = [factor.error(record) for record in factor.fitted]
         held_out = [factor.error(record) for record in factor.held_out]
         left_out = list(factor.left_out_errors().values())
         rows.append(
             (
                 machine,
-                len(fitted),
-                len(held_out),
+                len(factor.fitted),
+                len(factor.held_out),
                 f"{factor.value:.3f}",
                 _range([factor.lowest, factor.highest], ".2f"),
                 *_errors_cells(fitted),
                 *_errors_cells(held_out),
                 f"{factor.in_band} of {len(held_out)}",
                 *_errors_cells(left_out),
+                *_errors_cells(list(factor.products_left_out_errors().values())),
             )
         )
 
-    lines = [_TITLE, "", table.markdown(rows)]
+    lines = ["## From a bound to an expected time", "", _TITLE, "", table.markdown(rows)]
     lines += [_remarks(factor) for factor in by_machine.values()]
     return "\n".join(lines)
 
@@ -116,7 +122,7 @@ def _remarks(factor: Factor) -> str:
     beyond = []
     for name, error in sorted(errors.items(), key=lambda item: -abs(item[1])):
         if abs(error) > _AIM:
-            beyond.append(f"{name} {error:+.0%}")
+            beyond.append(f"{name} {error:+.1%}")
     if errors:
         within = len(errors) - len(beyond)
         parts.append(f"{within} of {len(errors)} held out are within {_AIM:.0%}")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from lingvo_gshard.files import table
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.planning import plan_text
+from lingvo_gshard.planning.estimate import agreement
+from lingvo_gshard.planning.estimate.agreement import Agreement
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.request import Request
 from lingvo_gshard.planning.tables import (
@@ -24,7 +26,6 @@ from lingvo_gshard.planning.tables.as_printed import PaperRun
 from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.planning.tables.machines import Machine
 from lingvo_gshard.planning.tables.paper import Recomputed
-from lingvo_gshard.planning.tables.search import Agreement
 from lingvo_gshard.planning.tables.table4 import (
     Difference,
     OtherCollectives,
@@ -108,17 +109,17 @@ def ranking(trials: Sequence[Trial]) -> str:
     lines += [trial_line(trial) for trial in trials if not trial.fits]
     if len(fitting) > 1:
         steps = [(trial.estimated_secs, trial.secs.step) for trial in fitting]
-        lines.append(agreement_line(search.agreement(steps)))
+        lines.append(agreement_line(agreement.of(steps)))
     lines.append(f"chosen: {_choice(fitting)}")
     return "\n".join(lines)
 
 
-def agreement_line(agreement: Agreement) -> str:
+def agreement_line(found: Agreement) -> str:
     """Returns how well the cost model's steps predict the compiled ones."""
     return (
-        f"the cost model's steps: {agreement.least_ratio:.2f} to {agreement.greatest_ratio:.2f} "
-        f"of the compiled ones, rank correlation {agreement.rank_correlation:.2f} over "
-        f"{agreement.num_candidates} candidates"
+        f"the cost model's steps: {found.least_ratio:.2f} to {found.greatest_ratio:.2f} "
+        f"of the compiled ones, rank correlation {found.rank_correlation:.2f} over "
+        f"{found.num_candidates} candidates"
     )
 
 

@@ -73,6 +73,14 @@ def test_one_left_out_is_predicted_by_all_others(factor):
         np.testing.assert_allclose(error, _SHARES[name] / np.exp(np.log(others).mean()) - 1)
 
 
+def test_products_alone_may_be_fitted_in_place_of_bounds():
+    products = {"a": 1.0, "b": 2.0, "c": 3.0}
+    records = [record(name, 0.9, products_secs=secs) for name, secs in products.items()]
+    errors = factors.by_machine(records)["v3"].products_left_out_errors()
+    np.testing.assert_allclose(errors["a"], 1.0 / np.sqrt(2.0 * 3.0) - 1)
+    np.testing.assert_allclose(errors["b"], 2.0 / np.sqrt(1.0 * 3.0) - 1)
+
+
 def test_a_single_record_is_fitted_and_tells_no_error():
     factor = factors.by_machine([record("a", 0.5)])["v3"]
     assert factor.value == factor.lowest == factor.highest == 0.5

@@ -63,7 +63,7 @@ def test_the_fits_of_all_machines(publish):
     # The shares a, c, e and g have the geometric mean 0.74.
     assert rows["v3"][:4] == ["4", "3", "0.740", "0.50 to 1.25"]
     assert rows["v3"][4:9] == ["26%", "+69%", "19%", "+22%", "3 of 3"]
-    assert rows["h100"] == ["1", "0", "0.400", "0.40", "0%", "+0%", *"--", "0 of 0", *"--"]
+    assert rows["h100"] == ["1", "0", "0.400", "0.40", *"----", "0 of 0", *"----"]
     *_, first, second = text.splitlines()
     assert first == "h100: 1 of somebody/lm"
     assert second == (
@@ -75,4 +75,4 @@ def test_what_is_beyond_the_aim_is_named_the_worst_first(publish):
     shares = {"a": 0.5, "b": 0.7, "c": 0.5, "d": 0.35, "e": 0.5, "f": 1.0}
     records = [record(name, share) for name, share in shares.items()]
     text = factors_text.fits(publish(*records))
-    assert text.endswith("0 of 3 held out are within 25%; beyond: f +100%, b +40%, d -30%")
+    assert text.endswith("0 of 3 held out are within 25%; beyond: f +100.0%, b +40.0%, d -30.0%")

@@ -5,9 +5,10 @@ import pathlib
 
 import pytest
 
+from lingvo_gshard.planning.estimate import agreement
 from lingvo_gshard.planning.plan import Batch
 from lingvo_gshard.planning.published import factors
-from lingvo_gshard.planning.tables import report, search
+from lingvo_gshard.planning.tables import report
 from lingvo_gshard.planning.tables.as_printed import FAMILY
 from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.planning.tables.machines import Machine
@@ -64,8 +65,8 @@ def test_a_choice_without_a_second_and_without_a_first():
 
 
 def test_the_agreement_of_estimated_and_compiled_steps():
-    agreement = search.agreement([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)])
-    assert report.agreement_line(agreement) == (
+    found = agreement.of([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)])
+    assert report.agreement_line(found) == (
         "the cost model's steps: 0.50 to 2.00 of the compiled ones, rank correlation 0.50 over 3 "
         "candidates"
     )
