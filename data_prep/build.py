@@ -31,6 +31,7 @@ from lingvo_gshard import cli
 from lingvo_gshard.files import atomic_file, storage
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.spmd import environment
 
 _INPUT = flags.DEFINE_string("input", None, "A folder of text.")
 _CONFIG = flags.DEFINE_string("config", None, "A TOML file that names the sources.")
@@ -38,7 +39,7 @@ _OUT = flags.DEFINE_string("out", None, "The folder to prepare.", required=True)
 _THROUGH = flags.DEFINE_enum_class("through", pipeline.Step.REPORT, pipeline.Step, "The last step.")
 _ENGINE = flags.DEFINE_enum("engine", "local", ["local", "dask"], "What runs the tasks.")
 _SCHEDULER = flags.DEFINE_string("scheduler", None, "HOST:PORT of a Dask cluster's scheduler.")
-_WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Local processes.", 1)
+_WORKERS = flags.DEFINE_integer("workers", environment.num_cores(), "Local processes.", 1)
 # Settings of BuildConfig. These flags override the file.
 _SETTINGS = (
     flags.DEFINE_enum("kind", None, list(Kind), "What the text is: pairs or documents."),

@@ -40,8 +40,9 @@ def write(
     # From high to low resource, as in the paper's figures.
     rows.sort(key=lambda row: (-row[_plural(kind)]["train"], row["code"]))
 
-    (folder / "report.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    (folder / "report.md").write_text(_page(rows, kind))
+    text = json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+    (folder / "report.json").write_text(text, encoding="utf-8")
+    (folder / "report.md").write_text(_page(rows, kind), encoding="utf-8")
     _draw_sizes(rows, kind, folder / "sizes.png")
 
 

@@ -52,7 +52,18 @@ class Part:
     first_id: int = -1  # The first token of its translation, if its languages force one.
 
 
-NBest = tuple[Hypothesis, ...]  # Best first; at least one.
+NBest = tuple[Hypothesis, ...]  # Best first; at least one. Of a beam, no text comes twice.
+
+
+def distinct(hypotheses: Iterable[Hypothesis]) -> NBest:
+    """Returns the hypotheses, best first, without those whose text a better one has.
+
+    Different pieces may spell the same text.
+    """
+    best: dict[str, Hypothesis] = {}
+    for hypothesis in hypotheses:
+        best.setdefault(hypothesis.text, hypothesis)
+    return tuple(best.values())
 
 
 class TextDecoder:
@@ -196,4 +207,5 @@ class TextDecoder:
             text = self._text(source, ids)
             hypotheses.append(Hypothesis(text, float(row["scores"][i]), length, attention))
 
-        return tuple(hypotheses)
+        # A text that is drawn twice is two samples.
+        return tuple(hypotheses) if self.spec.is_sampled else distinct(hypotheses)

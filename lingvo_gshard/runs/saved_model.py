@@ -183,6 +183,22 @@ class _Found:
     scores: tf.Tensor  # float32 [P, n]
 
 
+def _distinct(found: _Found) -> _Found:
+    """Returns the hypotheses without those whose text a better one has; see TextDecoder."""
+    num_best = found.text.shape[1]
+    is_equal = found.text[:, :, None] == found.text[:, None, :]
+    is_earlier = tf.range(num_best)[None, :] < tf.range(num_best)[:, None]
+    is_repeated = tf.reduce_any(is_equal & is_earlier, 2)
+
+    # The others move up, and the last ones are missing.
+    order = tf.argsort(tf.cast(is_repeated, tf.int32), 1, stable=True)
+
+    def moved(values: tf.Tensor, missing: Any) -> tf.Tensor:
+        return tf.gather(tf.where(is_repeated, missing, values), order, batch_dims=1)
+
+    return _Found(moved(found.text, ""), moved(found.num_tokens, 0), moved(found.scores, 0.0))
+
+
 @dataclasses.dataclass(frozen=True)
 class _TranslatorGraph:
     """The Translator (decoding/translator.py) as a graph of TensorFlow."""
@@ -217,7 +233,7 @@ class _TranslatorGraph:
         num_lines = tf.size(text, tf.int64)
         parts, lines = self._parts(text_graph.normalize(text), beginnings)
         tokens = self.source.tokenize(tf.gather(beginnings, lines) + parts)
-        found = self._joined(self._decoded(tokens), lines, num_lines)
+        found = _distinct(self._joined(_distinct(self._decoded(tokens)), lines, num_lines))
 
         results = {"translations": found.text[:, 0], "scores": found.scores[:, 0]}
         if self.spec.num_best > 1:

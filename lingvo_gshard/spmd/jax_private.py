@@ -131,7 +131,7 @@ def _portable_module(source: bytes) -> Any:
         raise ValueError(f"it is of StableHLO {its_version}, expected {newest} or older")
 
     # The parser writes its reasons to the descriptor of standard error.
-    with tempfile.TemporaryFile("w+", errors="replace") as reasons:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as reasons:
         sys.stderr.flush()
         stderr = os.dup(2)
         os.dup2(reasons.fileno(), 2)

@@ -47,6 +47,36 @@ def test_hypotheses_have_scores_and_lengths():
     assert found == (Hypothesis("cba", -1.0, 4), Hypothesis("aaa", -8.0, 4))
 
 
+class _Repeating(Reverser):
+    """The second best has the letters of the best, and the third best those of the last one's."""
+
+    def __call__(self, features):
+        found = super().__call__(features)
+        found["ids"][:, 2] = found["ids"][:, 1]
+        found["ids"][:, 1] = found["ids"][:, 0]
+        found["lengths"][:, 2] = found["lengths"][:, 1]
+        return {**found, "scores": found["lengths"] * [-0.25, -0.5, -2.0]}
+
+
+def test_no_text_is_in_an_n_best_list_twice():
+    """Neither of a line, nor of one in two parts."""
+    translator = Translator(_Repeating(2, (16, 20)), Letters(), Letters())
+    for found in translator.decode(["abc", "abcdefghijklmnopqrstuvwx", "aa"]):
+        texts = [hypothesis.text for hypothesis in found]
+        assert len(set(texts)) == len(texts)
+    (found,) = translator.decode(["abc"])
+    assert found == (Hypothesis("cba", -1.0, 4), Hypothesis("aaa", -8.0, 4))
+    (found,) = translator.decode(["aa"])  # Where all three are equal.
+    assert [hypothesis.text for hypothesis in found] == ["aa"]
+
+
+def test_a_text_that_is_drawn_twice_is_two_samples():
+    decoder = _Repeating(2, (16, 20))
+    decoder.spec = dataclasses.replace(decoder.spec, is_sampled=True)
+    (found,) = Translator(decoder, Letters(), Letters()).decode(["abc"])
+    assert [hypothesis.text for hypothesis in found] == ["cba", "cba", "aaa"]
+
+
 def test_blank_lines_stay_blank():
     assert _texts(["", "ab", "  \t", "cd", "\u2028\u200b", ""]) == ["", "ba", "", "dc", "", ""]
 

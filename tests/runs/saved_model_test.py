@@ -9,6 +9,7 @@ import sys
 import types
 
 import pytest
+import tensorflow as tf
 
 from lingvo_gshard import registry
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
@@ -128,6 +129,20 @@ def _check(answer, expected, num_best):
         assert counts == [t.num_tokens for t in translations] + [0] * missing
         assert scores == pytest.approx([t.score for t in translations] + [0] * missing, abs=1e-5)
         assert [next(texts) for _ in scores] == [t.text for t in translations] + [""] * missing
+
+
+def test_no_text_is_in_an_n_best_list_twice():
+    """As of the Translator: those that follow move up, and missing ones have no tokens."""
+    found = saved_model._Found(
+        text=tf.constant([["b", "b", "a", "b"], ["x", "y", "", ""], ["", "q", "", "q"]]),
+        num_tokens=tf.constant([[4, 3, 2, 5], [2, 3, 0, 0], [1, 2, 0, 3]]),
+        scores=tf.constant([[-1.0, -2, -3, -4], [-1, -2, 0, 0], [-1, -2, 0, -4]]),
+    )
+    distinct = saved_model._distinct(found)
+    want = [[b"b", b"a", b"", b""], [b"x", b"y", b"", b""], [b"", b"q", b"", b""]]
+    assert distinct.text.numpy().tolist() == want
+    assert distinct.num_tokens.numpy().tolist() == [[4, 2, 0, 0], [2, 3, 0, 0], [1, 2, 0, 0]]
+    assert distinct.scores.numpy().tolist() == [[-1, -3, 0, 0], [-1, -2, 0, 0], [-1, -2, 0, 0]]
 
 
 @pytest.mark.slow
