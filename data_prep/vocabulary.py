@@ -25,7 +25,10 @@ from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.input.manifest import Kind
 
 _NUM_THREADS = 2
-_MAX_SEGMENT_CHARS = 1000  # SentencePiece leaves out texts of more than 4192 bytes.
+# SentencePiece leaves out texts of more bytes, and those with its mark of what is unknown.
+_MAX_TEXT_BYTES = 4192
+_UNKNOWN_MARK = "\u2585"
+_MAX_SEGMENT_CHARS = 1000  # At most four bytes each.
 _ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads numbers that differ in few bits.
 
 
@@ -99,13 +102,13 @@ def train_drawn(
     if side is Side.SOURCE:
         tokens = sorted({direction.token for direction, _ in files} - {""})
 
-    sentences: Iterable[str] = _sentences(files, side)
+    sentences: Iterable[str] = learnable(_sentences(files, side))
     if side is Side.TEXT:
 
         def read() -> Iterator[str]:
             return segments(_sentences(files, side))
 
-        sentences = sample(read, config.max_vocab_sentences)
+        sentences = learnable(sample(read, config.max_vocab_sentences))
     if side is Side.TARGET and config.directions == "many_to_english":
         sentences = dict.fromkeys(sentences)  # Many languages share sentences, which count once.
 
@@ -123,8 +126,20 @@ def _sentences(files: Iterable[tuple[Direction, pathlib.Path]], side: Side) -> I
                 yield sides[0] if side is Side.SOURCE else sides[-1]
 
 
+def learnable(texts: Iterable[str]) -> Iterator[str]:
+    """Yields texts, or all of their parts, so that SentencePiece leaves none out."""
+    for text in texts:
+        if _UNKNOWN_MARK in text:
+            # It can be no piece: bytes spell it.
+            text = text.replace(_UNKNOWN_MARK, " ")
+        if len(text.encode()) > _MAX_TEXT_BYTES:
+            yield from segments([text])
+        else:
+            yield text
+
+
 def segments(documents: Iterable[str]) -> Iterator[str]:
-    """Yields documents, cut at spaces into texts that SentencePiece takes."""
+    """Yields documents, cut at spaces into texts that are short enough for SentencePiece."""
     for document in documents:
         start = 0
         while len(document) - start > _MAX_SEGMENT_CHARS:
