@@ -85,7 +85,7 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
     if folder is None:
         raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
     made = config.BuildConfig(**settings)
-    return config.FOLDERS[Kind(made.kind)](folder), made
+    return config.sources_of_folder(folder, Kind(made.kind)), made
 
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:

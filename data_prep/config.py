@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import glob
 import inspect
+import itertools
 import math
 import os
 import pathlib
@@ -14,7 +15,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data_prep import directions, languages, patterns, text_folder, tsv_folder
+from data_prep import directions, languages, patterns, split_folder, text_folder, tsv_folder
 from data_prep.documents import (
     DOCUMENTS,
     SIDES,
@@ -157,12 +158,28 @@ def load(
         for table in tables:
             sources += _sources(table, folder or path.parent, Kind(config.kind))
         _check_distinct(sources)
+        for table in tables:
+            if table["format"] == "folder":
+                warn_of_unread((folder or path.parent) / table["path"], sources)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from error
 
     if not sources:
         raise ValueError(f"{path} has no [[sources]]: expected one or more")
     return tuple(sources), config
+
+
+def sources_of_folder(folder: pathlib.Path, kind: Kind) -> Sequence[Source]:
+    """Returns the sources in a folder of text, the simplest corpus; warns of what it leaves out."""
+    sources = FOLDERS[kind](folder)
+    warn_of_unread(folder, sources)
+    return sources
+
+
+def warn_of_unread(folder: pathlib.Path, sources: Sequence[Source]) -> None:
+    """Names what is in a folder of text that none of the sources reads."""
+    files = itertools.chain.from_iterable(source.files for source in sources)
+    split_folder.warn_of_unread(folder, list(files))
 
 
 def _scripts(

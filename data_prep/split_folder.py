@@ -5,7 +5,9 @@ DIR/<name><suffix>[.gz]                     the build holds out dev and test
 """
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+
+from absl import logging
 
 from lingvo_gshard.input.manifest import SPLITS
 
@@ -34,3 +36,22 @@ def files_in(
         if num_files == 0:  # The first folder is that of training text.
             name = f"{expected_name}{suffix}"
             raise ValueError(f"no {name} or {name}.gz files in {folder}")
+
+
+def warn_of_unread(path: pathlib.Path, read: Collection[pathlib.Path]) -> None:
+    """Names what is in a folder of text and in its splits, but is none of the files `read`.
+
+    These are files with other endings, and folders with other names. Hidden files need no name.
+    """
+    read = {file.resolve() for file in read}
+    unread: list[str] = []
+    for folder in (path, *(path / split for split in SPLITS)):
+        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+            is_read = any(file.is_relative_to(entry.resolve()) for file in read)
+            if not is_read and not entry.name.startswith("."):
+                unread.append(str(entry.relative_to(path)))
+
+    if unread:
+        logging.warning(
+            "%s: not read: %s; see docs/data.md for the names that are", path, ", ".join(unread)
+        )
