@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from data_prep import config, engines, pipeline
+from data_prep import config, engines, pipeline, report
 from data_prep.sources import Source
 from lingvo_gshard import cli
 from lingvo_gshard.files import atomic_file, storage
@@ -69,6 +69,8 @@ def main() -> None:
         if _THROUGH.value is pipeline.Step.REPORT:
             data = manifest.load(out_dir)
             _log_languages(data)
+            for warning in report.many_dropped(data):
+                logging.warning(warning)
             _warn_of_bytes(data)
             _log_totals(data, time.monotonic() - began)
 

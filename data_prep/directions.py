@@ -9,6 +9,7 @@ import dataclasses
 from data_prep.languages import ENGLISH
 from data_prep.tsv import Example
 from lingvo_gshard.input import example_codec
+from lingvo_gshard.input.normalization import normalize, normalize_written
 
 # For each setting, whether English is the source: of one direction, or of both.
 SETTINGS = {
@@ -33,13 +34,22 @@ class Direction:
 
     def turned(self, example: Example) -> tuple[str, ...]:
         """Returns the source, with its token, and the target of a pair; of a document its text."""
-        sides = example.sides
-        if self.from_english:
-            sides = sides[::-1]
-        if self.token:
-            source, *others = sides
-            sides = (f"{self.token} {source}", *others)
-        return sides
+        return self._with_token(self._in_order(example))
+
+    def trained(self, example: Example) -> tuple[str, ...]:
+        """Returns what `turned` does in the forms that a model reads and writes."""
+        *sources, target = self._in_order(example)
+        return self._with_token((*map(normalize, sources), normalize_written(target)))
+
+    def _in_order(self, example: Example) -> tuple[str, ...]:
+        """Returns the source, if there is one, and the target."""
+        return example.sides[::-1] if self.from_english else example.sides
+
+    def _with_token(self, sides: tuple[str, ...]) -> tuple[str, ...]:
+        if not self.token:
+            return sides
+        source, *others = sides
+        return (f"{self.token} {source}", *others)
 
 
 def of(language: str, setting: str) -> list[Direction]:

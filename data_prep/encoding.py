@@ -17,7 +17,7 @@ import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 from sentencepiece import SentencePieceProcessor
 
-from data_prep import cleaning, languages, text_chunks, tsv
+from data_prep import languages, text_chunks, tsv
 from data_prep.directions import Direction
 from data_prep.rules import Dropped, Rule
 from data_prep.shards import Shard
@@ -139,7 +139,7 @@ class _Encoder:
                 yield example_codec.encode(example.source_ids, example.target_ids)
 
     def _tokenized(self, batch: Sequence[Example]) -> list[_Tokenized]:
-        texts = [self._direction.turned(example) for example in batch]
+        texts = [self._direction.trained(example) for example in batch]
 
         # The whole batch in one call, which takes less time than a call for each sentence.
         ids_of_sides = []
@@ -189,16 +189,13 @@ def encode(
     `models` are the source's and the target's, or a document's. Training examples with a side of
     more than `max_pieces` of its model, with EOS, are dropped.
     """
-    examples: Iterable[Example] = shard.examples()
     limit = max_pieces
     if shard.chunks[0].split != "train":
-        # Their chunks are as they were read, and a test set loses nothing to a limit.
-        examples = map(cleaning.normalize_sides, examples)
-        limit = math.inf
+        limit = math.inf  # A test set loses nothing to a limit.
 
     encoder = _Encoder(direction, models, limit)
     records_path = f"{name}.array_record"
-    num_examples = write_records(data_dir / records_path, encoder.records(examples))
+    num_examples = write_records(data_dir / records_path, encoder.records(shard.examples()))
 
     # In the smallest type that holds the longest: most shards need one byte a length.
     lengths = np.array(encoder.lengths, np.int64).reshape(-1, 2)

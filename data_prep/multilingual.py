@@ -1,8 +1,9 @@
 """Sources of text in many languages, each of which is paired with English: TMX, and TFDS."""
 
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lxml import etree
@@ -13,6 +14,7 @@ from data_prep.sources import Row, Source
 from data_prep.tsv import Pair
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+_SAMPLED_EXAMPLES = 4000
 # TMX's inline elements that hold codes of another format instead of text.
 _TMX_CODES = ("{*}bpt", "{*}ept", "{*}it", "{*}ph", "{*}ut")
 
@@ -67,8 +69,22 @@ class TfdsSource(Source):
     def __str__(self) -> str:
         return f"tfds {self.name}, split {self.tfds_split}"
 
-    def examples(self) -> Iterator[dict[str, Any]]:
-        """Yields the split's examples. Raises ValueError if it, or the library, is not there."""
+    def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
+        return itertools.chain.from_iterable(map(self._rows_of, self.examples()))
+
+    def sampled_rows(self) -> Iterator[Row]:
+        sample = self.examples(_SAMPLED_EXAMPLES)
+        return itertools.chain.from_iterable(map(self._rows_of, sample))
+
+    def _rows_of(self, example: dict[str, Any]) -> Iterable[Row]:
+        """Returns the rows that an example has."""
+        raise NotImplementedError
+
+    def examples(self, at_least: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yields the split's examples, or `at_least` so many at even distances, if it has them.
+
+        Raises ValueError if the split, or the library, is not there.
+        """
         # It loads TensorFlow, which takes seconds and which the other sources don't need.
         try:
             import tensorflow_datasets as tfds
@@ -81,6 +97,10 @@ class TfdsSource(Source):
             data = tfds.load(self.name, split=self.tfds_split, data_dir=self.data_dir)
         except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
             raise ValueError(f"{self}: {error}") from error
+
+        if at_least is not None:
+            # The number of examples is negative if it is not known.
+            data = data.shard(max(1, int(data.cardinality()) // at_least), 0)
         yield from tfds.as_numpy(data)
 
 
@@ -95,9 +115,8 @@ class TfdsSplit(TfdsSource):
     split: str | None = None
     language_codes: str = "standard"
 
-    def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        for example in self.examples():
-            yield from _rows_of(self._texts(example), self)
+    def _rows_of(self, example: dict[str, Any]) -> Iterable[Row]:
+        return _rows_of(self._texts(example), self)
 
     def _texts(self, example: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns the (language, text) pairs of an example."""

@@ -14,6 +14,8 @@ from data_prep.rules import Rule
 from data_prep.sources import Row, Source
 from data_prep.tsv import Example, Pair
 
+_SAMPLED_GROUPS = 16
+
 
 class Table(Source):
     """A file of row groups; dots in a column's name lead into structs."""
@@ -54,6 +56,15 @@ class Table(Source):
             for batch in file.iter_batches(row_groups=row_groups, columns=list(columns)):
                 for record in batch.to_pylist():
                     yield Row(self._row_language, tsv.parsed(record, self._example))
+
+    def sampled_rows(self) -> Iterator[Row]:
+        # A row group is read as a whole, so few of them are.
+        with self._opened() as file:
+            num_groups = file.num_row_groups
+        num_samples = min(num_groups, _SAMPLED_GROUPS)
+        for i in range(num_samples):
+            group = i * num_groups // num_samples
+            yield from self.rows(range(group, group + 1))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[parquet.ParquetFile]:

@@ -5,7 +5,6 @@ A source is cleaned in tasks, span by span, and what became of its spans is join
 
 import collections
 import dataclasses
-import itertools
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -18,7 +17,7 @@ from data_prep.sources import Row, Source
 from data_prep.text_chunks import Chunk, ChunkWriter
 from data_prep.tsv import Example
 
-_SURVEYED_ROWS = 2000  # Of each source: enough to tell its scripts.
+_SURVEYED_ROWS = 2000  # Of each language of a source, or up to twice as many.
 _LOGGED_LINES = 10
 
 
@@ -47,13 +46,41 @@ class Cleaned:
 
 
 def survey(source: Source) -> dict[str, collections.Counter[str]]:
-    """Counts the characters of each script in a source's first rows, by language."""
-    # English is known to be in Latin letters, so only the first side of a pair is counted.
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for row in itertools.islice(source.rows(), _SURVEYED_ROWS):
+    """Counts the characters of each script in rows from all over a source, by language.
+
+    A file may begin with text that is unlike the rest of it.
+    """
+    samples: dict[str, _Sample] = collections.defaultdict(_Sample)
+    for row in source.sampled_rows():
         if isinstance(row.example, Example):
-            counts[row.language] += languages.count_scripts(row.example.sides[0])
-    return dict(counts)
+            # English is known to be in Latin letters, so only the first side is counted.
+            samples[row.language].add(row.example.sides[0])
+
+    counts: dict[str, collections.Counter[str]] = {}
+    for language, sample in samples.items():
+        counts[language] = collections.Counter()
+        for text in sample.texts:
+            counts[language] += languages.count_scripts(text)
+    return counts
+
+
+@dataclasses.dataclass
+class _Sample:
+    """Texts at even distances in a stream whose length is not known before its end."""
+
+    texts: list[str] = dataclasses.field(default_factory=list)
+    distance: int = 1
+    num_seen: int = 0
+
+    def add(self, text: str) -> None:
+        """Takes the next text of the stream, or leaves it out."""
+        if self.num_seen % self.distance == 0:
+            self.texts.append(text)
+        self.num_seen += 1
+
+        if len(self.texts) == 2 * _SURVEYED_ROWS:
+            self.texts = self.texts[::2]
+            self.distance *= 2
 
 
 def scripts_by_language(
@@ -81,27 +108,27 @@ def clean(
 ) -> Cleaned:
     """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
 
-    Training text is written normalized, dev and test unchanged. Raises ValueError if the source
-    cannot be read.
+    Training text is kept as models write it, dev and test unchanged. Raises ValueError if the
+    source cannot be read.
     """
     cleaned = Cleaned()
     known_scripts = dict(scripts)
 
     with ChunkWriter(folder, config.pairs_per_chunk) as writer:
         for language, example in _well_formed(source.rows(span), cleaned):
-            # A language that begins after the rows that were surveyed.
+            # A language of which the survey met no row.
             if language not in known_scripts:
                 known_scripts[language] = languages.own_scripts(language, {}, config.scripts)
             own_scripts = known_scripts[language]
 
-            # Dev and test, too, are normalized to be compared with training text.
+            # Rules, and what compares dev and test with training text, look at it as it is read.
             repaired = cleaning.repair_sides(example, own_scripts)
             normalized = cleaning.normalize_sides(repaired)
             split = source.split or _split_of(normalized.sides[-1], config.held_out_share)
 
             # Dev and test measure, so they stay as they are; they lose only what has no text.
             if split == "train":
-                written = normalized
+                written = cleaning.written_sides(repaired)
                 rule = cleaning.broken_rule(normalized, language, own_scripts, config)
             else:
                 written = example

@@ -18,6 +18,10 @@ from data_prep.rules import Rule
 from data_prep.tsv import Example, Malformed, Pair
 from lingvo_gshard.input.manifest import Kind
 
+# What is read of a large plain file for a sample of its rows.
+_SAMPLES = 64
+_SAMPLE_BYTES = 1 << 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -62,6 +66,10 @@ class Source:
         """Yields a span's rows in order. Raises ValueError if the text has another format."""
         raise NotImplementedError
 
+    def sampled_rows(self) -> Iterator[Row]:
+        """Yields rows from all over the source, in order: all of them, if it can't be entered."""
+        return self.rows()
+
 
 @dataclasses.dataclass(frozen=True)
 class File(Source):
@@ -89,6 +97,17 @@ class LineFile(Source):
         num_spans = max(1, math.ceil(size / tsv.BYTES_PER_SPAN))
         bounds = [i * size // num_spans for i in range(num_spans + 1)]
         return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+    def sampled_rows(self) -> Iterator[Row]:
+        size = 0 if self.path.suffix == ".gz" else self.path.stat().st_size
+        if size <= _SAMPLES * _SAMPLE_BYTES:
+            yield from self.rows()
+            return
+
+        # Lines that begin in short ranges at even distances.
+        for i in range(_SAMPLES):
+            start = i * size // _SAMPLES
+            yield from self.rows(range(start, start + _SAMPLE_BYTES))
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         examples = tsv.read_lines(self.path, self._parse_unless_blank, span)

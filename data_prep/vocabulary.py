@@ -122,7 +122,7 @@ def _sentences(files: Iterable[tuple[Direction, pathlib.Path]], side: Side) -> I
     for direction, path in files:
         with path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
-                sides = direction.turned(tsv.of_line(line))
+                sides = direction.trained(tsv.of_line(line))
                 yield sides[0] if side is Side.SOURCE else sides[-1]
 
 
@@ -194,7 +194,8 @@ def train(
                 vocab_size=wanted_size,
                 model_type=config.model_type,
                 character_coverage=config.character_coverage,
-                normalization_rule_name="nfkc",
+                # As normalization.py: what is read is in NFKC, and what is written stays as it is.
+                normalization_rule_name="nfkc" if side is Side.SOURCE else "identity",
                 user_defined_symbols=list(tokens),  # The library takes no tuple.
                 **prefix_options,
                 byte_fallback=True,

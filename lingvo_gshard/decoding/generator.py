@@ -10,7 +10,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.bundle import Decoder
 from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
 from lingvo_gshard.input.example_codec import BOS_ID
-from lingvo_gshard.input.normalization import normalize
 from lingvo_gshard.input.tokenizer import Tokenizer
 
 
@@ -55,11 +54,11 @@ class Generator(TextDecoder):
     def divided(self, line: str) -> tuple[str, str]:
         """Returns the text of a line's first tokens, and the rest of its normalized text."""
         prompt = self._source.decode(self._prompt(line)[: self._first_tokens])
-        return prompt, _after(prompt, normalize(line))
+        return prompt, _after(prompt, self._source.normalize(line))
 
     def _prompt(self, line: str) -> list[int]:
         """Returns BOS and the tokens of a line, as a document begins in training."""
-        return [BOS_ID, *self._source.encode(normalize(line))[:-1]]
+        return [BOS_ID, *self._source.encode(self._source.normalize(line))[:-1]]
 
     def _text(self, source: np.ndarray, ids: np.ndarray) -> str:
         """Returns what the prompt goes on with: a space first, unless a word goes on."""

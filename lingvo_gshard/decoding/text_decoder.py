@@ -13,7 +13,6 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.bundle import Decoder
 from lingvo_gshard.input import packing
-from lingvo_gshard.input.normalization import normalize
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.spmd import processes
 
@@ -93,7 +92,11 @@ class TextDecoder:
 
     def num_tokens(self, lines: Sequence[str]) -> list[int]:
         """Returns the number of input tokens of each line, with BOS or EOS."""
-        return [len(self._source.encode(normalize(line))) for line in lines]
+        return [len(self._source.encode(self._source.normalize(line))) for line in lines]
+
+    def written(self, text: str) -> str:
+        """Returns a text, such as a reference, in the form that the model writes, in one line."""
+        return " ".join(self._target.normalize(text).split())
 
     def parts(self, line: str, number: int = 1, seed: int = 0) -> list[Part]:
         """Returns the parts of a line, each of which a row decodes.

@@ -1,5 +1,11 @@
-"""The one form of text that is trained on, evaluated or translated."""
+"""The forms of text that is trained on, evaluated, translated or written.
 
+What a model reads is in NFKC, so that it need not learn each way to write the same. What it writes
+is in NFC, which looks and means the same as the text that it learned from: NFKC would make `x2` of
+`x²`, a comma of `，`, and two characters of a Thai vowel.
+"""
+
+import enum
 import re
 import unicodedata
 
@@ -11,6 +17,25 @@ CONTROL = re.compile(
 )
 
 
+class Normalization(enum.StrEnum):
+    """The form of the text of a vocabulary.
+
+    NFKC: `normalize`, of what is read. NFC: `normalize_written`, of what is written.
+    """
+
+    NFKC = "nfkc"
+    NFC = "nfc"
+
+    def of(self, text: str) -> str:
+        """Returns the text in this form."""
+        return normalize(text) if self is Normalization.NFKC else normalize_written(text)
+
+
 def normalize(text: str) -> str:
     """Returns the text in NFKC, without control characters, with single spaces."""
     return " ".join(unicodedata.normalize("NFKC", CONTROL.sub("", text)).split())
+
+
+def normalize_written(text: str) -> str:
+    """Returns the text in NFC, without control characters, with single spaces."""
+    return " ".join(unicodedata.normalize("NFC", CONTROL.sub("", text)).split())

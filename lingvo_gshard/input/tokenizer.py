@@ -12,7 +12,9 @@ from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.normalization import Normalization
 
+_HALF = "\u00bd"  # NFKC makes three characters of it.
 _SPACE = "\u2581"  # SentencePiece's mark of a space in a piece.
 
 
@@ -34,6 +36,15 @@ class Tokenizer:
         if ids != expected:
             raise ValueError(f"{model_file} has pad, bos, eos, unk {ids}, expected {expected}")
         self._processor = processor
+
+        # A model of what is read has NFKC in it, as all had once.
+        self._normalization = Normalization.NFC
+        if processor.decode(processor.encode(_HALF)) != _HALF:
+            self._normalization = Normalization.NFKC
+
+    def normalize(self, text: str) -> str:
+        """Returns the text in the form that the vocabulary was trained on."""
+        return self._normalization.of(text)
 
     @property
     def vocab_size(self) -> int:

@@ -146,9 +146,24 @@ def test_dev_is_normalized_here_and_loses_nothing(tmp_path, model, ids):
     assert encoded.dropped == {}
 
 
-def test_training_text_is_encoded_as_its_chunk_has_it(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(encoding.cleaning, "normalize_sides", None)
-    assert _encode(tmp_path, model, [Pair("a", "b")]).records.num_examples == 1
+def test_sources_are_as_they_are_read_and_targets_as_they_are_written(tmp_path):
+    path = tmp_path / "target.model"
+    config = BuildConfig(target_vocab_size=300, character_coverage=1.0)
+    texts = ["，½ x² ำ"] * 9
+    vocabulary.train(vocabulary.Side.TARGET, texts, config, path)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    pair = Pair("，½ x² ำ", "e\u0301，½  x² ำ")
+
+    encoded = _encode(tmp_path, path, [pair])
+    ((source_ids, target_ids),) = _read(tmp_path, encoded)
+    assert processor.decode(source_ids[:-1]) == ",1⁄2 x2 ํา"
+    assert processor.decode(target_ids[:-1]) == "é，½ x² ำ"
+    assert encoded.target.num_bytes == len("é，½ x² ำ".encode())
+
+    from_english = _encode(tmp_path, path, [pair], direction=_FROM_ENGLISH)
+    ((source_ids, target_ids),) = _read(tmp_path, from_english)
+    assert processor.decode(source_ids[:-1]) == "é,1⁄2 x2 ํา"
+    assert processor.decode(target_ids[:-1]) == "，½ x² ำ"
 
 
 def test_from_english_the_sides_change_places(tmp_path, model, ids):

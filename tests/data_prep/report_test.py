@@ -99,3 +99,15 @@ def test_the_picture_depends_on_the_numbers_alone(tmp_path):
     picture = (tmp_path / "one/sizes.png").read_bytes()
     assert picture[:4] == b"\x89PNG"
     assert picture == (tmp_path / "other/sizes.png").read_bytes()
+
+
+def test_a_rule_that_drops_many_is_told_with_what_decides():
+    few = _language("de", 968, {"ratio": 2, "duplicate": 30})
+    many = _language("sr", 900, {"wrong_script": 95, "empty": 40, "too_long": 5})
+    vocabulary = manifest.Vocabulary(_FILE, 30)
+    data = manifest.Manifest((few, many), vocabulary, vocabulary, {}, {})
+    assert report.many_dropped(data) == [
+        "sr: the rule wrong_script dropped 9.1 % of what was read, 95 of 1040: [scripts] names a "
+        "language's scripts in place of the survey",
+        "sr: the rule empty dropped 3.8 % of what was read, 40 of 1040",
+    ]

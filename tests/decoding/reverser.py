@@ -3,6 +3,7 @@
 import numpy as np
 
 from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.input.normalization import normalize_written
 from lingvo_gshard.spmd.specs import WHOLE
 
 _EOS = 2
@@ -13,6 +14,10 @@ class Letters:
 
     def __init__(self):
         self.encoded = set()
+
+    def normalize(self, text):
+        """The text as a model writes it."""
+        return normalize_written(text)
 
     def encode(self, text):
         """The letters' ids, and that of EOS."""
