@@ -144,7 +144,7 @@ def load(
     """
     # Whatever is wrong in the file, also with a value's type, is told with the file's name.
     try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8")) | dict(settings)
+        fields = tomllib.loads(path.read_text(encoding="utf-8-sig")) | dict(settings)
         tables = fields.pop("sources", [])
         if not isinstance(tables, list):
             raise ValueError("sources: expected tables, each under [[sources]]")

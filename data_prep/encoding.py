@@ -15,7 +15,6 @@ from typing import Self
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
-from sentencepiece import SentencePieceProcessor
 
 from data_prep import languages, text_chunks, tsv
 from data_prep.directions import Direction
@@ -26,6 +25,7 @@ from data_prep.tsv import Example
 from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.tokenizer import Tokenizer
 
 # What has its text and pieces in memory: so many examples, or so many characters of them.
 _EXAMPLES_PER_BATCH = 2048
@@ -121,7 +121,7 @@ class _Encoder:
         self, direction: Direction, models: Sequence[pathlib.Path], max_pieces: float
     ) -> None:
         self._direction = direction
-        self._processors = [SentencePieceProcessor(model_file=str(model)) for model in models]
+        self._tokenizers = list(map(Tokenizer, models))
         self._max_pieces = max_pieces
 
         self.sides = [SideStatistics() for _ in models]
@@ -143,18 +143,18 @@ class _Encoder:
 
         # The whole batch in one call, which takes less time than a call for each sentence.
         ids_of_sides = []
-        for processor, of_side in zip(self._processors, zip(*texts, strict=True), strict=True):
-            ids_of_sides.append(processor.encode(list(of_side), add_eos=True))
+        for tokenizer, of_side in zip(self._tokenizers, zip(*texts, strict=True), strict=True):
+            ids_of_sides.append(tokenizer.encode_all(of_side))
         return list(map(_Tokenized, texts, zip(*ids_of_sides, strict=True)))
 
     def _count(self, kept: Sequence[_Tokenized], num_dropped: int) -> None:
         """Adds the examples that were kept to the statistics and lengths."""
         self.num_dropped += num_dropped
-        for side, processor in enumerate(self._processors):
+        for side, tokenizer in enumerate(self._tokenizers):
             self.sides[side] += _statistics(
                 [example.texts[side] for example in kept],
                 [example.ids[side] for example in kept],
-                processor,
+                tokenizer,
             )
 
         # In the order of the records.
@@ -261,7 +261,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
 
 
 def _statistics(
-    texts: Sequence[str], ids: Sequence[Sequence[int]], processor: SentencePieceProcessor
+    texts: Sequence[str], ids: Sequence[Sequence[int]], tokenizer: Tokenizer
 ) -> SideStatistics:
     """Counts over one side of some examples, given its texts and ids."""
     # Of the text itself, which the report compares with the pieces.
@@ -278,6 +278,6 @@ def _statistics(
         num_words=num_words,
         num_characters=num_characters,
         num_bytes=sum(len(text.encode()) for text in texts),
-        num_byte_pieces=sum(processor.is_byte(all_ids)),
+        num_byte_pieces=tokenizer.num_byte_pieces(all_ids),
         num_unknown=all_ids.count(example_codec.UNK_ID),
     )

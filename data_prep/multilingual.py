@@ -12,6 +12,7 @@ from data_prep import languages, tsv
 from data_prep.rules import Rule
 from data_prep.sources import Row, Source
 from data_prep.tsv import Pair
+from lingvo_gshard.files import text_file
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 _SAMPLED_EXAMPLES = 4000
@@ -30,7 +31,7 @@ class TmxFile(Source):
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         try:
-            with tsv.open_binary(self.path) as file:
+            with text_file.opened(self.path) as file:
                 # Nothing outside the file is read, whatever it names.
                 units = etree.iterparse(
                     file, tag="{*}tu", resolve_entities=False, no_network=True, load_dtd=False

@@ -100,7 +100,8 @@ class ParquetFile(Table, sources.File):
     def _example(self, record: dict[str, Any]) -> Pair | Rule:
         if self.score_column is not None:
             score = sources.value_at(record, self.score_column)
-            if score is None or not float(score) >= self.min_score:  # NaN is no score.
+            # NaN is no score.
+            if score in (None, sources.MISSING) or not float(score) >= self.min_score:
                 return Rule.LOW_SCORE
         source = sources.text_at(record, self.source_column)
         english = sources.text_at(record, self.english_column)

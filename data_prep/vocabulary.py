@@ -6,6 +6,7 @@ threads, on which the order of floating-point sums depends, is constant.
 """
 
 import enum
+import itertools
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from data_prep.directions import Direction
 from data_prep.text_chunks import Chunk
 from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import manifest
-from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID, literal_parts
 from lingvo_gshard.input.manifest import Kind
 
 _NUM_THREADS = 2
@@ -102,7 +103,7 @@ def train_drawn(
     if side is Side.SOURCE:
         tokens = sorted({direction.token for direction, _ in files} - {""})
 
-    sentences: Iterable[str] = learnable(_sentences(files, side))
+    sentences: Iterable[str] = learnable(_sentences(files, side), tokens)
     if side is Side.TEXT:
 
         def read() -> Iterator[str]:
@@ -126,9 +127,12 @@ def _sentences(files: Iterable[tuple[Direction, pathlib.Path]], side: Side) -> I
                 yield sides[0] if side is Side.SOURCE else sides[-1]
 
 
-def learnable(texts: Iterable[str]) -> Iterator[str]:
-    """Yields texts, or all of their parts, so that SentencePiece leaves none out."""
-    for text in texts:
+def learnable(texts: Iterable[str], tokens: Sequence[str] = ()) -> Iterator[str]:
+    """Yields texts, or all of their parts, so that SentencePiece leaves none out.
+
+    It learns nothing from what looks like one of the tokens, so that is cut, too.
+    """
+    for text in itertools.chain.from_iterable(literal_parts(text, tokens) for text in texts):
         if _UNKNOWN_MARK in text:
             # It can be no piece: bytes spell it.
             text = text.replace(_UNKNOWN_MARK, " ")

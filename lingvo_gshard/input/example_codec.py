@@ -11,7 +11,7 @@ All numbers are unsigned and little endian; w is 2 if every id fits.
 
 import dataclasses
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -34,6 +34,29 @@ def source_languages(codes: Sequence[str]) -> tuple[str, ...]:
 def target_token(code: str) -> str:
     """Returns the piece with which a source begins if a model has several target languages."""
     return f"<2{code}>"
+
+
+def literal_parts(text: str, tokens: Collection[str]) -> list[str]:
+    """Returns a text, cut so that no part has one of the tokens but the first at its beginning.
+
+    A vocabulary takes what looks like a token for it, but only the one that a source begins with is
+    one. Anywhere else it is text, and is cut after its first character.
+    """
+    parts = [text]
+    for token in tokens:
+        if text.find(token, 1) == -1:
+            continue
+        rejoined: list[str] = []
+        for number, part in enumerate(parts):
+            # That of the whole text's beginning stays whole.
+            beginning = token if number == 0 and part.startswith(token) else ""
+            first, *others = part.removeprefix(beginning).split(token)
+            rejoined.append(beginning + first)
+            for other in others:
+                rejoined[-1] += token[0]
+                rejoined.append(token[1:] + other)
+        parts = rejoined
+    return parts
 
 
 @dataclasses.dataclass(frozen=True)

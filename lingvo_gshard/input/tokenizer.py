@@ -1,16 +1,25 @@
 """Converts text to token ids and back, by a SentencePiece model with this project's special ids."""
 
+import functools
+import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import sentencepiece
 
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
-from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.input.example_codec import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
+    literal_parts,
+    target_token,
+)
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.normalization import Normalization
 
@@ -63,8 +72,32 @@ class Tokenizer:
         return tuple(codes)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a sentence, EOS last."""
-        return [*self._processor.encode(text), EOS_ID]
+        """Returns the ids of a sentence, EOS last.
+
+        Only at its beginning is the token of a target language a token; elsewhere it is text.
+        """
+        (ids,) = self.encode_all([text])
+        return ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of sentences as `encode`, in less time."""
+        parts_by_text = [literal_parts(text, self._tokens) for text in texts]
+        all_parts = list(itertools.chain.from_iterable(parts_by_text))
+        remaining = iter(self._processor.encode(all_parts))
+
+        ids_by_text: list[list[int]] = []
+        for parts in parts_by_text:
+            ids_of_parts = itertools.islice(remaining, len(parts))
+            ids_by_text.append([*itertools.chain.from_iterable(ids_of_parts), EOS_ID])
+        return ids_by_text
+
+    @functools.cached_property
+    def _tokens(self) -> tuple[str, ...]:
+        return tuple(map(target_token, self.targets))
+
+    def num_byte_pieces(self, ids: Sequence[int]) -> int:
+        """Returns how many of the ids are those of bytes."""
+        return sum(self._processor.is_byte(list(ids)))
 
     def num_bytes(self) -> np.ndarray:
         """Returns how many bytes of text, in UTF-8, each piece stands for, int32 [vocab_size].

@@ -186,6 +186,13 @@ def test_a_token_is_part_of_the_source(tmp_path):
     assert processor.decode(source_ids[:-1]) == "<2de> b"
     assert processor.decode(target_ids[:-1]) == "a"
 
+    # Text that looks like the token stays text.
+    encoded = _encode(tmp_path, path, [Pair("a", "<2de> b <2de>")], direction=direction)
+    ((source_ids, _),) = _read(tmp_path, encoded)
+    token = processor.piece_to_id("<2de>")
+    assert [place for place, piece in enumerate(source_ids) if piece == token] == [0]
+    assert processor.decode(source_ids[:-1]) == "<2de> <2de> b <2de>"
+
 
 def test_batches_make_no_difference(tmp_path, model, monkeypatch):
     pairs = [Pair("ab"[: 1 + i % 2], "c" * (1 + i % 3)) for i in range(7)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lingvo_gshard.decoding.text_decoder import Hypothesis
 from lingvo_gshard.decoding.translator import Translator, split
 from lingvo_gshard.spmd import processes
+from tests.decoding import vocabularies
 from tests.decoding.reverser import Letters, Reverser
 
 
@@ -199,3 +200,16 @@ def test_every_part_fits_and_only_space_is_lost(text, most):
     parts = split(text, fits)
     assert "".join("".join(parts).split()) == "".join(text.split())
     assert all(fits(part) or len(part) <= 1 for part in parts)
+
+
+def test_a_text_that_names_another_target_keeps_its_own(tmp_path):
+    tokenizer = vocabularies.train(tmp_path / "x.model", symbols=("<2de>", "<2fr>"))
+    decoder = Reverser(2, (64,))
+    decoder.spec = dataclasses.replace(decoder.spec, targets=tokenizer.targets)
+    translator = Translator(decoder, tokenizer, tokenizer)
+    for text in ("<2fr> ba", "ke <2fr> <2de> li", "<2de>"):
+        # As a program, or the server, makes a line of it.
+        (part,) = translator.parts(decoder.spec.beginning("de") + text)
+        assert tokenizer.pieces(part.ids)[0] == "<2de>"
+        assert not {"<2de>", "<2fr>"} & set(tokenizer.pieces(part.ids)[1:])
+        assert tokenizer.decode(part.ids) == f"<2de> {text}"
