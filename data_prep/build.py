@@ -69,7 +69,7 @@ def main() -> None:
         if _THROUGH.value is pipeline.Step.REPORT:
             data = manifest.load(out_dir)
             _log_languages(data)
-            for warning in report.many_dropped(data):
+            for warning in [*report.many_dropped(data), *report.many_escaped(data)]:
                 logging.warning(warning)
             _warn_of_bytes(data)
             _log_totals(data, time.monotonic() - began)

@@ -89,6 +89,8 @@ class BuildConfig:
     max_chars: int = _number(1000, 1, kind=Kind.PARALLEL)  # Of a training pair's longer side.
     # Between the sides' lengths in characters.
     max_length_ratio: float = _number(5.0, 1, kind=Kind.PARALLEL)
+    # Whether to make text of HTML entities, and of the marks of a tokenizer, such as @-@.
+    unescape: bool = False
     check_language: bool = False  # Whether to drop sentences that are surely in another language.
     # ISO 15924 codes by language, if its text should not decide.
     scripts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -119,6 +121,10 @@ class BuildConfig:
         settings = dataclasses.asdict(self)
         for name in self._of_other_kinds():
             del settings[name]
+
+        # Older plans and manifests do not have it.
+        if not self.unescape:
+            del settings["unescape"]
 
         # Of pairs alone, plans and manifests are those from before there were other kinds.
         if self.kind == Kind.PARALLEL:

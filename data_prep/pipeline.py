@@ -108,9 +108,10 @@ class Corpus:
 
     # By split and language, in the order of the sources.
     chunks: dict[_SplitKey, list[Chunk]]
-    read: collections.Counter[str]  # By language, like the next two.
+    read: collections.Counter[str]  # By language, like the next three.
     dropped: Dropped
     repaired: collections.Counter[str]
+    escaped: collections.Counter[str]
 
     @property
     def train(self) -> dict[str, list[Chunk]]:
@@ -212,14 +213,17 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
     sources = [source_cleaning.join(source, spans, max_share) for source, spans in spans_of.items()]
     read: collections.Counter[str] = collections.Counter()
     repaired: collections.Counter[str] = collections.Counter()
+    escaped: collections.Counter[str] = collections.Counter()
     for cleaned in sources:
         read.update(cleaned.read)
         repaired.update(cleaned.repaired)
+        escaped.update(cleaned.escaped)
     return Corpus(
         chunks=_numbered([cleaned.chunks for cleaned in sources], job.config.pairs_per_chunk),
         read=read,
         dropped=_sum_of_dropped(sources),
         repaired=repaired,
+        escaped=escaped,
     )
 
 
@@ -428,6 +432,7 @@ def _describe(
         scripts=tuple(sorted(scripts.get(direction.language, ()))),
         read=corpus.read[direction.language],
         kept=_num_kept(direction, corpus, by_split),
+        escaped=corpus.escaped[direction.language],
     )
     num_accounted = described.kept + sum(dropped_by_rule.values())
     assert described.read == num_accounted, (

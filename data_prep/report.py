@@ -27,6 +27,7 @@ _LENGTHS = ("mean", *_QUANTILES, "longest")
 _COVERAGE = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
 # The lengths of rows of which the report tells how many pairs are longer.
 _ROW_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
+_MANY_ESCAPED = 0.01
 _MANY_DROPPED = 0.03  # By one rule, as a share of what was read.
 # What the user may change if a rule drops too much.
 _SETTING_OF_RULE = {
@@ -74,6 +75,20 @@ def many_dropped(data: manifest.Manifest) -> list[str]:
     return warnings
 
 
+def many_escaped(data: manifest.Manifest) -> list[str]:
+    """Returns a warning for each language with HTML entities, or marks of a tokenizer, in it."""
+    warnings: list[str] = []
+    for language in data.languages:
+        share = language.escaped / max(language.read, 1)
+        if share > _MANY_ESCAPED:
+            warnings.append(
+                f"{language.code}: {100 * share:.1f} % of what was read has HTML entities, such as "
+                "&apos;, or marks of a tokenizer, such as @-@, which are learned as they are: "
+                "unescape = true makes text of them"
+            )
+    return warnings
+
+
 def _plural(kind: Kind) -> str:
     return f"{kind.noun}s"
 
@@ -88,6 +103,7 @@ def _numbers(language: manifest.Language, train: Encoded, kind: Kind) -> dict[st
         "kept": language.kept,
         "dropped": language.dropped,
         "repaired": language.repaired,
+        "escaped": language.escaped,
     }
     if kind is Kind.PARALLEL:
         numbers["longer_than_rows"] = _shares_longer(train.longer_sides)

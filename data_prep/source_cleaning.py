@@ -32,6 +32,8 @@ class Cleaned:
     malformed: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     # Rows by language, counted as they are read.
     read: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    # Training examples with HTML entities or marks of a tokenizer, by language.
+    escaped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def num_rows(self) -> int:
@@ -120,9 +122,10 @@ def clean(
             if language not in known_scripts:
                 known_scripts[language] = languages.own_scripts(language, {}, config.scripts)
             own_scripts = known_scripts[language]
+            readable = cleaning.unescape_sides(example) if config.unescape else example
 
             # Rules, and what compares dev and test with training text, look at it as it is read.
-            repaired = cleaning.repair_sides(example, own_scripts)
+            repaired = cleaning.repair_sides(readable, own_scripts)
             normalized = cleaning.normalize_sides(repaired)
             split = source.split or _split_of(normalized.sides[-1], config.held_out_share)
 
@@ -131,7 +134,7 @@ def clean(
                 written = cleaning.written_sides(repaired)
                 rule = cleaning.broken_rule(normalized, language, own_scripts, config)
             else:
-                written = example
+                written = readable
                 rule = None if all(normalized.sides) else Rule.EMPTY
 
             if rule is not None:
@@ -140,6 +143,8 @@ def clean(
             writer.add(split, language, written, normalized)
             if split == "train" and repaired != example:
                 cleaned.repaired[language] += 1
+            if split == "train" and cleaning.is_escaped(written):
+                cleaned.escaped[language] += 1
 
         cleaned.chunks.extend(writer.close())
     return cleaned
@@ -183,6 +188,7 @@ def join(source: Source, spans: Sequence[Cleaned], max_malformed_share: float) -
         joined.read.update(span.read)
         joined.dropped.update(span.dropped)
         joined.repaired.update(span.repaired)
+        joined.escaped.update(span.escaped)
 
     for number, reason in joined.malformed:
         logging.warning("%s:%d: skipped: %s", source, number, reason)

@@ -27,6 +27,7 @@ _SAMPLE_BYTES = 1 << 16
 
 # As a catalog's header has it.
 _CHARSET = re.compile(rb'"Content-Type: *text/plain; *charset=([\w-]+)')
+_OTHER_LINE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 MISSING = object()  # In place of the value of a field that is not there.
 
 
@@ -228,7 +229,9 @@ class PoFile(File):
         encoding = "utf-8" if charset is None else charset[1].decode("ascii")
         try:
             text = content.decode(encoding, "replace").removeprefix("\ufeff")
-            catalog = polib.pofile(text + "\n")  # Without a newline, it would be a path.
+            # Text with a newline is no path, and polib would take others for ends of lines.
+            text = _OTHER_LINE_ENDS.sub(" ", text) + "\n"
+            catalog = polib.pofile(text, encoding="utf-8")
         except (OSError, LookupError) as error:
             raise ValueError(f"{self.path} is not a gettext catalog: {error}") from error
 

@@ -91,7 +91,13 @@ def parse(line: str) -> Pair:
     sides = line.split("\t")
     if len(sides) != 2:
         raise ValueError(f"expected 1 tab, got {len(sides) - 1}")
-    return Pair(sides[0].strip(), sides[1].strip())
+    source, english = map(_in_one_line, sides)
+    return Pair(source, english)
+
+
+def _in_one_line(text: str) -> str:
+    """Returns a text without line breaks of any kind, so that its files have a line for each."""
+    return " ".join(text.splitlines()).strip()
 
 
 def grouped(items: Sequence[_T], sizes: Iterable[int], per_group: int) -> list[list[_T]]:

@@ -91,7 +91,7 @@ def from_bundle(spec: DecoderSpec) -> TextDecoder:
             f"{BUNDLE.value}: its beam is fixed and gives {spec.num_best} {spec.noun}s of a line;"
             " export it again with another --beam_size or --nbest."
         )
-    _check_language(spec.languages, spec.kind)
+    _check_language(spec.languages, spec.targets, spec.kind)
     _start_devices(spec.model, spec.num_partitions)
     return reloaded()
 
@@ -111,6 +111,7 @@ def opened_run(command: str | None = None) -> Iterator[Run]:
     Raises ValueError if there is no run, it does not fit the devices, or another program than
     `command` is for it; None is for all.
     """
+    from lingvo_gshard.input.tokenizer import Tokenizer
     from lingvo_gshard.runs import launch as launches
 
     assert LOGDIR.value is not None
@@ -121,7 +122,9 @@ def opened_run(command: str | None = None) -> Iterator[Run]:
         kind = launch.facts.kind
         assert kind is not None, "check_decoded"
         _check_command(launch.model, kind, command)
-        _check_language(launches.trained_on(launch, params), kind)
+        source_vocabulary, _ = launches.vocabularies(str(logdir))
+        targets = Tokenizer(source_vocabulary).targets
+        _check_language(launches.trained_on(launch, params), targets, kind)
 
         # Flags are settings of the experiment; what is not given is as it was in training.
         settings: dict[str, float] = {
@@ -156,12 +159,12 @@ def _start_devices(model: str, partitions: int | None = None) -> int:
     return partitions
 
 
-def _check_language(trained_on: Sequence[str], kind: str) -> None:
+def _check_language(trained_on: Sequence[str], targets: Sequence[str], kind: str) -> None:
     """Raises ValueError if --source_lang is none of the model's languages."""
     code = _SOURCE_LANG.value
     if code is not None and kind == manifest.Kind.TEXT:
         raise ValueError(f"--source_lang={code}: the model does not translate.")
-    languages = example_codec.source_languages(trained_on)
+    languages = example_codec.source_languages(trained_on, targets)
     if code is None or code in languages:
         return
 

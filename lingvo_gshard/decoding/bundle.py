@@ -98,7 +98,7 @@ class DecoderSpec:
         """Returns the codes of the languages to translate from; none of a language model."""
         if self.kind == Kind.TEXT:
             return ()
-        return source_languages(self.languages)
+        return source_languages(self.languages, self.targets)
 
     def beginning(self, target: str | None) -> str:
         """Returns what a line must begin with to be translated into `target`, None by default.

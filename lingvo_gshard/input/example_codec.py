@@ -25,9 +25,15 @@ _HEADER = struct.Struct("<BI")  # w and n.
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
-def source_languages(codes: Sequence[str]) -> tuple[str, ...]:
-    """Returns the codes of the languages to translate from; en-de is German from English."""
-    sources = ["en" if code.startswith("en-") else code for code in codes]
+def source_languages(codes: Sequence[str], targets: Collection[str]) -> tuple[str, ...]:
+    """Returns the codes of the languages to translate from, given those to translate into.
+
+    en-de is German from English if German is a target; en-GB is a language.
+    """
+    sources = []
+    for code in codes:
+        is_from_english = code.startswith("en-") and code.removeprefix("en-") in targets
+        sources.append("en" if is_from_english else code)
     return tuple(dict.fromkeys(sources))  # Each once, in order.
 
 

@@ -213,3 +213,16 @@ def test_an_empty_source_is_told(monkeypatch):
     )
     assert source_cleaning.join(_Listed(()), [Cleaned()], 0.01).num_rows == 0
     assert logged == ["listed is empty"]
+
+
+def test_entities_are_counted_or_made_text_of(tmp_path):
+    rows = [Row("de", Pair("er &amp; sie", "he and she")), Row("de", Pair("gut so", "it is well"))]
+    cleaned = _clean(tmp_path, *rows)
+    assert _pairs(cleaned)["train", "de"][0].source == "er &amp; sie"
+    assert (cleaned.escaped, cleaned.repaired) == ({"de": 1}, {})
+
+    config = dataclasses.replace(_CONFIG, unescape=True)
+    for split, num_repaired in (("train", {"de": 1}), ("dev", {})):
+        cleaned = _clean(tmp_path, *rows, split=split, config=config)
+        assert _pairs(cleaned)[split, "de"][0].source == "er & sie"
+        assert (cleaned.escaped, cleaned.repaired) == ({}, num_repaired)

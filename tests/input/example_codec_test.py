@@ -50,3 +50,11 @@ def test_only_the_first_token_is_one():
         assert example_codec.literal_parts(text, tokens) == parts
         assert "".join(parts) == text
         assert example_codec.literal_parts(text, ()) == [text]
+
+
+def test_the_languages_to_translate_from():
+    # en-GB is a language, and en-de German from English.
+    assert example_codec.source_languages(["de", "en-GB"], []) == ("de", "en-GB")
+    codes = ["de", "en-de", "en-GB", "en-en-GB", "en-fr", "fr"]
+    targets = ["de", "en", "en-GB", "fr"]
+    assert example_codec.source_languages(codes, targets) == ("de", "en", "en-GB", "fr")
