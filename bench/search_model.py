@@ -16,8 +16,8 @@ from absl import flags
 from bench import families
 from lingvo_gshard import cli
 from lingvo_gshard.planning import request as requests
-from lingvo_gshard.planning.estimate import candidates
-from lingvo_gshard.planning.tables import report, search, trials
+from lingvo_gshard.planning.estimate import agreement, candidates
+from lingvo_gshard.planning.tables import report, trials
 from lingvo_gshard.spmd import environment
 
 _OUT = flags.DEFINE_string("out", None, "The folder of the plans.", required=True)
@@ -53,7 +53,7 @@ def main() -> None:
             print(f"{report.trial_line(trial)}; {estimated}", flush=True)
             if trial.fits:
                 steps.append((fitting[i].secs, trial.secs.step))
-        print(f"{model}: {report.agreement_line(search.agreement(steps))}", flush=True)
+        print(f"{model}: {report.agreement_line(agreement.of(steps))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ _SETTINGS = (
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
     flags.DEFINE_integer("target_vocab_size", None, "Pieces of the target vocabulary."),
     flags.DEFINE_integer("text_vocab_size", None, "Pieces of the vocabulary of documents."),
+    flags.DEFINE_string("vocabulary", None, "A tokenizer's folder or .model, instead of learning."),
     flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "SentencePiece's algorithm."),
     flags.DEFINE_float("character_coverage", None, "Share of the characters that get pieces."),
     flags.DEFINE_integer("max_vocab_sentences", None, "Sentences that vocabularies learn from."),
@@ -76,14 +77,20 @@ def main() -> None:
 
 
 def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
-    """Returns what --input, --config and the flags that override it name."""
-    folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value)
+    """Returns what --input, --config and the flags that override it name, with absolute paths.
+
+    A build that is started again continues with the same text, whatever the working directory is.
+    """
+    folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value).absolute()
     settings: dict[str, Any] = {
         flag.name: flag.value for flag in _SETTINGS if flag.value is not None
     }
 
+    if folder is not None and folder.resolve() == pathlib.Path(_OUT.value).resolve():
+        raise ValueError(f"--out={_OUT.value} is the folder of --input; choose another.")
+
     if _CONFIG.value is not None:
-        return config.load(pathlib.Path(_CONFIG.value), settings, folder)
+        return config.load(pathlib.Path(_CONFIG.value).absolute(), settings, folder)
     if folder is None:
         raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
     made = config.BuildConfig(**settings)

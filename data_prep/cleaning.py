@@ -14,7 +14,7 @@ from data_prep import languages, tsv
 from data_prep.config import BuildConfig
 from data_prep.rules import Rule
 from data_prep.tsv import Example, Pair
-from lingvo_gshard.input.normalization import normalize, normalize_written
+from lingvo_gshard.input.normalization import Normalization
 
 # Kana, Han and Hangul. A character of these carries about as much as three of an alphabet.
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
@@ -89,14 +89,9 @@ def _unescape(text: str) -> str:
     return _TOKENIZER_MARK.sub(r"\1", text)
 
 
-def normalize_sides(example: Example) -> Example:
-    """Returns an example with all sides as models read them, by which examples are compared."""
-    return tsv.with_sides(example, map(normalize, example.sides))
-
-
-def written_sides(example: Example) -> Example:
-    """Returns an example with all sides as models write them: see normalization.py."""
-    return tsv.with_sides(example, map(normalize_written, example.sides))
+def normalize_sides(example: Example, normalization: Normalization = Normalization.NFKC) -> Example:
+    """Returns an example with all sides normalized: see normalization.py."""
+    return tsv.with_sides(example, map(normalization.of, example.sides))
 
 
 def english_key(normalized: str) -> str:

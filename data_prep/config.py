@@ -58,6 +58,16 @@ FOLDERS: dict[Kind, Callable[..., Sequence[Source]]] = {
 _CHOICES = ("language", "languages", "language_codes", "score_column", "min_score", "corpus")
 _PLAIN_TYPES = {bool, int, float, str, types.NoneType}
 _MIN_VOCAB_SIZE = 4 + 256 + 1  # The special ids, a piece for each byte, and one character.
+# Settings of a vocabulary that is given, and of those that are learned.
+_OF_A_VOCABULARY = ("new_languages", "language_tokens")
+_OF_LEARNING = (
+    "source_vocab_size",
+    "target_vocab_size",
+    "model_type",
+    "character_coverage",
+    "max_vocab_sentences",
+    "vocab_temperature",
+)
 _Result = TypeVar("_Result")
 
 
@@ -74,6 +84,13 @@ class BuildConfig:
     source_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE, kind=Kind.PARALLEL)  # In pieces.
     target_vocab_size: int = _number(4000, _MIN_VOCAB_SIZE, kind=Kind.PARALLEL)
     text_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE, kind=Kind.TEXT)
+    # A folder of NLLB's or M2M-100's tokenizer, or the .model of a run that was imported from one,
+    # instead of vocabularies that are learned: see given_vocabulary.py.
+    vocabulary: str = dataclasses.field(default="", metadata={"kind": Kind.PARALLEL})
+    # Tokens that it gets, such as nds_Latn.
+    new_languages: tuple[str, ...] = ()
+    # Its codes of languages by the data's, where the standard codes do not tell: sr = "srp_Cyrl".
+    language_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     model_type: str = "bpe"  # SentencePiece's algorithm.
     # Or english_to_many or many_to_many: see directions.py.
     directions: str = dataclasses.field(default="many_to_english", metadata={"kind": Kind.PARALLEL})
@@ -112,9 +129,13 @@ class BuildConfig:
 
         # A limit that would not hold must not be given.
         for name in self._of_other_kinds():
-            default = type(self).__dataclass_fields__[name].default
-            if getattr(self, name) != default:
+            if self._is_given(name):
                 raise ValueError(f"{name} is no setting of data of kind {self.kind}")
+        without = _OF_LEARNING if self.vocabulary else _OF_A_VOCABULARY
+        for name in without:
+            if self._is_given(name):
+                whose = "that has" if self.vocabulary else "without"
+                raise ValueError(f"{name} is no setting of a build {whose} a vocabulary")
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that data of this kind has, by name."""
@@ -126,10 +147,30 @@ class BuildConfig:
         if not self.unescape:
             del settings["unescape"]
 
-        # Of pairs alone, plans and manifests are those from before there were other kinds.
+        # Of pairs alone, plans and manifests are those from before there were other kinds, and
+        # without a vocabulary those from before one could be given.
         if self.kind == Kind.PARALLEL:
             del settings["kind"]
+        for name in ("vocabulary", *_OF_A_VOCABULARY):
+            if not self.vocabulary:
+                settings.pop(name, None)
         return settings
+
+    @property
+    def vocabulary_files(self) -> tuple[pathlib.Path, ...]:
+        """The files that a given vocabulary is read from."""
+        if not self.vocabulary:
+            return ()
+        path = pathlib.Path(self.vocabulary)
+        return tuple(sorted(path.iterdir())) if path.is_dir() else (path,)
+
+    def _is_given(self, name: str) -> bool:
+        """Returns whether a setting has another value than by default."""
+        field = type(self).__dataclass_fields__[name]
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        return bool(getattr(self, name) != default)
 
     def _of_other_kinds(self) -> list[str]:
         """Returns the names of the settings that data of this kind does not have."""
@@ -150,7 +191,10 @@ def load(
     """
     # Whatever is wrong in the file, also with a value's type, is told with the file's name.
     try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8-sig")) | dict(settings)
+        fields = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        if "vocabulary" in fields:
+            fields["vocabulary"] = str((folder or path.parent) / fields["vocabulary"])
+        fields |= settings
         tables = fields.pop("sources", [])
         if not isinstance(tables, list):
             raise ValueError("sources: expected tables, each under [[sources]]")
@@ -158,6 +202,10 @@ def load(
         # What is left beside the sources are the settings of the build.
         names_corpora = fields.get("kind") == Kind.TEXT
         fields["scripts"] = _scripts(fields.get("scripts", {}), tables, names_corpora)
+        if "new_languages" in fields:
+            fields["new_languages"] = _strings("new_languages", fields["new_languages"])
+        if "language_tokens" in fields:
+            _strings("language_tokens", list(fields["language_tokens"].values()))
         config = _call(BuildConfig, "the file", fields)
 
         sources: list[Source] = []
@@ -343,7 +391,9 @@ def _check_format(name: Any, kind: Kind) -> None:
 
 
 def _matching_files(folder: pathlib.Path, pattern: Any) -> list[pathlib.Path]:
-    """Returns the files in `folder` that match a pattern, sorted."""
+    """Returns the files in `folder` that match a pattern, sorted; or the one of that very name."""
+    if os.path.isfile(folder / str(pattern)):
+        return [folder / str(pattern)]
     whole_pattern = pathlib.Path(glob.escape(str(folder)), str(pattern))  # Or an absolute pattern.
     paths = sorted(glob.glob(str(whole_pattern), recursive=True))
     return [pathlib.Path(path) for path in paths if os.path.isfile(path)]
@@ -385,11 +435,20 @@ def _call(function: Callable[..., _Result], owner: str, fields: Mapping[str, Any
     return result
 
 
+def _strings(name: str, values: Any) -> tuple[str, ...]:
+    """Returns a list's strings as a tuple; ValueError if it is none, or holds anything else."""
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{name} {values!r}: expected tokens of languages, such as nds_Latn")
+    return tuple(values)
+
+
 def _check_types(instance: Any) -> None:
     """Raises ValueError unless each field that has a plain type, or None, has a value of it."""
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        kinds = typing.get_args(field.type) or (field.type,)  # One, or those of a union.
+        kinds: tuple[Any, ...] = (field.type,)
+        if isinstance(field.type, types.UnionType):
+            kinds = typing.get_args(field.type)
         if float in kinds and type(value) is int:  # TOML's 1 where 1.0 is meant.
             continue
         if set(kinds) <= _PLAIN_TYPES and type(value) not in kinds:

@@ -20,6 +20,7 @@ from absl import flags, logging
 from data_prep import meanings, tsv
 from data_prep.meanings import Clause, Noun, Sentence
 from lingvo_gshard import cli
+from lingvo_gshard.files import lock
 
 _NUM_MEANINGS = 40_000
 _NUM_HELD_OUT = 100
@@ -235,7 +236,9 @@ def _pair(sentence: Sentence, speaker: Speaker) -> tsv.Pair:
 def main() -> None:
     """Writes the corpus of --seed to --out."""
     logging.set_verbosity(logging.INFO)
-    write_corpus(pathlib.Path(flags.FLAGS.out), flags.FLAGS.seed)
+    out_dir = pathlib.Path(flags.FLAGS.out)
+    with lock.held(out_dir, "writes this folder"):
+        write_corpus(out_dir, flags.FLAGS.seed)
 
 
 if __name__ == "__main__":

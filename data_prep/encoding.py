@@ -122,6 +122,11 @@ class _Encoder:
     ) -> None:
         self._direction = direction
         self._tokenizers = list(map(Tokenizer, models))
+        # Each side's ids begin with these.
+        self._beginnings: list[list[int]] = [[] for _ in models]
+        if direction.codes:
+            for side, code in enumerate(direction.codes):
+                self._beginnings[side] = [self._tokenizers[side].languages[code]]
         self._max_pieces = max_pieces
 
         self.sides = [SideStatistics() for _ in models]
@@ -138,13 +143,21 @@ class _Encoder:
             for example in kept:
                 yield example_codec.encode(example.source_ids, example.target_ids)
 
+    def _texts(self, example: Example) -> tuple[str, ...]:
+        """Returns a pair's source and target, or a document, in the forms of their vocabularies."""
+        sides = self._direction.turned(example)
+        forms = (tokenizer.normalize for tokenizer in self._tokenizers)
+        return tuple(form(side) for form, side in zip(forms, sides, strict=True))
+
     def _tokenized(self, batch: Sequence[Example]) -> list[_Tokenized]:
-        texts = [self._direction.trained(example) for example in batch]
+        texts = list(map(self._texts, batch))
 
         # The whole batch in one call, which takes less time than a call for each sentence.
         ids_of_sides = []
-        for tokenizer, of_side in zip(self._tokenizers, zip(*texts, strict=True), strict=True):
-            ids_of_sides.append(tokenizer.encode_all(of_side))
+        for side, of_side in enumerate(zip(*texts, strict=True)):
+            beginning = self._beginnings[side]
+            ids = self._tokenizers[side].encode_all(of_side)
+            ids_of_sides.append([beginning + of_text for of_text in ids])
         return list(map(_Tokenized, texts, zip(*ids_of_sides, strict=True)))
 
     def _count(self, kept: Sequence[_Tokenized], num_dropped: int) -> None:
@@ -189,11 +202,9 @@ def encode(
     `models` are the source's and the target's, or a document's. Training examples with a side of
     more than `max_pieces` of its model, with EOS, are dropped.
     """
-    limit = max_pieces
-    if shard.chunks[0].split != "train":
-        limit = math.inf  # A test set loses nothing to a limit.
-
-    encoder = _Encoder(direction, models, limit)
+    is_training = shard.chunks[0].split == "train"
+    # A test set loses nothing to a limit.
+    encoder = _Encoder(direction, models, max_pieces if is_training else math.inf)
     records_path = f"{name}.array_record"
     num_examples = write_records(data_dir / records_path, encoder.records(shard.examples()))
 
@@ -240,7 +251,7 @@ def _turned(chunks: Sequence[Chunk], direction: Direction) -> Iterator[Example]:
     """Yields the examples of chunks with the direction's source, and its token, first."""
     for chunk in chunks:
         for example in chunk.examples():
-            yield tsv.with_sides(example, direction.turned(example))
+            yield tsv.with_sides(example, direction.line(example))
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:

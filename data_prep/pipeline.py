@@ -30,6 +30,7 @@ from data_prep import (
     deduplication,
     directions,
     encoding,
+    given_vocabulary,
     report,
     runs,
     shards,
@@ -41,14 +42,16 @@ from data_prep.deduplication import Runner, Selected
 from data_prep.directions import Direction
 from data_prep.encoding import Encoded
 from data_prep.engines import Engine
+from data_prep.given_vocabulary import GivenVocabulary
 from data_prep.rules import Dropped, Rule
 from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Source
 from data_prep.text_chunks import Chunk
 from data_prep.vocabulary import Side
-from lingvo_gshard.files import digests, storage
+from lingvo_gshard.files import digests, lock, storage
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.normalization import Normalization
 
 
 class Step(enum.StrEnum):
@@ -62,6 +65,7 @@ class Step(enum.StrEnum):
     REPORT = enum.auto()
 
 
+_LOCK = "build.lock"
 _UNFINISHED = ".unfinished"
 # Another name whenever results become others: those of an older version are not continued.
 _RESULTS = "results-2"
@@ -83,11 +87,17 @@ class Job:
     work_dir: pathlib.Path  # Deleted at the end.
     config: BuildConfig
     run: Runner
+    given: GivenVocabulary | None = None  # Instead of vocabularies that are learned.
 
     @property
     def kind(self) -> Kind:
         """What the examples are."""
         return Kind(self.config.kind)
+
+    @property
+    def normalization(self) -> Normalization:
+        """The form in which training text is written."""
+        return Normalization.NFC if self.given is None else self.given.normalization
 
     @property
     def max_pieces(self) -> float:
@@ -96,7 +106,9 @@ class Job:
 
     def directions_of(self, language: str, corpus: "Corpus") -> list[Direction]:
         """Returns a language's directions. Only languages with training text are targets."""
-        of_language = directions.of(language, self.config.directions)
+        if corpus.num_examples(language) == 0:
+            return []
+        of_language = directions.of(language, self.config.directions, self.given)
         if ("train", language) in corpus.chunks:
             return of_language
         return [direction for direction in of_language if not direction.from_english]
@@ -112,6 +124,14 @@ class Corpus:
     dropped: Dropped
     repaired: collections.Counter[str]
     escaped: collections.Counter[str]
+
+    def num_examples(self, language: str) -> int:
+        """Returns the number of a language's examples, in all splits."""
+        num_examples = 0
+        for (_, of_chunks), chunks in self.chunks.items():
+            if of_chunks == language:
+                num_examples += sum(chunk.num_examples for chunk in chunks)
+        return num_examples
 
     @property
     def train(self) -> dict[str, list[Chunk]]:
@@ -142,9 +162,21 @@ def run_through(
     """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
 
     Raises ValueError if text cannot be read, if no example is left, if the folder was begun with
-    another plan, or if files of a finished folder are gone.
+    another plan, if files of a finished folder are gone, or if another process builds in it.
     """
-    runs.claim(out_dir, runs.plan(sources, config), _OUTPUTS)
+    with lock.held(out_dir, "builds in this folder", out_dir / _LOCK):
+        _run_locked(last, sources, out_dir, config, engine)
+
+
+def _run_locked(
+    last: Step,
+    sources: Sequence[Source],
+    out_dir: pathlib.Path,
+    config: BuildConfig,
+    engine: Engine,
+) -> None:
+    """Runs the steps up to `last` in a folder that no other process writes."""
+    runs.claim(out_dir, sources, config, _OUTPUTS)
     storage.publish(out_dir)  # Fails before the work is done, not after it.
 
     # Results name files in it, and a run in another working directory may continue.
@@ -159,12 +191,19 @@ def run_through(
     if work_dir.exists():
         logging.info("%s: continuing where an earlier run stopped", out_dir)
     run = partial(runs.run_tasks, work_dir / _RESULTS, engine)
-    _build(Job(sources, out_dir, work_dir, config, run), last)
+    given = None
+    if config.vocabulary:
+        given = given_vocabulary.read(
+            config.vocabulary, out_dir, config.new_languages, config.language_tokens
+        )
+    _build(Job(sources, out_dir, work_dir, config, run, given), last)
 
 
 def _build(job: Job, last: Step) -> None:
     """Runs the steps up to `last`. Tasks that an earlier run has done are not repeated."""
     scripts = survey(job)
+    if job.given is not None:
+        job.given.check(scripts)
     if last is Step.SURVEY:
         return
 
@@ -201,7 +240,7 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
     for source in job.sources:
         for span in source.spans():
             calls[source, span] = partial(
-                source_cleaning.clean, source, span, folder, scripts, job.config
+                source_cleaning.clean, source, span, folder, scripts, job.config, job.normalization
             )
 
     # A source's limit of malformed lines is for the whole of it.
@@ -266,7 +305,13 @@ def select(job: Job, corpus: Corpus) -> dict[str, Selected]:
 def train_vocabularies(
     job: Job, corpus: Corpus, selected: dict[str, Selected]
 ) -> dict[Side, manifest.Vocabulary]:
-    """Draws text from all languages, and trains the vocabularies of all sides on it."""
+    """Draws text from all languages, and trains the vocabularies of all sides on it.
+
+    A vocabulary that is given is that of both sides.
+    """
+    if job.given is not None:
+        return {side: job.given.vocabulary for side in vocabulary.SIDES[job.kind]}
+
     config = job.config
     counts = [of_language.block_sizes.total() for of_language in selected.values()]
     quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
@@ -354,10 +399,14 @@ def write_report(
     texts = _write_texts(job, corpus)
     dropped = corpus.dropped + _sum_of_dropped(selected.values())
 
-    # Also languages that lost all of their examples.
     described: list[manifest.Language] = []
     for code in sorted(corpus.read):
-        for direction in job.directions_of(code, corpus):
+        of_language = job.directions_of(code, corpus)
+        if not of_language:
+            # It lost all of its examples, or has none to learn to write it from.
+            of_language = [Direction(code, from_english=False, token="")]
+            dropped[code, Rule.NO_TARGET] = corpus.num_examples(code)
+        for direction in of_language:
             described.append(_describe(direction, scripts, corpus, dropped, records, texts))
 
     of_train = [records.get(("train", language.code), Encoded()) for language in described]
@@ -431,7 +480,7 @@ def _describe(
         repaired=corpus.repaired[direction.language],
         scripts=tuple(sorted(scripts.get(direction.language, ()))),
         read=corpus.read[direction.language],
-        kept=_num_kept(direction, corpus, by_split),
+        kept=_num_kept(direction, corpus, by_split, texts),
         escaped=corpus.escaped[direction.language],
     )
     num_accounted = described.kept + sum(dropped_by_rule.values())
@@ -441,13 +490,19 @@ def _describe(
     return described
 
 
-def _num_kept(direction: Direction, corpus: Corpus, records: dict[str, Encoded]) -> int:
-    """Returns the number of a direction's examples, given its records by split."""
+def _num_kept(
+    direction: Direction,
+    corpus: Corpus,
+    records: dict[str, Encoded],
+    texts: dict[_SplitKey, digests.File],
+) -> int:
+    """Returns the number of a direction's examples, given its records by split, and all texts."""
     num_kept = sum(encoded.records.num_examples for encoded in records.values())
 
     # Those of splits that are only decoded have no records.
     for (split, language), chunks in corpus.chunks.items():
-        if language == direction.language and split not in manifest.SPLITS:
+        is_text_alone = split not in manifest.SPLITS and (split, direction.code) in texts
+        if language == direction.language and is_text_alone:
             num_kept += sum(chunk.num_examples for chunk in chunks)
     return num_kept
 

@@ -9,7 +9,9 @@ import importlib.metadata
 import itertools
 import pathlib
 import pickle
+import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import tqdm
@@ -17,13 +19,18 @@ import tqdm
 from data_prep.config import BuildConfig
 from data_prep.engines import Engine
 from data_prep.sources import Source
-from lingvo_gshard.files import atomic_file
+from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import manifest
 
 PLAN_NAME = "plan.txt"
 # Plans list all of these, so a folder made with another list could not be continued. This is the
 # only reason why TensorFlow's two are listed.
 _LIBRARIES = ["array_record", "ftfy", "langcodes", "sentencepiece"]
+# A plan's line on a file of text.
+_FILE = re.compile(
+    r"^(?P<file>(?P<text>.+: \d+ bytes), modified \d+), SHA-256 (?P<digest>[0-9a-f]{64})$",
+    re.MULTILINE,
+)
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
 
@@ -33,8 +40,12 @@ def library_versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
-def plan(sources: Sequence[Source], config: BuildConfig) -> str:
-    """Returns everything that the outcome depends on, one item a line."""
+def plan(sources: Sequence[Source], config: BuildConfig, earlier: str = "") -> str:
+    """Returns everything that the outcome depends on, one item a line.
+
+    Files are read for their digests, but not those that an `earlier` plan has, and that have not
+    been modified since.
+    """
     # How the folder is made.
     lines = [f"manifest version = {manifest.VERSION}"]
     for name, version in library_versions().items():
@@ -45,23 +56,39 @@ def plan(sources: Sequence[Source], config: BuildConfig) -> str:
 
     # What it is made from. Folders are left out: what TFDS has prepared there, under a name and
     # version, does not change.
+    files = list(config.vocabulary_files)
     for source in sources:
-        for path in source.files:
-            if path.is_file():
-                stat = path.stat()
-                lines.append(f"{path}: {stat.st_size} bytes, {stat.st_mtime_ns}")
+        files += source.files
+    known = dict(match.group("file", "digest") for match in _FILE.finditer(earlier))
+    with ThreadPoolExecutor() as threads:  # Hashing releases the interpreter's lock.
+        existing = [path for path in files if path.is_file()]
+        lines += threads.map(functools.partial(_file_line, known), existing)
     return "\n".join(lines) + "\n"
 
 
-def claim(out_dir: pathlib.Path, new_plan: str, outputs: Sequence[str]) -> None:
-    """Writes a plan into a folder without one, or checks that the folder has this plan.
+def _file_line(known: Mapping[str, str], path: pathlib.Path) -> str:
+    """Returns the plan's line on a file; `known` has the digests of earlier ones."""
+    stat = path.stat()
+    file = f"{path}: {stat.st_size} bytes, modified {stat.st_mtime_ns}"
+    digest = known.get(file) or digests.describe(path.parent, path.name).sha256
+    return f"{file}, SHA-256 {digest}"
+
+
+def claim(
+    out_dir: pathlib.Path, sources: Sequence[Source], config: BuildConfig, outputs: Sequence[str]
+) -> None:
+    """Writes the plan into a folder without one, or checks that the folder has this plan.
 
     Raises ValueError if the folder has another plan, or has none but some of the `outputs` of a
     run.
     """
     path = out_dir / PLAN_NAME
     if path.exists():
-        _check_same_plan(out_dir, path.read_text(encoding="utf-8"), new_plan)
+        earlier = path.read_text(encoding="utf-8")
+        new_plan = plan(sources, config, earlier)
+        _check_same_plan(out_dir, earlier, new_plan)
+        if new_plan != earlier:  # So that the same text, modified since, is hashed once.
+            atomic_file.write(path, new_plan)
         return
 
     # A folder of other things: a build would mix its files with them.
@@ -72,12 +99,13 @@ def claim(out_dir: pathlib.Path, new_plan: str, outputs: Sequence[str]) -> None:
             "give another folder, or delete it"
         )
     out_dir.mkdir(parents=True, exist_ok=True)
-    atomic_file.write(path, new_plan)
+    atomic_file.write(path, plan(sources, config))
 
 
 def _check_same_plan(out_dir: pathlib.Path, old_plan: str, new_plan: str) -> None:
-    old_lines = old_plan.splitlines()
-    new_lines = new_plan.splitlines()
+    # The time of a modification alone is no other text.
+    old_lines = _FILE.sub(r"\g<text>, SHA-256 \g<digest>", old_plan).splitlines()
+    new_lines = _FILE.sub(r"\g<text>, SHA-256 \g<digest>", new_plan).splitlines()
     for old, new in itertools.zip_longest(old_lines, new_lines, fillvalue="nothing"):
         if old != new:
             raise ValueError(

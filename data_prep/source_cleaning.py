@@ -16,6 +16,7 @@ from data_prep.rules import Dropped, Rule
 from data_prep.sources import Row, Source
 from data_prep.text_chunks import Chunk, ChunkWriter
 from data_prep.tsv import Example
+from lingvo_gshard.input.normalization import Normalization
 
 _SURVEYED_ROWS = 2000  # Of each language of a source, or up to twice as many.
 _LOGGED_LINES = 10
@@ -107,11 +108,12 @@ def clean(
     folder: pathlib.Path,
     scripts: Mapping[str, frozenset[str]],
     config: BuildConfig,
+    normalization: Normalization = Normalization.NFC,
 ) -> Cleaned:
     """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
 
-    Training text is kept as models write it, dev and test unchanged. Raises ValueError if the
-    source cannot be read.
+    Training text is written normalized as its vocabulary wants it, dev and test unchanged. Raises
+    ValueError if the source cannot be read.
     """
     cleaned = Cleaned()
     known_scripts = dict(scripts)
@@ -131,7 +133,7 @@ def clean(
 
             # Dev and test measure, so they stay as they are; they lose only what has no text.
             if split == "train":
-                written = cleaning.written_sides(repaired)
+                written = cleaning.normalize_sides(repaired, normalization)
                 rule = cleaning.broken_rule(normalized, language, own_scripts, config)
             else:
                 written = readable

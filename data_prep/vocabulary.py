@@ -24,6 +24,7 @@ from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID, literal_parts
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.normalization import Normalization
 
 _NUM_THREADS = 2
 # SentencePiece leaves out texts of more bytes, and those with its mark of what is unknown.
@@ -120,11 +121,12 @@ def train_drawn(
 
 def _sentences(files: Iterable[tuple[Direction, pathlib.Path]], side: Side) -> Iterator[str]:
     """Yields one side of every example in some files, each read in a direction."""
+    normalize = Normalization.NFKC.of if side is Side.SOURCE else Normalization.NFC.of
     for direction, path in files:
         with path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
-                sides = direction.trained(tsv.of_line(line))
-                yield sides[0] if side is Side.SOURCE else sides[-1]
+                sides = direction.turned(tsv.of_line(line))
+                yield normalize(sides[0] if side is Side.SOURCE else sides[-1])
 
 
 def learnable(texts: Iterable[str], tokens: Sequence[str] = ()) -> Iterator[str]:

@@ -71,8 +71,17 @@ def __getattr__(name: str) -> Any:
     # The environment must be as TensorFlow and JAX need it before either is imported.
     importlib.import_module(f"{__name__}.spmd.environment").prepare()
 
+    # The wheel by itself has not the packages of all names.
+    try:
+        home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        advice = importlib.import_module(f"{__name__}.spmd.versions").advice(error)
+        if advice is None:
+            raise
+        raise ImportError(f"{__name__}.{name}: {advice}") from error
+
     # Once set, the name is found without this function.
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
 
-from lingvo_gshard.spmd import environment
+from lingvo_gshard.spmd import environment, versions
 
 if TYPE_CHECKING:
     from lingvo_gshard.spmd.processes import Processes
@@ -160,10 +160,10 @@ def processes() -> Processes | None:
 def run(program: str, main: Callable[[], None]) -> None:
     """Parses the flags, prepares the environment, and runs `main`.
 
-    A user's mistake (ValueError), a failure of the machine (OSError), a lack of memory and a loss
-    that is not finite end the process with one line and exit status 1; --verbosity=1 shows the
-    traceback. If the reader of standard output goes away or the user presses Ctrl-C, the exit
-    status is the one that a shell gives to SIGPIPE or SIGINT.
+    A user's mistake (ValueError), a failure of the machine (OSError), a lack of memory, a package
+    that is not installed and a loss that is not finite end the process with one line and exit
+    status 1; --verbosity=1 shows the traceback. If the reader of standard output goes away or the
+    user presses Ctrl-C, the exit status is the one that a shell gives to SIGPIPE or SIGINT.
     """
 
     def guarded(argv: list[str]) -> None:
@@ -178,6 +178,13 @@ def run(program: str, main: Callable[[], None]) -> None:
 
         except BrokenPipeError:
             _exit_unread()
+
+        except ModuleNotFoundError as error:
+            # The wheel by itself has not the packages of all programs.
+            advice = versions.advice(error)
+            if logging.level_debug() or advice is None:
+                raise
+            sys.exit(f"{program}: {advice}")
 
         except (ValueError, OSError, FloatingPointError, MemoryError, RuntimeError) as error:
             # A RuntimeError is a mistake of ours, unless XLA lacks memory.

@@ -5,9 +5,10 @@ r"""Figure 6 for any runs: scores by language, and the difference to bilingual b
 
 Each run is a logdir that `trainer --mode=decode` wrote scores into; a baseline has one language.
 Runs with the same name, those of several seeds, count as one model with the mean of their scores.
-There is a table for each metric that all of them have; the picture shows BLEU. --paired compares
-the first model with each other one by sacreBLEU's paired bootstrap: the 95 % interval of the gain,
-and the probability of a gain as large if neither model were better.
+There is a table for each metric that all of them have; the picture shows BLEU, or spBLEU if that
+alone has the same tokens in all languages. --paired compares the first model with each other one by
+sacreBLEU's paired bootstrap: the 95 % interval of the gain, and the probability of a gain as large
+if neither model were better.
 """
 
 import collections
@@ -18,9 +19,9 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.evaluation import quality, significance
-from lingvo_gshard.evaluation.comparison import Comparison
+from lingvo_gshard.evaluation.comparison import Comparison, check_same_tokens
 from lingvo_gshard.evaluation.quality import Quality
-from lingvo_gshard.files import atomic_file, storage
+from lingvo_gshard.files import atomic_file, lock, storage
 
 _RUNS = flags.DEFINE_multi_string(
     "run", None, "NAME=LOGDIR; repeatable, also with the same name.", required=True
@@ -51,10 +52,15 @@ def main() -> None:
     text = "\n\n".join(tables)
     print(text)
 
-    if _OUT.value:
+    if not _OUT.value:
+        return
+    with lock.held(f"{_OUT.value}.txt", "writes this file"):
         atomic_file.write(f"{_OUT.value}.txt", text + "\n")
-        # METRICS begins with BLEU, which all runs have.
-        comparisons[0].draw(f"{_OUT.value}.png")
+        decoded = _decoded(models, baselines)
+        shown = quality.main_metric(decoded)
+        for comparison in comparisons:
+            if comparison.metric == shown:
+                comparison.draw(f"{_OUT.value}.png")
         print(f"Wrote {_OUT.value}.txt and {_OUT.value}.png.")
 
 
@@ -98,16 +104,27 @@ def _comparisons(
     models: dict[str, list[Quality]], baselines: dict[str, Quality]
 ) -> list[Comparison]:
     """Returns a comparison by each metric that all runs and baselines have."""
-    decoded = list(baselines.values())
-    for runs in models.values():
-        decoded += runs
+    decoded = _decoded(models, baselines)
+    first_run = decoded[0]
 
     comparisons = []
     for metric in quality.METRICS:
-        if all(metric in run.metrics for run in decoded):
-            scores = {code: baseline.average(metric) for code, baseline in baselines.items()}
-            comparisons.append(Comparison(models, scores, metric))
+        if not all(metric in run.metrics for run in decoded):
+            continue
+        scores: dict[str, float] = {}
+        for code, baseline in baselines.items():
+            check_same_tokens(metric, first_run, baseline, f"the baseline of {code}")
+            scores[code] = baseline.values(metric)[code]
+        comparisons.append(Comparison(models, scores, metric))
     return comparisons
+
+
+def _decoded(models: dict[str, list[Quality]], baselines: dict[str, Quality]) -> list[Quality]:
+    """Returns the scores of all runs, and of the baselines after them."""
+    decoded: list[Quality] = []
+    for runs in models.values():
+        decoded += runs
+    return [*decoded, *baselines.values()]
 
 
 def _folders(logdirs: Sequence[str]) -> list[pathlib.Path]:

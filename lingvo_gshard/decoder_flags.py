@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
 BUNDLE = flags.DEFINE_string("bundle", None, "A folder that lingvo_gshard.export_bundle wrote.")
 NBEST = flags.DEFINE_integer("nbest", 1, "Translations, or continuations, of each line.", 1)
-_SOURCE_LANG = flags.DEFINE_string("source_lang", None, "The lines' language; checked, not used.")
+SOURCE_LANG = flags.DEFINE_string("source_lang", None, "The lines' language; most only check it.")
 _BEAM_SIZE = flags.DEFINE_integer("beam_size", None, "Active hypotheses of each line.", 1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Lines to decode together.", 1)
 _MAX_PROMPT_LEN = flags.DEFINE_integer("max_prompt_len", None, "The longest prompt, in tokens.", 1)
@@ -91,7 +91,7 @@ def from_bundle(spec: DecoderSpec) -> TextDecoder:
             f"{BUNDLE.value}: its beam is fixed and gives {spec.num_best} {spec.noun}s of a line;"
             " export it again with another --beam_size or --nbest."
         )
-    _check_language(spec.languages, spec.targets, spec.kind)
+    _check_language(spec.source_languages, spec.kind)
     _start_devices(spec.model, spec.num_partitions)
     return reloaded()
 
@@ -111,7 +111,6 @@ def opened_run(command: str | None = None) -> Iterator[Run]:
     Raises ValueError if there is no run, it does not fit the devices, or another program than
     `command` is for it; None is for all.
     """
-    from lingvo_gshard.input.tokenizer import Tokenizer
     from lingvo_gshard.runs import launch as launches
 
     assert LOGDIR.value is not None
@@ -122,9 +121,8 @@ def opened_run(command: str | None = None) -> Iterator[Run]:
         kind = launch.facts.kind
         assert kind is not None, "check_decoded"
         _check_command(launch.model, kind, command)
-        source_vocabulary, _ = launches.vocabularies(str(logdir))
-        targets = Tokenizer(source_vocabulary).targets
-        _check_language(launches.trained_on(launch, params), targets, kind)
+        of_data = example_codec.source_languages(launches.trained_on(launch, params))
+        _check_language(launch.facts.language_tokens or of_data, kind)
 
         # Flags are settings of the experiment; what is not given is as it was in training.
         settings: dict[str, float] = {
@@ -159,18 +157,16 @@ def _start_devices(model: str, partitions: int | None = None) -> int:
     return partitions
 
 
-def _check_language(trained_on: Sequence[str], targets: Sequence[str], kind: str) -> None:
+def _check_language(languages: Sequence[str], kind: str) -> None:
     """Raises ValueError if --source_lang is none of the model's languages."""
-    code = _SOURCE_LANG.value
+    code = SOURCE_LANG.value
     if code is not None and kind == manifest.Kind.TEXT:
         raise ValueError(f"--source_lang={code}: the model does not translate.")
-    languages = example_codec.source_languages(trained_on, targets)
     if code is None or code in languages:
         return
 
     # Codes such as `dee` are mostly slips.
     near = difflib.get_close_matches(code, languages, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    raise ValueError(
-        f"--source_lang={code}: the model was trained on {', '.join(languages)}.{hint}"
-    )
+    trained_on = example_codec.listed(languages)
+    raise ValueError(f"--source_lang={code}: the model was trained on {trained_on}.{hint}")

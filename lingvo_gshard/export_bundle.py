@@ -17,7 +17,13 @@ bundle, of a model that translates. It takes text and gives text, on one device,
 
     python -m lingvo_gshard.export_bundle --logdir=RUN --export_saved_model=DIR
     python -m lingvo_gshard.export_bundle --from_bundle=BUNDLE --export_saved_model=DIR
+
+For transformers, it writes the weights of a run and a config.json, but no tokenizer:
+
+    python -m lingvo_gshard.export_bundle --logdir=RUN --to=huggingface --out=DIR
 """
+
+import shlex
 
 from absl import flags
 
@@ -28,6 +34,8 @@ _FROM_BUNDLE = flags.DEFINE_string("from_bundle", None, "An older bundle, in pla
 _SAVED_MODEL = flags.DEFINE_string(
     "export_saved_model", None, "A folder for a TensorFlow SavedModel, in place of --bundle."
 )
+_TO = flags.DEFINE_enum("to", "bundle", ["bundle", "huggingface"], "What to write.")
+_OUT = flags.DEFINE_string("out", None, "The folder to write, with --to=huggingface.")
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
 flags.adopt_module_key_flags(decoder_flags)
@@ -35,6 +43,10 @@ flags.adopt_module_key_flags(decoder_flags)
 
 def main() -> None:
     """Writes the bundle; raises ValueError for a user's mistake."""
+    if _TO.value == "huggingface" or _OUT.value is not None:
+        _write_hugging_face()
+        return
+
     # One source, a run or an older bundle, and one folder to write.
     logdir = decoder_flags.LOGDIR.value
     older = _FROM_BUNDLE.value
@@ -66,7 +78,7 @@ def main() -> None:
     from lingvo_gshard.decoding import bundle
 
     program = bundle.load_spec(folder).command
-    command = f"python -m lingvo_gshard.{program} --bundle={folder} < in.txt > out.txt"
+    command = f"python -m lingvo_gshard.{program} --bundle={shlex.quote(folder)} < in.txt > out.txt"
     print(f"Wrote {folder}: {command}")
 
 
@@ -83,6 +95,25 @@ def _write_saved_model(folder: str, older: str | None) -> None:
     else:
         with decoder_flags.opened_run() as run:
             run.export_saved_model(folder)
+
+
+def _write_hugging_face() -> None:
+    """Writes a model of transformers with the weights of the run of --logdir."""
+    folder = _OUT.value
+    others = (_FROM_BUNDLE.value, _SAVED_MODEL.value, decoder_flags.BUNDLE.value)
+    has_others = any(value is not None for value in others)
+    if _TO.value != "huggingface" or folder is None or has_others:
+        raise ValueError("--to=huggingface needs --logdir and --out, and no other folder.")
+    if decoder_flags.LOGDIR.value is None:
+        raise ValueError("--to=huggingface needs --logdir, a run.")
+    if cli.processes():
+        raise ValueError("one process exports a model; start it without the others.")
+
+    with decoder_flags.opened_run() as run:
+        from lingvo_gshard.hugging_face import exporting
+
+        notes = exporting.export_folder(run, folder)
+    print("\n".join([f"Wrote {folder}: from_pretrained loads it.", *notes]))
 
 
 def _prepare_for(older: str) -> None:

@@ -9,12 +9,15 @@ gshard generate --logdir=RUN --temperature=0.8 < prompts.txt
 import runpy
 import sys
 
+from lingvo_gshard.spmd import versions
+
 # Each is a program of its own, with its own flags: `python -m MODULE --help` lists them.
 _PROGRAMS = {
     "prepare": "data_prep.build",
     "train": "lingvo_gshard.trainer",
     "translate": "lingvo_gshard.translate",
     "generate": "lingvo_gshard.generate",
+    "import": "lingvo_gshard.import_model",
     "export": "lingvo_gshard.export_bundle",
     "serve": "lingvo_gshard.serve",
     "compare": "lingvo_gshard.compare",
@@ -33,7 +36,14 @@ def run() -> None:
 
     # The program sees its own flags alone.
     del sys.argv[1]
-    runpy.run_module(_PROGRAMS[name], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(_PROGRAMS[name], run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        # What the program imports at its top; cli.run reports the rest.
+        advice = versions.advice(error)
+        if advice is None:
+            raise
+        sys.exit(f"gshard {name}: {advice}")
 
 
 def _usage() -> str:

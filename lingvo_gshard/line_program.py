@@ -84,6 +84,20 @@ def _decode_file(
     seed: int,
 ) -> None:
     """Decodes `source` in parts, of which each process does some, and joins them to `target`."""
+    from lingvo_gshard.spmd import processes
+
+    with processes.locked(target, "writes this file"):
+        _decode_locked(text_decoder, source, target, beginning, seed)
+
+
+def _decode_locked(
+    text_decoder: TextDecoder,
+    source: pathlib.Path,
+    target: pathlib.Path,
+    beginning: str,
+    seed: int,
+) -> None:
+    """Decodes `source` to `target`, which no other program writes."""
     from lingvo_gshard.decoding import chunks
     from lingvo_gshard.spmd import processes
 
@@ -180,6 +194,8 @@ def _check_files() -> None:
     if not pathlib.Path(_INPUT.value).is_file():
         raise ValueError(f"--input={_INPUT.value}: there is no such file.")
     output = pathlib.Path(_OUTPUT.value)
+    if output.exists() and output.samefile(_INPUT.value):
+        raise ValueError(f"--output={output} is the file of --input; choose another.")
     if output.exists() and not output.is_file():
         raise ValueError(f"--output={output}: expected a file, and this is something else.")
     if not output.parent.is_dir():

@@ -5,15 +5,18 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARC
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --program=step.export --topology=v5p:4x4x4 --out=PLAN
+python -m lingvo_gshard.plan --program=step.export --topology=v5p:4x4x4 --out=SEARCH --search
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators    # or compile, layers, capacity
 python -m lingvo_gshard.plan --table=sbp --topology=h100:1x8
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY --both_readings
 python -m lingvo_gshard.plan --table=paper --plans=FAMILY
 python -m lingvo_gshard.plan --table=lm --out=LANGUAGE_MODELS
+python -m lingvo_gshard.plan --table=published --out=PUBLISHED
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
 
+import contextlib
 import os
 import pathlib
 from typing import Any
@@ -21,15 +24,15 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard import cli, registry
-from lingvo_gshard.files import storage
+from lingvo_gshard.files import lock, storage
 from lingvo_gshard.spmd import environment
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")
 _PROGRAM = flags.DEFINE_string(
     "program",
     None,
-    "Somebody else's program: a file of jax.export, StableHLO (text or bytecode) or a serialized "
-    "HloModuleProto.",
+    "Somebody else's program: a file of jax.export, StableHLO (text or bytecode) or HLO (text or a "
+    "serialized HloModuleProto).",
 )
 _MESH = flags.DEFINE_string(
     "mesh", None, "The axes of --program, such as data:16,model:4; its own by default."
@@ -45,6 +48,24 @@ _CATEGORY = flags.DEFINE_multi_string(
     [],
     "A category of the operations of --program by scope, LABEL=REGEX, such as mlp=/mlp/; "
     "repeatable.",
+)
+_KERNEL_FLOPS = flags.DEFINE_multi_string(
+    "kernel_flops",
+    [],
+    "What a run of a Pallas kernel of --program computes on a device, NAME=FLOPS, if its own "
+    "cost_estimate does not say it, such as flash_attention=8.6e9; repeatable.",
+)
+_LETTERS = flags.DEFINE_multi_string(
+    "letters",
+    [],
+    "Letters of the dims of --program's arguments for --search, REGEX=LETTERS, such as "
+    "'.*mlp/wi=M H', where _ is never split; repeatable. Others are proposed.",
+)
+_AXES = flags.DEFINE_list(
+    "axes",
+    None,
+    "One or two axes of the meshes that --search tries for --program, that of the batch first; its "
+    "own by default, or data,model. --mesh fixes their sizes.",
 )
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Such as v3:32x32, which is 2048 cores, or h100:32x8, 32 hosts of 8 GPUs."
@@ -69,15 +90,27 @@ _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, sid
 _TABLE = flags.DEFINE_enum(
     "table",
     None,
-    ("operators", "sbp", "compile", "layers", "capacity", "paper", "scaling", "lm", "machines"),
+    (
+        "operators",
+        "sbp",
+        "compile",
+        "layers",
+        "capacity",
+        "paper",
+        "scaling",
+        "lm",
+        "published",
+        "machines",
+    ),
     "Tables of the paper, made here; OneFlow's (sbp); the tokens that full experts lose "
-    "(capacity); language models beside published rates (lm); --model on several machines.",
+    "(capacity); language models beside published rates (lm); all published steps that can be "
+    "rebuilt (published); --model on several machines.",
 )
 _PLANS = flags.DEFINE_string(
     "plans",
     None,
-    "A folder that --table=scaling or --table=lm has filled: --table=paper, --table=scaling and "
-    "--table=lm take the plans there as they are, and compile nothing.",
+    "A folder that --table=scaling, lm or published has filled: that table, and --table=paper with "
+    "scaling's, take the plans there as they are, and compile nothing.",
 )
 _BOTH_READINGS = flags.DEFINE_bool(
     "both_readings",
@@ -94,15 +127,24 @@ def main() -> None:
     """Checks the flags, then computes what they ask for and prints each part once it is known."""
     _check_flags()
     environment.prepare(8)  # The virtual devices that Table 4's operators are compiled for.
-    with storage.working(_OUT.value or "") as out:
+    with storage.working(_OUT.value or "") as out, _locked(out):
         if _COMPARE.value:
             _compare()
         elif _TABLE.value:
             _make_table(out)
+        elif _PROGRAM.value and _SEARCH.value:
+            _search_program(out)
         elif _PROGRAM.value:
             _plan_program(out)
         else:
             _plan_model(out)
+
+
+def _locked(out: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Locks the folder of --out, if it is given."""
+    if _OUT.value is None:
+        return contextlib.nullcontext()
+    return lock.held(out, "plans in this folder", out / "plan.lock")
 
 
 def _check_flags() -> None:
@@ -115,10 +157,15 @@ def _check_flags() -> None:
         raise ValueError(
             "give exactly one of --model, --program, --compare and --table; see --help."
         )
-    if not plans_a_program and (_MESH.value or _ROLE.value or _CATEGORY.value):
-        raise ValueError("--mesh, --role and --category need --program.")
-    if _SEARCH.value and not plans_a_model:
-        raise ValueError("--search needs --model, and excludes --table and --compare.")
+    only_of_programs = (_MESH, _ROLE, _CATEGORY, _KERNEL_FLOPS)
+    if not plans_a_program and any(flag.value for flag in only_of_programs):
+        raise ValueError("--mesh, --role, --category and --kernel_flops need --program.")
+    if _SEARCH.value and not (plans_a_model or plans_a_program):
+        raise ValueError("--search needs --model or --program, and excludes --table and --compare.")
+    if _SEARCH.value and _KERNEL_FLOPS.value:
+        raise ValueError("--kernel_flops is not for --search.")
+    if (_LETTERS.value or _AXES.value) and not (plans_a_program and _SEARCH.value):
+        raise ValueError("--letters and --axes need --program and --search.")
     if _TOPOLOGY.value and not (plans_a_model or plans_a_program or _TABLE.value == "sbp"):
         raise ValueError("--topology needs --model, --program or --table=sbp.")
     if _SAVE.value and (_SEARCH.value or not plans_a_model):
@@ -140,7 +187,7 @@ def _check_needed_flags(plans_a_model: bool) -> None:
         needed = [_MODEL, _OUT]
     elif plans_a_model or _PROGRAM.value is not None:
         needed = [_TOPOLOGY, _OUT]
-    elif _TABLE.value in ("scaling", "lm") and _PLANS.value is None:
+    elif _TABLE.value in ("scaling", "lm", "published") and _PLANS.value is None:
         needed = [_OUT]
     else:
         needed = []
@@ -151,8 +198,10 @@ def _check_needed_flags(plans_a_model: bool) -> None:
 
 def _check_flags_of_tables() -> None:
     """Raises ValueError for flags that only some tables have."""
-    if _PLANS.value and _TABLE.value not in ("paper", "scaling", "lm"):
-        raise ValueError("--plans goes with --table=paper, --table=scaling and --table=lm.")
+    if _PLANS.value and _TABLE.value not in ("paper", "scaling", "lm", "published"):
+        raise ValueError(
+            "--plans goes with --table=paper, --table=scaling, --table=lm and --table=published."
+        )
     if _BOTH_READINGS.value and (_TABLE.value != "scaling" or _PLANS.value):
         raise ValueError("--both_readings goes with --table=scaling, without --plans.")
     if _NUM_DEVICES.value.bit_count() != 1:
@@ -172,10 +221,12 @@ def _compare() -> None:
 
 
 def _make_table(out: pathlib.Path) -> None:
-    """Prints the table of --table."""
+    """Prints the table of --table, compiling what it needs."""
     from lingvo_gshard.planning import commands
 
-    kept = storage.path(_PLANS.value) if _PLANS.value else None
+    if _PLANS.value or _TABLE.value == "paper":
+        _show_table(out if _OUT.value else None)
+        return
     match _TABLE.value:
         case "operators":
             commands.compile_operators(_tell)
@@ -185,19 +236,34 @@ def _make_table(out: pathlib.Path) -> None:
             commands.compile_growing(_TABLE.value, _tell)
         case "capacity":
             commands.simulate_capacities(_tell)
-        case "paper":
-            commands.show_paper(kept, out if _OUT.value else None, _tell)
-        case "scaling" if kept is not None:
-            commands.show_kept_family(kept, out if _OUT.value else None, _tell)
         case "scaling":
             commands.plan_family(_request, out, _BOTH_READINGS.value, _tell)
-        case "lm" if kept is not None:
-            commands.show_kept_language_models(kept, _tell)
         case "lm":
             commands.plan_language_models(_request, out, _tell)
+        case "published":
+            commands.plan_published(_request, out, _tell)
         case "machines":
             model = _MODEL.value or ""
             commands.compare_machines(_request, model, _NUM_DEVICES.value, out, _tell)
+
+
+def _show_table(out: pathlib.Path | None) -> None:
+    """Prints a table of plans that are kept in --plans, if any; what is drawn goes into `out`."""
+    from lingvo_gshard.planning import commands
+
+    if _PLANS.value is None:
+        commands.show_paper(None, out, _tell)
+        return
+    kept = storage.path(_PLANS.value)
+    match _TABLE.value:
+        case "paper":
+            commands.show_paper(kept, out, _tell)
+        case "scaling":
+            commands.show_kept_family(kept, out, _tell)
+        case "lm":
+            commands.show_kept_language_models(kept, _tell)
+        case "published":
+            commands.show_kept_published(kept, out, _tell)
 
 
 def _plan_model(out: pathlib.Path) -> None:
@@ -212,14 +278,39 @@ def _plan_model(out: pathlib.Path) -> None:
 
 
 def _plan_program(out: pathlib.Path) -> None:
-    """Prints the plan of --program, and writes it into --out."""
-    from lingvo_gshard.planning import any_program
+    """Prints the plan of --program that is kept in --out, once it is made."""
+    with environment.quiet_stderr():  # JAX 0.10 logs that there is no driver.
+        from lingvo_gshard.planning import any_program, kept_programs
 
-    path = storage.path(_PROGRAM.value or "")
-    topology = _TOPOLOGY.value or ""
-    plan = any_program.of_file(path, topology, _MESH.value, _ROLE.value, _CATEGORY.value)
-    any_program.save(plan, out)
+    plan = kept_programs.load_or_make(
+        storage.path(_PROGRAM.value or ""),
+        _TOPOLOGY.value or "",
+        out,
+        mesh=_MESH.value,
+        roles=_ROLE.value,
+        categories=_CATEGORY.value,
+        kernel_flops=_KERNEL_FLOPS.value,
+    )
     _tell(any_program.text(plan))
+
+
+def _search_program(out: pathlib.Path) -> None:
+    """Searches for tables that split --program better, and writes what it found into --out."""
+    with environment.quiet_stderr():
+        from lingvo_gshard.planning import foreign_search
+
+    found = foreign_search.of_file(
+        storage.path(_PROGRAM.value or ""),
+        _TOPOLOGY.value or "",
+        letters=_LETTERS.value,
+        axes=_AXES.value or (),
+        mesh=_MESH.value,
+        roles=_ROLE.value,
+        categories=_CATEGORY.value,
+        progress=_tell,
+    )
+    foreign_search.save(found, out)
+    _tell("\n" + foreign_search.search_text(found))
 
 
 def _request(model: str, topology: str) -> Any:

@@ -4,7 +4,8 @@
 
 POST /translate takes lines and, of a language model, POST /generate prompts; /openapi.json
 describes both. The target is English; if the data was prepared with other directions, requests
-choose it by target_lang. SIGHUP loads a bundle again.
+choose it by target_lang, and models with tokens of languages need source_lang, too. SIGHUP loads a
+bundle again.
 """
 
 from absl import flags

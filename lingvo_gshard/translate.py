@@ -4,7 +4,10 @@
     python -m lingvo_gshard.translate --bundle=DIR < in.txt > out.txt
     python -m lingvo_gshard.translate --bundle=DIR --input=in.txt --output=out.txt
 
-The target is English. If the data was prepared with other directions, --target_lang chooses it.
+The target is English. If the data was prepared with other directions, --target_lang chooses it. A
+model whose vocabulary has tokens of languages, such as NLLB, needs both languages:
+
+    python -m lingvo_gshard.translate --logdir=RUN --source_lang=deu_Latn --target_lang=fra_Latn
 
 --input is for long files. OUTPUT.parts holds what is done, and the same command goes on from there
 when it was stopped. In the end OUTPUT is written, over any earlier one. Several processes, with
@@ -13,7 +16,7 @@ flags as for the trainer, share the work.
 
 from absl import flags
 
-from lingvo_gshard import cli, line_program
+from lingvo_gshard import cli, decoder_flags, line_program
 
 _TARGET_LANG = flags.DEFINE_string("target_lang", None, "The target, if a model has several.")
 flags.adopt_module_key_flags(line_program)
@@ -21,7 +24,10 @@ flags.adopt_module_key_flags(line_program)
 
 def main() -> None:
     """Translates; raises ValueError for a user's mistake."""
-    line_program.run("translate", lambda spec: spec.beginning(_TARGET_LANG.value))
+    line_program.run(
+        "translate",
+        lambda spec: spec.beginning(_TARGET_LANG.value, decoder_flags.SOURCE_LANG.value),
+    )
 
 
 def run() -> None:

@@ -3,6 +3,7 @@
 The tree is task, optimizer, input, eval_input, train, decode, mesh, device_assignment, sharding.
 """
 
+from lingvo_gshard.beam_search.beam import Rules, Stopping
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.layers.dispatch import Dispatch
@@ -168,6 +169,8 @@ class TransformerExperiment(Experiment):
         p.Define("beam_size", 4, "k, the active hypotheses of a sentence.")
         p.Define("num_best", 1, "Hypotheses returned for each sentence, at most k.")
         p.Define("length_norm_alpha", 0.6, "Length normalization's exponent (Wu et al., 2016).")
+        p.Define("rules", Rules.WU, "WU, or HUGGING_FACE for scores and ends as transformers has.")
+        p.Define("stopping", Stopping.DECIDED, "DECIDED, or LIKELY or FIRST, which end earlier.")
         p.Define("coverage_weight", 0.0, "The weight of the coverage penalty (Wu et al., 2016).")
         p.Define(
             "temperature",
@@ -272,4 +275,6 @@ class TranslationExperiment(TransformerExperiment):
         """Returns the settings of flat beam search, `decode`."""
         p = super().Decode()
         p.Define("max_source_len", self.SOURCE_LEN, "In tokens; longer sources are split.")
+        forces = "Whether each row's input has the first token of its translation: first_ids."
+        p.Define("forces_first", False, forces)
         return p

@@ -57,7 +57,15 @@ def test_a_bundle_that_cannot_do_what_is_asked_is_refused_before_devices_start(
 ):
     monkeypatch.setattr(decoder_flags, "_start_devices", None)
     spec = types.SimpleNamespace(
-        num_best=2, languages=_LANGUAGES, kind="parallel", noun="translation"
+        num_best=2, source_languages=_LANGUAGES, kind="parallel", noun="translation"
     )
     with flagsaver.flagsaver(bundle="b", **given), pytest.raises(ValueError, match=message):
         decoder_flags.from_bundle(spec)
+
+
+def test_a_variety_of_english_is_a_source_language():
+    with flagsaver.flagsaver(source_lang="en-GB"):
+        decoder_flags._check_language(("de", "en-GB"), "parallel")
+    refused = pytest.raises(ValueError, match=r"the model was trained on de, en-GB\. Did you mean")
+    with flagsaver.flagsaver(source_lang="en-US"), refused:
+        decoder_flags._check_language(("de", "en-GB"), "parallel")

@@ -4,12 +4,14 @@ import ast
 import functools
 import graphlib
 import pathlib
+import sys
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _LIBRARY = "lingvo_gshard"
 
 # The folders of the library in order, and what each may import. Bazel reads the same file.
 _ROOMS_FILE = _ROOT / _LIBRARY / "rooms.bzl"
+_FOREIGN_ROOMS = ("core", "files", "hlo", "planning", "sharding", "spmd")
 _JAX = {"spmd", "checkpoints", "train", "runs"}
 # What data_prep shares with the library: the formats of files, and what has no room of its own.
 _SHARED = {
@@ -18,11 +20,14 @@ _SHARED = {
     f"{_LIBRARY}.files.child_process",
     f"{_LIBRARY}.files.digests",
     f"{_LIBRARY}.files.json_records",
+    f"{_LIBRARY}.files.lock",
     f"{_LIBRARY}.files.storage",
     f"{_LIBRARY}.files.table",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.input.normalization",
     f"{_LIBRARY}.input.example_codec",
+    f"{_LIBRARY}.input.fairseq_vocabulary",
+    f"{_LIBRARY}.input.tokenizer",
     f"{_LIBRARY}.spmd.environment",  # Which cli prepares.
     f"{_LIBRARY}.spmd.versions",
 }
@@ -35,6 +40,7 @@ _PROGRAMS = {
     "export_bundle.py",
     "generate.py",
     "gshard.py",
+    "import_model.py",
     "line_program.py",
     "plan.py",
     "serve.py",
@@ -55,9 +61,12 @@ _QUICK = {
 }
 _QUICK_MODULES = {
     f"{_LIBRARY}.input.example_codec",
+    f"{_LIBRARY}.input.fairseq_vocabulary",
+    f"{_LIBRARY}.input.tokenizer",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.runs.launch",
     f"{_LIBRARY}.spmd.environment",
+    f"{_LIBRARY}.spmd.versions",
 }
 # Other functions that import, and why.
 _INNER_IMPORTS = {
@@ -71,8 +80,12 @@ _INNER_IMPORTS = {
     f"{_LIBRARY}/spmd/tracer.py": "TensorFlow, in the process that traces",
     f"{_LIBRARY}/train/writers.py": "Weights & Biases and MLflow are optional",
 }
+# Rooms with public names, each of which is imported when it is first used.
+_WITH_LATE_NAMES = {f"{_LIBRARY}/__init__.py", f"{_LIBRARY}/planning/__init__.py"}
 _TENSORFLOW = {"core/late.py", "core/tf_private.py", "spmd/tracer.py"}
 _HEAVY = {"jax", "tensorflow", "grain", "orbax", "matplotlib"}
+# What requirements.txt installs, as the wheel does by itself.
+_LIGHT = {"absl", "etils", "google", "jax", "jaxlib", "ml_dtypes", "numpy"}
 _STANDARD = {"__future__", "ast", "collections", "copy", "difflib", "enum", "typing"}
 
 
@@ -229,6 +242,23 @@ def test_the_library_imports_neither_experiments_nor_preparation_nor_tests():
         assert not _roots(path) & {"params", "data_prep", "tests", "bench", "tools"}, path
 
 
+def test_plans_of_foreign_programs_need_neither_models_nor_their_packages():
+    needed = set()
+    left = {
+        f"{_LIBRARY}/planning/kept_programs.py",
+        f"{_LIBRARY}/planning/foreign_search.py",
+    }
+    while left:
+        path = left.pop()
+        needed.add(path)
+        left |= {_path_of(name) for name in _top_imports(path)} - {None} - needed
+
+    assert {_folder(path) for path in needed} == {*_FOREIGN_ROOMS}
+    for path in needed:
+        others = {name.split(".")[0] for name in _top_imports(path)} - {_LIBRARY}
+        assert others <= _LIGHT | sys.stdlib_module_names, path
+
+
 def test_experiments_import_only_the_library():
     for path in _files("params"):
         assert _roots(path) <= {_LIBRARY, "params", "__future__"}, path
@@ -261,6 +291,6 @@ def test_modules_are_documented_and_named_after_something():
     for path in _SOURCE:
         assert ast.get_docstring(_tree(path)), path
         assert pathlib.Path(path).stem not in ("util", "utils", "helpers", "misc", "common")
-        if path.endswith("__init__.py") and path != f"{_LIBRARY}/__init__.py":
+        if path.endswith("__init__.py") and path not in _WITH_LATE_NAMES:
             for node in _tree(path).body[1:]:
                 assert isinstance(node, ast.Import | ast.ImportFrom), path

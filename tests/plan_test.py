@@ -60,7 +60,7 @@ def _run(*args, timeout=120):
         (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
         (
             ["--table=machines", "--model=toy.MoE8E4L", "--search"],
-            "plan: --search needs --model, and excludes --table and --compare.",
+            "plan: --search needs --model or --program, and excludes --table and --compare.",
         ),
         (
             ["--table=layers", "--topology=v3:2x2"],

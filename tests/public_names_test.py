@@ -41,6 +41,13 @@ def test_every_name_is_where_it_is_said_to_be(name):
     assert name in dir(lingvo_gshard)
 
 
+def test_without_its_packages_a_name_says_which_extra_has_them():
+    code = "import sys; sys.modules['orbax'] = None; from lingvo_gshard import TPUEstimator"
+    done = _run(code)
+    expected = "ImportError: lingvo_gshard.TPUEstimator: orbax is not installed; `pip install 'ling"
+    assert done.stderr.splitlines()[-1].startswith(expected)
+
+
 def test_another_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'lingvo_gshard' has no attribute 'splitt'"):
         lingvo_gshard.splitt  # noqa: B018

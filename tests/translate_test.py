@@ -96,12 +96,15 @@ def test_a_lack_of_memory_is_told_in_one_line():
         ({"input": "gone.txt", "output": "out.txt"}, "--input=gone.txt: there is no such file"),
         ({"input": "here.txt", "output": "gone/out.txt"}, "--output=gone/out.txt: expected a file"),
         ({"input": "here.txt", "output": "pipe"}, "--output=pipe: expected a file, and this"),
+        ({"input": "here.txt", "output": "./here.txt"}, "--output=here.txt is the file of --input"),
+        ({"input": "here.txt", "output": "link.txt"}, "--output=link.txt is the file of --input"),
         ({"input": "here.txt", "output": "."}, "--output=.: expected a file, and this"),
     ],
 )
 def test_files_that_cannot_be_read_or_written_are_refused(tmp_path, monkeypatch, given, message):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("here.txt").touch()
+    pathlib.Path("link.txt").symlink_to("here.txt")
     os.mkfifo("pipe")
     flags.FLAGS.mark_as_parsed()
     cli.processes.cache_clear()

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it in two environments, and uses it from another folder: in a fresh one,
-# and in one that holds pandas, transformers and torch, whose versions pip chooses together with ours.
+# Builds the wheel, installs it in three environments, and uses it from another folder: alone, where it
+# only plans; with all that training needs; and beside pandas, transformers and torch, whose versions
+# pip chooses together with ours.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
-# The second environment is of the oldest Python after `make test-oldest`: both ends of the ranges.
+# The last environment is of the oldest Python after `make test-oldest`: both ends of the ranges.
 oldest=$PWD/.venv-oldest/bin/python
 if [ ! -e "$oldest" ]; then
   oldest=$python
@@ -34,6 +35,48 @@ use() {
     "$bin/gshard" translate --logdir="$out/run" --platform=cpu --num_partitions=2
   "$bin/python" -m pip check
 }
+
+echo "Alone, with the compiler for TPUs, to plan a program of JAX:"
+"$python" -m venv light
+light/bin/python -m pip install --quiet "${wheels[0]}[plan]"
+light/bin/python -m pip check
+for package in tensorflow grain orbax sentencepiece matplotlib torch; do
+  if light/bin/python -c "import $package" 2>/dev/null; then
+    echo "$package is installed, too." >&2
+    exit 1
+  fi
+done
+
+cat >step.py <<'END'
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def spec(shape, *axes):
+    return jax.ShapeDtypeStruct(shape, "bfloat16", sharding=NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def step(weights, batch):
+    gradients = jax.grad(lambda w: ((batch @ w["up"] @ w["down"]) ** 2).sum())(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+
+weights = {"up": spec((256, 1024), None, "model"), "down": spec((1024, 256), "model", None)}
+exported = jax.export.export(jax.jit(step, donate_argnums=0), platforms=["tpu"])
+open("step.export", "wb").write(exported(weights, spec((512, 256), "data")).serialize())
+END
+JAX_PLATFORMS=cpu light/bin/python step.py
+light/bin/gshard plan --program=step.export --topology=v5e:2x4 --out=light/plan --role=weights=weights |
+  tee plan.txt
+grep "^fits; a call needs" plan.txt >/dev/null
+grep "all-reduce" plan.txt >/dev/null
+if light/bin/gshard train --model=toy.MoE8E4L --data_dir=data --logdir=run 2>refusal.txt; then
+  exit 1
+fi
+grep "pip install 'lingvo_gshard\[train\]'" refusal.txt
+echo "$(du -sm light | cut -f 1) MB in all."
 
 echo "In a fresh environment, with the extra serve:"
 "$python" -m venv fresh

@@ -31,7 +31,7 @@ from data_prep.recipes import bibles
 from data_prep.recipes.bibles import BOOKS, Reference, Verses
 from data_prep.tsv import Pair
 from lingvo_gshard import cli
-from lingvo_gshard.files import atomic_file, table
+from lingvo_gshard.files import atomic_file, lock, table
 
 _OUT = flags.DEFINE_string("out", None, "The folder to make.", required=True)
 _FROM = flags.DEFINE_string("from", None, "A folder that has both repositories, unpacked.")
@@ -106,9 +106,10 @@ def main() -> None:
         raise ValueError(f"--out={out}: it is there already.")
 
     sources = out.with_name(f"{out.name}.sources")
-    read = _reader(sources, None if _FROM.value is None else pathlib.Path(_FROM.value))
-    made = make(languages(), read, out)
-    shutil.rmtree(sources, ignore_errors=True)
+    with lock.held(sources, "writes this folder"):
+        read = _reader(sources, None if _FROM.value is None else pathlib.Path(_FROM.value))
+        made = make(languages(), read, out)
+        shutil.rmtree(sources, ignore_errors=True)
     print(counts_table(languages(), made))
 
 

@@ -6,10 +6,38 @@ B batch, k beam, n wanted hypotheses, S source length, T steps, P = T * k places
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 from lingvo_gshard.core.late import tf
 
 _MAX_STAGES = 4
+
+
+class Rules(enum.Enum):
+    """How hypotheses are scored, and which of them count as finished.
+
+    WU: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14). A hypothesis
+    without EOS at the last step counts only if its example has finished none.
+
+    HUGGING_FACE: as transformers' generate. Scores are divided by length^alpha, and all hypotheses
+    of the last step count, with EOS or without.
+    """
+
+    WU = "wu"
+    HUGGING_FACE = "hugging_face"
+
+
+class Stopping(enum.Enum):
+    """When the search of an example ends: generate's early_stopping.
+
+    DECIDED: once no active hypothesis can still become one of the best; early_stopping="never".
+    LIKELY: once the best active hypothesis, if it ended now, would not be; early_stopping=False.
+    FIRST: as soon as there are enough finished hypotheses; early_stopping=True.
+    """
+
+    DECIDED = "decided"
+    LIKELY = "likely"
+    FIRST = "first"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +52,8 @@ class BeamSearch:
     beam_size: int
     # T, the maximum number of tokens in a hypothesis, including EOS.
     max_steps: int
-    # Scores are log-probabilities divided by ((5 + length) / 6)^alpha (Wu et al. 2016, equation
-    # 14), where the length is in tokens, including EOS.
+    # alpha. Scores are log-probabilities divided by a power of the length in tokens, including EOS
+    # and a token that is forced: see Rules.
     length_norm_alpha: float = 0.6
     # n, the number of finished hypotheses to return; None is k. The fewer, the shorter the search.
     num_best: int | None = None
@@ -41,6 +69,8 @@ class BeamSearch:
     # The flat sequence grows in at most 4 stages of at least this many places. A stage does not
     # attend to the places of later stages, but compiles a loop of its own.
     min_stage_places: int = 128
+    rules: Rules = Rules.WU
+    stopping: Stopping = Stopping.DECIDED
     bos_id: int = 1
     eos_id: int = 2
 
@@ -99,14 +129,25 @@ class BeamSearch:
         """n, the number of hypotheses that the search returns for each example."""
         return self.num_best or self.beam_size
 
+    @property
+    def num_kept(self) -> int:
+        """The number of finished hypotheses that the search keeps and compares.
+
+        transformers keeps k, and so searches longer, whatever number it returns.
+        """
+        return self.beam_size if self.rules is Rules.HUGGING_FACE else self.num_found
+
 
 @dataclasses.dataclass(frozen=True)
 class Requests:
-    """The limits of each example's length in tokens, including EOS."""
+    """The limits of each example's length in tokens, including EOS, and what it begins with."""
 
     min_steps: tf.Tensor  # int32 [B].
     max_steps: tf.Tensor  # int32 [B], at most T; 0 skips the example.
     seed: tf.Tensor  # For sampling, int32 [2] of the batch, or [B, 2] of each example.
+    # int32 [B], the first token of an example's hypotheses, at no cost; any where it is negative.
+    # None leaves all of them free.
+    first_ids: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from lingvo_gshard.beam_search import sampling, selection
-from lingvo_gshard.beam_search.beam import BeamSearch, Hypotheses, Requests
+from lingvo_gshard.beam_search.beam import BeamSearch, Hypotheses, Requests, Rules, Stopping
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.random import random_uniform
@@ -64,8 +64,8 @@ def search(
     continuations that do not end stay active. A continuation that ends is finished, and scored by
     its length, if it is among the k most probable of all, or if this is its last step. (If every
     ending counted, the empty hypothesis would win whenever the model is unsure.) An example is
-    done when none of its active hypotheses can still become one of its n best finished ones. The
-    loop ends when all examples are done.
+    done when none of its active hypotheses can still become one of its n best finished ones, or
+    earlier by config.stopping. The loop ends when all examples are done.
 
     The search runs in stages, one loop for each of config.stage_ends. The model's state and the
     masks have places for the current stage only, at first config.first_places.
@@ -129,7 +129,7 @@ class _Loop:
         config = self.config
         batch_size = self.requests.max_steps.shape[0]
         k = config.beam_size
-        n = config.num_found
+        n = config.num_kept
         places = config.first_places
 
         # Only the first hypothesis exists: k equal ones would never differ.
@@ -233,23 +233,12 @@ class _Loop:
         )
 
     def results(self, state: NestedMap) -> Hypotheses:
-        """Returns the finished hypotheses, or the best active one of an example that has none."""
-        done = state.done
-        max_steps = self.requests.max_steps
-
-        # An example that finished no hypothesis gets its best active one, which is cut at its
-        # maximum length. It goes to the first of the n rows.
-        has_none = (done.lengths[:, 0] == 0) & (max_steps > 0)  # [B]
-        unended = has_none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]
-        best = state.active.Transform(lambda leaf: leaf[:, :1])
-        score = best.log_probs / self._length_penalty(max_steps)[:, None]
-        hypotheses = NestedMap(
-            mask=tf.where(unended[..., None], best.mask, done.mask),
-            scores=tf.where(unended, score, done.scores),
-            lengths=tf.where(unended, max_steps[:, None], done.lengths),
-            token_log_probs=tf.where(unended, best.token_log_probs, done.token_log_probs),
-        )
-        last_ids = tf.where(unended, best.ids, self.config.eos_id)
+        """Returns the best hypotheses of each example, of which some may lack EOS; see Rules."""
+        if self.config.rules is Rules.HUGGING_FACE:
+            hypotheses = self._with_all_unended(state)
+        else:
+            hypotheses = self._with_one_unended(state)
+        last_ids = hypotheses.pop("last_ids")
 
         # The attention of a hypothesis' tokens, collected by its mask from the flat sequence.
         attention = state.flat.get("attention")
@@ -266,6 +255,53 @@ class _Loop:
             ),
             attention=attention,
         )
+
+    def _with_one_unended(self, state: NestedMap) -> NestedMap:
+        """Returns the finished hypotheses, or the best active one of an example that has none.
+
+        `last_ids`, int32 [B, n], are their last tokens.
+        """
+        done = state.done
+        max_steps = self.requests.max_steps
+
+        # An example that finished no hypothesis gets its best active one, which is cut at its
+        # maximum length. It goes to the first of the n rows.
+        has_none = (done.lengths[:, 0] == 0) & (max_steps > 0)  # [B]
+        unended = has_none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]
+        best = state.active.Transform(lambda leaf: leaf[:, :1])
+        score = best.log_probs / self._length_penalty(max_steps)[:, None]
+        return NestedMap(
+            mask=tf.where(unended[..., None], best.mask, done.mask),
+            scores=tf.where(unended, score, done.scores),
+            lengths=tf.where(unended, max_steps[:, None], done.lengths),
+            token_log_probs=tf.where(unended, best.token_log_probs, done.token_log_probs),
+            last_ids=tf.where(unended, best.ids, self.config.eos_id),
+        )
+
+    def _with_all_unended(self, state: NestedMap) -> NestedMap:
+        """Returns the n best of the finished hypotheses and those cut at the maximum length.
+
+        As `_with_one_unended`, but returns config.num_found of them.
+        """
+        done = state.done
+        active = state.active
+        max_steps = self.requests.max_steps
+
+        # An example that was decided before its last step has active hypotheses that do not count.
+        num_steps = tf.cast(tf.reduce_sum(active.mask[:, 0], -1), tf.int32)  # [B]
+        is_cut = (max_steps > 0) & (num_steps == max_steps)
+        valid = is_cut[:, None] & (active.log_probs > _NEVER / 2)  # [B, k]
+        score = active.log_probs / self._length_penalty(max_steps)[:, None]
+
+        ended = NestedMap(done, last_ids=tf.fill(done.lengths.shape, self.config.eos_id))
+        cut = NestedMap(
+            mask=active.mask,
+            scores=tf.where(valid, score, _NEVER),
+            lengths=tf.where(valid, max_steps[:, None], 0),
+            token_log_probs=active.token_log_probs,
+            last_ids=active.ids,
+        )
+        return _best(ended, cut, self.config.num_found)
 
     def _write(self, state: NestedMap) -> tuple[NestedMap, NestedMap]:
         """Adds a place to each active hypothesis and writes its newest token there.
@@ -284,10 +320,21 @@ class _Loop:
         return active, flat
 
     def _permitted(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Returns the log-probabilities [B, k, V] without EOS before the minimum length."""
+        """Returns the log-probabilities [B, k, V] of the tokens that may follow at this step.
+
+        EOS may not before the minimum length, and only the forced token may at the first step.
+        """
         too_soon = (step + 1 < self.requests.min_steps)[:, None]
         forbidden = too_soon & (tf.range(log_probs.shape[-1]) == self.config.eos_id)  # [B, V]
-        return tf.where(forbidden[:, None], _NEVER, tf.maximum(log_probs, _NEVER))
+        permitted = tf.where(forbidden[:, None], _NEVER, tf.maximum(log_probs, _NEVER))
+        if self.requests.first_ids is None:
+            return permitted
+
+        # A first token that is forced is certain.
+        first_ids = self.requests.first_ids
+        forced = tf.one_hot(first_ids, log_probs.shape[-1], 0.0, _NEVER)[:, None]  # [B, 1, V]
+        is_forced = (step == 0) & (first_ids >= 0)
+        return tf.where(is_forced[:, None, None], forced, permitted)
 
     def _ranks(
         self, log_probs_before: tf.Tensor, token_log_probs: tf.Tensor, step: tf.Tensor
@@ -379,15 +426,7 @@ class _Loop:
             lengths=tf.where(valid, length, 0),
             token_log_probs=ending,
         )
-        finished = state.done.Transform(lambda *pair: tf.concat(pair, 1), new)
-        scores, index = tf.math.top_k(finished.scores, self.config.num_found)
-
-        return NestedMap(
-            mask=selection.reordered(finished.mask, index),
-            scores=scores,
-            lengths=selection.picked(finished.lengths, index),
-            token_log_probs=selection.picked(finished.token_log_probs, index),
-        )
+        return _best(state.done, new, self.config.num_kept)
 
     def _undecided(self, active: NestedMap, done: NestedMap, step: tf.Tensor) -> tf.Tensor:
         """Returns bool [B]: whether the active hypotheses can still change the n best.
@@ -401,12 +440,23 @@ class _Loop:
             # Sampling ends with the first sampled EOS, whatever a longer hypothesis would score.
             return may_go_on & (done.lengths[:, 0] == 0)
 
-        # The first active hypothesis is the most probable one, so p / lp(L) bounds them all.
-        bound = active.log_probs[:, 0] / self._length_penalty(self.requests.max_steps)  # [B]
+        if self.config.stopping is Stopping.FIRST:
+            return may_go_on & (done.lengths[:, -1] == 0)
+
+        # The first active hypothesis is the most probable one, so p / lp(L) bounds them all. LIKELY
+        # takes the length so far, which is a guess: a longer hypothesis may score better.
+        is_likely = self.config.stopping is Stopping.LIKELY
+        length = step if is_likely else self.requests.max_steps
+        bound = active.log_probs[:, 0] / self._length_penalty(length)  # [B]
         return may_go_on & (bound > done.scores[:, -1])
 
     def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
-        """Returns lp = ((5 + length) / 6)^alpha; a score is log P / lp + cp (Wu et al., eq. 14)."""
+        """Returns lp = ((5 + length) / 6)^alpha; a score is log P / lp + cp (Wu et al., eq. 14).
+
+        By Hugging Face's rules it is length^alpha.
+        """
+        if self.config.rules is Rules.HUGGING_FACE:
+            return tf.cast(length, tf.float32) ** self.config.length_norm_alpha
         return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** self.config.length_norm_alpha
 
     def _coverage_penalty(
@@ -453,3 +503,18 @@ class _Loop:
             return self.annotate(leaf, "B" + "_" * (leaf.shape.rank - 1))
 
         return NestedMap(state.Transform(by_batch), model=state.model)
+
+
+def _best(old: NestedMap, new: NestedMap, count: int) -> NestedMap:
+    """Returns the `count` best of two sets of finished hypotheses by their scores, best first.
+
+    Each has a mask [B, ., P], scores, and other numbers [B, .].
+    """
+    both = old.Transform(lambda *pair: tf.concat(pair, 1), new)
+    scores, index = tf.math.top_k(both.scores, count)
+
+    best = NestedMap(mask=selection.reordered(both.mask, index), scores=scores)
+    for name in both:
+        if name not in best:
+            best[name] = selection.picked(both[name], index)
+    return best

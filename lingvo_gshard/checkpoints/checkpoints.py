@@ -25,7 +25,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from lingvo_gshard.checkpoints import averages, stored
+from lingvo_gshard.checkpoints import averages, epath_glob, stored
 from lingvo_gshard.checkpoints.fingerprints import fingerprint
 from lingvo_gshard.checkpoints.stored import DamagedCheckpointError, SavedArray, Stored
 from lingvo_gshard.core.hyperparams import Params
@@ -36,10 +36,11 @@ from lingvo_gshard.spmd import padded, processes, specs
 from lingvo_gshard.spmd.padded import PaddedArray
 
 _BEST = "checkpoints/best.json"
-_COMMITTED = "commit_success.txt"  # The name is Orbax's.
+COMMITTED = "commit_success.txt"  # The name is Orbax's.
 # The folder that a save writes, or leaves behind if it is killed.
 _OF_A_SAVE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")
 _SECS_PER_HOUR = 3600
+epath_glob.correct()  # Orbax lists a checkpoint's parts by it.
 _Result = TypeVar("_Result")
 
 
@@ -57,19 +58,26 @@ class Contents:
 
     def to_json(self, state: NestedMap) -> dict[str, Any]:
         """Returns these facts and the state's fingerprints; all processes must call it."""
-        mesh = self.partitioning.mesh
-        spec_of = dict(self.state_spec.FlattenItems())
         array_of = dict(state.FlattenItems())
+        fingerprints = {
+            path: fingerprint(array_of[path], spec.dims)
+            for path, spec in self.state_spec.FlattenItems()
+        }
+        return self.described(fingerprints, jax.process_count())
+
+    def described(
+        self, fingerprints: Mapping[str, list[str]], num_processes: int
+    ) -> dict[str, Any]:
+        """Returns these facts, given the fingerprints of a state's arrays."""
+        mesh = self.partitioning.mesh
         # Programs read `arrays` and `fingerprints` back; the rest is for people.
         return {
             "params": self.params.ToText(),
             "mesh": [list(mesh.axis_names), list(mesh.axis_sizes), list(mesh.devices)],
             "table": dict(self.partitioning.table),
-            "arrays": {path: specs.to_json(spec) for path, spec in spec_of.items()},
-            "num_processes": jax.process_count(),
-            "fingerprints": {
-                path: fingerprint(array_of[path], spec.dims) for path, spec in spec_of.items()
-            },
+            "arrays": {path: specs.to_json(spec) for path, spec in self.state_spec.FlattenItems()},
+            "num_processes": num_processes,
+            "fingerprints": dict(fingerprints),
         }
 
 
@@ -92,7 +100,7 @@ def folder(model_dir: str | pathlib.Path) -> epath.Path:
 
 def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     """Returns the steps of complete checkpoints, oldest first; empty before the first."""
-    committed = folder(model_dir).glob(f"*/{_COMMITTED}")
+    committed = folder(model_dir).glob(f"*/{COMMITTED}")
     names = [path.parent.name for path in committed]
     # A checkpoint that somebody renamed, such as 100_good, does not count.
     return sorted(int(name) for name in names if name.isdigit())
@@ -421,7 +429,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         kept = steps_to_keep(times, best_step, self._contents.params.train)
         for step in times.keys() - kept:
             # Without this file it is incomplete, so that no one reads what is being deleted.
-            (self._path(step) / _COMMITTED).unlink()
+            (self._path(step) / COMMITTED).unlink()
             self._path(step).rmtree()
 
     def _put_aside(self, step: int) -> None:

@@ -13,6 +13,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import glob
 import json
 import math
 import pathlib
@@ -186,7 +187,9 @@ def _remove_earlier(
     """Deletes an earlier export, its index first. A single file that will be replaced stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The "*" at the end is for a part that a killed export did not finish, *.partial.
-    parts = path.parent.glob(f"{path.stem}-?????-of-?????{path.suffix}*")
+    stem = glob.escape(path.stem)
+    suffix = glob.escape(path.suffix)
+    parts = path.parent.glob(f"{stem}-?????-of-?????{suffix}*")
     for old in (index_path, path, *parts):
         # Writing a file replaces it whole, so a single one need not be missing for a while.
         is_replaced = len(files) == 1 and old.name in files

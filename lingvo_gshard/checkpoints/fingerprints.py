@@ -35,6 +35,41 @@ def fingerprint(array: jax.Array | PaddedArray, dims: str) -> list[str]:
     return [f"{high:08x}{low:08x}" for high, low in sums.tolist()]
 
 
+class PartSums:
+    """The fingerprint of an array that is given part by part, as it is when the parts are together.
+
+    No device needs more than a part.
+    """
+
+    def __init__(self, dims: str, shape: tuple[int, ...]) -> None:
+        """`dims` has a letter for each dim of the whole array, whose shape is `shape`."""
+        self._dims = dims.upper()
+        self._shape = shape
+        self._expert_axis = self._dims.find("E")
+        num_experts = shape[self._expert_axis] if self._expert_axis >= 0 else 1
+        self._sums = np.zeros((num_experts, len(_SEEDS)), np.uint32)
+
+    def add(self, begin: tuple[int, ...], part: np.ndarray) -> None:
+        """Adds a part, whose first element is at `begin`; each element is added once."""
+        strides, first, experts = [], 0, slice(None)
+        stride = 1
+        for axis in reversed(range(len(self._shape))):
+            if axis == self._expert_axis:
+                experts = slice(begin[axis], begin[axis] + part.shape[axis])
+                strides.append(0)
+                continue
+            strides.append(stride % 2**32)
+            first += begin[axis] * stride
+            stride *= self._shape[axis]
+
+        sums = _sums_of_part(part, tuple(reversed(strides)), first % 2**32, self._expert_axis)
+        self._sums[experts] += np.asarray(sums)  # Modulo 2**32.
+
+    def fingerprint(self) -> list[str]:
+        """Returns the fingerprint of the parts so far."""
+        return [f"{high:08x}{low:08x}" for high, low in self._sums.tolist()]
+
+
 def difference(
     name: str, saved: Sequence[str], computed: Sequence[str], experts: slice = slice(None)
 ) -> str:
@@ -69,16 +104,38 @@ def _sums(x: jax.Array, dims: str, shape: tuple[int, ...]) -> jax.Array:
     x = padded.without_padding(x, shape)
     by_expert = jnp.moveaxis(x, dims.index("E"), 0) if "E" in dims else x[None]
 
-    # The bits themselves are hashed, so that -0.0 differs from 0.0 and NaN equals itself.
-    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-    bits = jax.lax.bitcast_convert_type(by_expert, unsigned).astype(jnp.uint32)
-
     # The position is row-major within the expert, whichever axis E is in the array.
     position = jnp.zeros(by_expert.shape, jnp.uint32)
     for axis in range(1, by_expert.ndim):
         stride = math.prod(by_expert.shape[axis + 1 :]) % 2**32
         index = jax.lax.broadcasted_iota(jnp.uint32, by_expert.shape, axis)
         position += index * jnp.uint32(stride)
+    return _hashed(by_expert, position)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def _sums_of_part(
+    part: jax.Array, strides: tuple[int, ...], first: jax.Array, expert_axis: int
+) -> jax.Array:
+    """Returns the sums of a part's hashes for each of its experts and each seed, uint32 [E, 2].
+
+    An element's position in its expert is `first` plus its index times `strides`, of which that of
+    the experts' axis is 0. Without such an axis, -1, there is one expert.
+    """
+    position = jnp.full(part.shape, first, jnp.uint32)
+    for axis, stride in enumerate(strides):
+        index = jax.lax.broadcasted_iota(jnp.uint32, part.shape, axis)
+        position += index * jnp.uint32(stride)
+    if expert_axis < 0:
+        return _hashed(part[None], position[None])
+    return _hashed(jnp.moveaxis(part, expert_axis, 0), jnp.moveaxis(position, expert_axis, 0))
+
+
+def _hashed(by_expert: jax.Array, position: jax.Array) -> jax.Array:
+    """Returns the sums of the hashes of each expert's elements, given their positions in it."""
+    # The bits themselves are hashed, so that -0.0 differs from 0.0 and NaN equals itself.
+    unsigned = jnp.dtype(f"uint{8 * by_expert.dtype.itemsize}")
+    bits = jax.lax.bitcast_convert_type(by_expert, unsigned).astype(jnp.uint32)
 
     within_expert = tuple(range(1, by_expert.ndim))
     sums = []

@@ -42,7 +42,8 @@ class Rule(enum.StrEnum):
 
     SAME: unchanged. COPY_EXPERTS: dims that differ grow by whole copies, so new expert i is old
     expert i mod E, and an old array without experts is one expert, of which all are copies.
-    BY_PIECE: along V, pieces that the old vocabulary has are taken from it; other pieces are new.
+    BY_PIECE: along V, pieces that the old vocabulary has are taken from it; other pieces are means
+    of old ones, if they are listed, or new.
     NEW: initialized.
     """
 
@@ -60,6 +61,8 @@ class WarmStart:
     rules: tuple[tuple[str, str], ...]  # Pairs of a pattern of paths and a Rule or its name.
     # For BY_PIECE: pairs of such a pattern and each new piece's old id, or -1: int [V].
     old_pieces: tuple[tuple[str, np.ndarray], ...] = ()
+    # And pairs of such a pattern and groups of old ids: what follows the old ids are their means.
+    means: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
 
     def __post_init__(self) -> None:
         for pair in self.rules:
@@ -133,6 +136,9 @@ class WarmStart:
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{self._mismatch(path, before, new)}.")
         if rule is Rule.BY_PIECE:
+            means = _first_match(self.means, path)
+            if means and "V" in dims:
+                before = _WithMeans(before, dims.index("V"), means)
             ids, description = self._ids_by_piece(path, dims, before, new)
         else:
             ids, description = self._ids_of_copies(rule, path, before, new)
@@ -210,10 +216,87 @@ class WarmStart:
         return f"{self.source}: {path} is {shapes}"
 
 
-def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
-    """Returns each new piece's id among the old ones, -1 where it has none: int64 [V]."""
-    ids = {piece: i for i, piece in enumerate(old_pieces)}
-    return np.array([ids.get(piece, -1) for piece in new_pieces], np.int64)
+@dataclasses.dataclass(frozen=True)
+class PieceRows:
+    """Which of the old rows, and of means that follow them, each of the new pieces has."""
+
+    ids: np.ndarray  # int64 [V], -1 for a piece that is new.
+    means: tuple[tuple[int, ...], ...] = ()  # The old ids of each.
+
+
+def rows_by_piece(
+    old_pieces: Sequence[str],
+    new_pieces: Sequence[str],
+    like: Sequence[tuple[str, str]] = (),
+) -> PieceRows:
+    """Returns the rows that the new vocabulary's pieces have in the old one.
+
+    Pairs of `like` are a new piece and old ones, with spaces between them, whose mean it starts at.
+    Raises ValueError for pairs of anything else.
+    """
+    old_ids = {piece: i for i, piece in enumerate(old_pieces)}
+    ids = np.array([old_ids.get(piece, -1) for piece in new_pieces], np.int64)
+
+    means: list[tuple[int, ...]] = []
+    for pair in like:
+        new, old = _checked_pair(pair)
+        if new in old_ids or new not in new_pieces:
+            where = "in the old vocabulary already" if new in old_ids else "not in the new one"
+            raise ValueError(f"train.warm_start_pieces: {new} is {where}.")
+        unknown = [piece for piece in old if piece not in old_ids]
+        if unknown:
+            raise ValueError(
+                f"train.warm_start_pieces: {', '.join(unknown)}, for {new}, is not in the old "
+                "vocabulary."
+            )
+        ids[list(new_pieces).index(new)] = len(old_pieces) + len(means)
+        means.append(tuple(old_ids[piece] for piece in old))
+    return PieceRows(ids, tuple(means))
+
+
+def _checked_pair(pair: object) -> tuple[str, list[str]]:
+    """Returns a new piece and the old ones; ValueError for what is no pair of texts."""
+    match pair:
+        case (str() as new, str() as old) if old.split():
+            return new, old.split()
+    raise ValueError(
+        f"train.warm_start_pieces: expected pairs such as ('nds_Latn', 'deu_Latn'), got {pair!r}."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithMeans:
+    """An array, and behind its last index along an axis the means of some of its indices."""
+
+    array: Any
+    axis: int
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        size = self.array.shape[self.axis] + len(self.groups)
+        return (*self.array.shape[: self.axis], size, *self.array.shape[self.axis + 1 :])
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.array.dtype)
+
+    def __getitem__(self, index: Index) -> np.ndarray:
+        num_old = self.array.shape[self.axis]
+        start, stop, _ = index[self.axis].indices(num_old + len(self.groups))
+        parts: list[np.ndarray] = []
+        if start < num_old:
+            parts.append(self._read(index, start, min(stop, num_old)))
+
+        # A mean reads single rows, wherever they are.
+        for group in self.groups[max(0, start - num_old) : max(0, stop - num_old)]:
+            rows = [self._read(index, row, row + 1) for row in group]
+            parts.append(np.mean(rows, axis=0, dtype=np.float32).astype(self.dtype))
+        return np.concatenate(parts, self.axis)
+
+    def _read(self, index: Index, start: int, stop: int) -> np.ndarray:
+        along = (*index[: self.axis], slice(start, stop), *index[self.axis + 1 :])
+        return np.asarray(self.array[along])
 
 
 def _gathered(

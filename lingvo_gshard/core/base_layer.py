@@ -40,10 +40,16 @@ class WeightSpec:
     # If set, the weight is no matter of the optimizer: each step moves its elements by this number
     # against the sign of their gradient. It has no slots, and its gradient is in no norm.
     sign_step: float | None = None
+    is_frozen: bool = False  # Steps leave it as it is. It has no slots, and no gradient in a norm.
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
             raise ValueError(f"WeightSpec: shape {self.shape} does not fit dims {self.dims!r}.")
+
+    @property
+    def is_optimized(self) -> bool:
+        """Whether the optimizer takes its steps, for which it may have slots."""
+        return self.sign_step is None and not self.is_frozen
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -83,9 +89,11 @@ def gaussian(
     )
 
 
-def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:
+def constant(
+    shape: tuple[int, ...], dims: str, value: float, *, share_used: float = 1.0
+) -> WeightSpec:
     """Returns the spec of a weight that starts as `value` everywhere."""
-    return WeightSpec(shape, dims, value, is_gaussian=False)
+    return WeightSpec(shape, dims, value, is_gaussian=False, share_used=share_used)
 
 
 class BaseLayer:

@@ -28,12 +28,15 @@ class Params:
 
     # Written into __dict__, since __setattr__ sets hyperparameters.
     _values: dict[str, Any]
+    _defaults: dict[str, Any]
     _descriptions: dict[str, str]
     _optional: dict[str, type | None]
     _frozen: bool
 
     def __init__(self) -> None:
-        self.__dict__.update(_values={}, _descriptions={}, _optional={}, _frozen=False)
+        self.__dict__.update(
+            _values={}, _defaults={}, _descriptions={}, _optional={}, _frozen=False
+        )
 
     def Define(
         self, name: str, default: Any, description: str, *, optional: type | None = None
@@ -50,6 +53,7 @@ class Params:
             raise ValueError(f"Hyperparameter {name!r} is defined already.")
 
         self._values[name] = default
+        self._defaults[name] = default
         self._descriptions[name] = description
         self._optional[name] = optional
 
@@ -76,6 +80,22 @@ class Params:
     def ToText(self) -> str:
         """Returns one `path : value` line per leaf, sorted, as in goldens and logs."""
         return "".join(f"{path} : {_text(value)}\n" for path, value in sorted(self.Leaves()))
+
+    def DefaultsText(self) -> str:
+        """Returns ToText() with each leaf's default in place of its value.
+
+        A leaf whose default is REQUIRED, or a tree of Params, has no line.
+        """
+        defaults = sorted(self._default_leaves(""))
+        return "".join(f"{path} : {_text(default)}\n" for path, default in defaults)
+
+    def _default_leaves(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in self._values.items():
+            default = self._defaults[name]
+            if isinstance(value, Params):
+                yield from value._default_leaves(f"{prefix}{name}.")
+            elif default is not REQUIRED and not isinstance(default, Params):
+                yield f"{prefix}{name}", default
 
     def Leaves(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         """Yields (dotted path, value) of every hyperparameter that is not itself Params."""
@@ -169,10 +189,14 @@ def _text(value: Any) -> str:
     return repr(value)
 
 
-def differences(ours: str, theirs: str) -> list[str]:
-    """Returns the lines in which two ToText() differ, as `path: A, not B`, sorted by path."""
+def differences(ours: str, theirs: str, defaults: str = "") -> list[str]:
+    """Returns the lines in which two ToText() differ, as `path: A, not B`, sorted by path.
+
+    Settings that only ours have are absent in theirs, unless `defaults`, our DefaultsText(), has
+    them: then theirs have these values.
+    """
     our_values = _parsed_text(ours)
-    their_values = _parsed_text(theirs)
+    their_values = _parsed_text(defaults) | _parsed_text(theirs)
 
     lines: list[str] = []
     for path in sorted(our_values.keys() | their_values.keys()):

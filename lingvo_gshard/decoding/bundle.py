@@ -14,11 +14,12 @@ B batch, L input length, n hypotheses, T target length.
 """
 
 import dataclasses
+import difflib
 import importlib.metadata
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.reading import READINGS
 from lingvo_gshard.files import atomic_file, digests, json_records, safetensors_file, storage
 from lingvo_gshard.files.digests import File
-from lingvo_gshard.input.example_codec import source_languages, target_token
+from lingvo_gshard.input.example_codec import listed, source_languages, target_token
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.spmd import program, specs
@@ -67,6 +68,9 @@ class DecoderSpec:
     kind: str = Kind.PARALLEL
     # Whether a row has one sample, which is a function of its input and of its own seed.
     is_sampled: bool = False
+    # The languages to translate from, if the vocabulary has tokens of languages: a source begins
+    # with its own, and a translation is made to begin with that of its target.
+    sources: tuple[str, ...] = ()
 
     @property
     def input_name(self) -> str:
@@ -98,24 +102,39 @@ class DecoderSpec:
         """Returns the codes of the languages to translate from; none of a language model."""
         if self.kind == Kind.TEXT:
             return ()
-        return source_languages(self.languages, self.targets)
+        return self.sources or source_languages(self.languages)
 
-    def beginning(self, target: str | None) -> str:
-        """Returns what a line must begin with to be translated into `target`, None by default.
+    def beginning(self, target: str | None, source: str | None = None) -> str:
+        """Returns what a line must begin with to be translated from `source` into `target`.
 
-        Raises ValueError if the model does not translate into it, or it has to be chosen.
+        None stands for the only target, and for a source that is not told. Raises ValueError if the
+        model does not translate so, or if one of them has to be chosen.
         """
-        if target in self.targets:
-            return f"{target_token(target)} "
+        if self.sources:
+            _check_named("source_lang", source, self.sources)
+            _check_named("target_lang", target, self.targets)
+            return f"{source} {target} "
 
-        # The model needs a token, or knows none.
+        # The source tells the target, or there is only one.
         if self.targets:
-            given = "is missing" if target is None else target
-            raise ValueError(f"target_lang {given}: expected one of {', '.join(self.targets)}")
+            _check_named("target_lang", target, self.targets)
+            assert target is not None
+            return f"{target_token(target)} "
         if target is not None:
             targets = "no language" if self.kind == Kind.TEXT else "English alone"
             raise ValueError(f"target_lang {target}: the model translates into {targets}")
         return ""
+
+
+def _check_named(option: str, code: str | None, codes: Sequence[str]) -> None:
+    """Raises ValueError unless the option names one of the languages."""
+    if code in codes:
+        return
+
+    given = "is missing" if code is None else code
+    near = difflib.get_close_matches(code or "", codes, n=1, cutoff=0.5)
+    hint = f". Did you mean {near[0]}?" if near else ""
+    raise ValueError(f"{option} {given}: expected one of {listed(codes)}{hint}")
 
 
 @dataclasses.dataclass(frozen=True)

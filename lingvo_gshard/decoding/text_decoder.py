@@ -49,6 +49,7 @@ class Part:
     row_length: int  # The length of the shortest rows that hold it.
     # Of its sample, if the decoder samples: the user's seed, and the sample's number in the text.
     seed: tuple[int, int] = (0, 0)
+    first_id: int = -1  # The first token of its translation, if its languages force one.
 
 
 NBest = tuple[Hypothesis, ...]  # Best first; at least one.

@@ -1,14 +1,15 @@
 """Translates lines of text: splits those that are too long for the model, and joins the parts."""
 
+import dataclasses
 import logging
 import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.text_decoder import Hypothesis, NBest, Part, TextDecoder
 from lingvo_gshard.input import packing
-from lingvo_gshard.input.normalization import normalize
 
 # Marks after which long text may be cut, as the contents of a pattern's brackets.
 SENTENCE_ENDS = ".!?;…。！？；।॥؟۔።"
@@ -31,42 +32,85 @@ _MIN_SHARE = 1 / 8
 _NOTHING = (Hypothesis("", 0.0, 0),)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Languages:
+    """How the languages of a line are told to the model, in one of three places or in none."""
+
+    text: str = ""  # Before the line's own, in which its target is a piece.
+    source_ids: tuple[int, ...] = ()  # Before those of its text.
+    first_id: int = -1  # Of its translation.
+
+
 class Translator(TextDecoder):
-    """Translates lines. The translation of a blank line is empty, without a run of the model."""
+    """Translates lines. The translation of a blank line is empty, without a run of the model.
+
+    A line begins as DecoderSpec.beginning has it, if its languages have to be told.
+    """
 
     def parts(self, line: str, number: int = 1, seed: int = 0) -> list[Part]:
-        """Returns the parts of a line, each with the token of its target; none of a blank line.
+        """Returns the parts of a line, each with the tokens of its languages; none of a blank line.
 
         A line that is too long for the model has several. `number` and `seed` are not used: the
-        program has the seed of samples.
+        program has the seed of samples. Raises ValueError for a line that has to begin with its
+        languages, and does not.
         """
         del number, seed
-        beginning = self._beginning(line)
+        languages, text = self._divided(line)
         longest = self.spec.input_lengths[-1]
 
         def fits(text: str) -> bool:
-            return len(self._source.encode(beginning + text)) <= longest
+            return len(self._ids(languages, text)) <= longest
 
-        text = normalize(line.removeprefix(beginning))
-        return [self._part(beginning, piece) for piece in split(text, fits) if piece]
+        pieces = split(self._source.normalize(text), fits)
+        return [self._part(languages, piece) for piece in pieces if piece]
 
-    def _beginning(self, line: str) -> str:
-        """Returns the token of the line's target and a space, or "" if it has none."""
+    def num_tokens(self, lines: Sequence[str]) -> list[int]:
+        """Returns the number of input tokens of each line, with EOS; raises as `parts`."""
+        counts: list[int] = []
+        for line in lines:
+            languages, text = self._divided(line)
+            counts.append(len(self._ids(languages, self._source.normalize(text))))
+        return counts
+
+    def _divided(self, line: str) -> tuple[_Languages, str]:
+        """Returns the languages that a line begins with, and its own text."""
+        if self.spec.sources:
+            source, _, rest = line.partition(" ")
+            target, _, text = rest.partition(" ")
+            self.spec.beginning(target, source)  # Raises ValueError for others.
+            source_id = self._source.languages[source]
+            target_id = self._target.languages[target]
+            return _Languages(source_ids=(source_id,), first_id=target_id), text
+
         for target in self.spec.targets:
             beginning = self.spec.beginning(target)
             if line.startswith(beginning):
-                return beginning
-        return ""
+                return _Languages(beginning), line.removeprefix(beginning)
+        return _Languages(), line
 
-    def _part(self, beginning: str, text: str) -> Part:
-        ids = np.array(self._source.encode(beginning + text), np.int32)
+    def _ids(self, languages: _Languages, text: str) -> list[int]:
+        """Returns the ids of a source in normal form, with EOS."""
+        return [*languages.source_ids, *self._source.encode(languages.text + text)]
+
+    def _part(self, languages: _Languages, text: str) -> Part:
+        ids = np.array(self._ids(languages, text), np.int32)
 
         longest = self.spec.input_lengths[-1]
         if len(ids) > longest:  # Only a single character can be too long.
             logging.warning("Truncated %r from %d to %d pieces.", text, len(ids), longest)
             ids = packing.truncate(ids, longest)
 
-        return Part(ids, self._row_length(len(ids)))
+        return Part(ids, self._row_length(len(ids)), first_id=languages.first_id)
+
+    def _more_features(self, parts: Sequence[Part]) -> NestedMap:
+        """Returns the first token of each row's translation, where languages force one."""
+        if not self.spec.sources:
+            return NestedMap()
+
+        # A row without a part has no translation.
+        first_ids = np.full(self.num_rows, -1, np.int32)
+        first_ids[: len(parts)] = [part.first_id for part in parts]
+        return NestedMap(first_ids=first_ids)
 
     def _text(self, source: np.ndarray, ids: np.ndarray) -> str:
         del source

@@ -19,7 +19,8 @@ class Comparison:
     """A metric of models by name, and that of bilingual baselines by language.
 
     A model has one or more runs, whose scores are averaged. Raises ValueError unless all runs have
-    the same languages, with the same training pairs, and the baselines are among them.
+    the same languages, with the same training pairs and the same tokens, and the baselines are
+    among them.
     """
 
     models: Mapping[str, Sequence[Quality]]
@@ -28,7 +29,8 @@ class Comparison:
 
     def __post_init__(self) -> None:
         first_name = next(iter(self.models))
-        expected = _train_pairs(self.models[first_name][0])
+        first_run = self.models[first_name][0]
+        expected = _train_pairs(first_run)
 
         for name, runs in self.models.items():
             for run in runs:
@@ -39,6 +41,8 @@ class Comparison:
                         f"Comparison: the first run of {first_name} and a run of {name} differ in "
                         f"languages or their training pairs: {', '.join(sorted(differing))}."
                     )
+
+                check_same_tokens(self.metric, first_run, run, f"a run of {name}")
 
         unknown = self.baselines.keys() - expected.keys()
         if unknown:
@@ -71,7 +75,8 @@ class Comparison:
 
         The rows are languages, most training pairs first, and averages: of all, and of four or more
         languages also of the larger and the smaller half by training pairs, as the paper looks at
-        high- and low-resource languages apart. sacreBLEU's signatures follow the table.
+        high- and low-resource languages apart. Languages whose tokens differ have no average.
+        sacreBLEU's signatures follow the table.
         """
         header = ["language", "train pairs", "baseline"]
         for name in self.models:
@@ -91,7 +96,7 @@ class Comparison:
             rows.append(["larger half", "", *self._columns(codes[:half])])
             rows.append(["smaller half", "", *self._columns(codes[half:])])
 
-        # Runs that were scored alike have one signature; several warn that scores do not compare.
+        # Several signatures without languages warn that runs were scored by different versions.
         signatures: set[str] = set()
         for runs in self.models.values():
             for run in runs:
@@ -102,8 +107,12 @@ class Comparison:
     def _columns(self, codes: Sequence[str]) -> list[str]:
         """Returns the averages over some languages: the baseline, and each model's score and gain.
 
-        Of the languages that have no baseline, only the models' scores count.
+        Of the languages that have no baseline, only the models' scores count. All columns are `-`
+        if the languages' tokens differ.
         """
+        if not self._are_alike(codes):
+            return ["-"] * (1 + 2 * len(self.models))
+
         columns = [_average([self.baselines[code] for code in codes if code in self.baselines])]
         for name in self.models:
             scores = self.scores(name)
@@ -112,10 +121,16 @@ class Comparison:
             columns.append(_average([gains[code] for code in codes if code in gains], "+.2f"))
         return columns
 
+    def _are_alike(self, codes: Collection[str]) -> bool:
+        """Returns whether some languages are scored by the same tokens, so that means compare."""
+        first_run = next(iter(self.models.values()))[0]
+        tokens = first_run.tokens(self.metric)
+        return len({tokens[code] for code in codes}) <= 1
+
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of Figure 6: the gains by language, and their trend lines.
 
-        Without baselines it shows the scores.
+        Without baselines it shows the scores. Languages whose tokens differ have no trend.
         """
         figure = mpl_figure.Figure(figsize=(9, 5), layout="constrained")
         axes = figure.subplots()
@@ -126,8 +141,11 @@ class Comparison:
             values = self.gains(name) if self.baselines else self.scores(name)
             codes = list(values)
             heights = list(values.values())
-            (line,) = axes.plot(smoothed(heights), label=name)
-            axes.plot(heights, ".", markersize=4, color=line.get_color(), alpha=0.4)
+            (dots,) = axes.plot(heights, ".", markersize=4, alpha=0.4)
+            if self._are_alike(codes):
+                axes.plot(smoothed(heights), label=name, color=dots.get_color())
+            else:
+                dots.set_label(name)
 
         metric = TITLES[self.metric]
         # The baselines are the dashed line at 0, as in the paper.
@@ -158,6 +176,17 @@ def smoothed(values: Sequence[float], window: int = _WINDOW) -> list[float]:
     for i in range(len(values)):
         means.append(_mean(values[max(0, i - before) : i + after]))
     return means
+
+
+def check_same_tokens(metric: str, first: Quality, other: Quality, name: str) -> None:
+    """Raises ValueError if a language of both was scored by other tokens in `other`, a run."""
+    expected = first.tokens(metric)
+    for code, tokens in other.tokens(metric).items():
+        if tokens != expected.get(code, tokens):
+            raise ValueError(
+                f"{name} has the {TITLES[metric]} of {code} by the tokens {tokens}, and another by "
+                f"{expected[code]}, which do not compare: decode both again."
+            )
 
 
 def _train_pairs(quality: Quality) -> dict[str, int]:

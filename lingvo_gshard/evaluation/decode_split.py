@@ -11,12 +11,12 @@ from lingvo_gshard.decoding.chunks import Parts
 from lingvo_gshard.decoding.generator import Generator
 from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
 from lingvo_gshard.decoding.translator import Translator
-from lingvo_gshard.evaluation import quality
+from lingvo_gshard.evaluation import quality, tokenization
 from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
 from lingvo_gshard.files import atomic_file, digests, storage
-from lingvo_gshard.input import manifest, sentences
+from lingvo_gshard.input import example_codec, manifest, sentences
 from lingvo_gshard.input.manifest import Kind, Language
-from lingvo_gshard.runs.launch import check_decoded, recorded
+from lingvo_gshard.runs.launch import check_data, check_decoded, recorded
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 
@@ -67,16 +67,29 @@ def decode_split(run: Run, split: str) -> None:
 
     Until then, the folder's own folder `parts` holds what is done, and another call resumes there.
     All processes must call it; process 0 scores, one language at a time. Raises ValueError if the
-    run was never trained, no language has the split or its text is damaged, or decode.max_sentences
-    or decode.prompt_len is out of its range.
+    run was never trained, or on other data; if no language has the split or its text is damaged; or
+    if decode.max_sentences or decode.prompt_len is out of its range.
     """
     check_decoded(run.launch.model, run.params)
     recorded(run.logdir)  # Refuses a folder that was never trained in.
+    check_data(run.launch, run.logdir)
     languages = _languages(run, split)
-    decoding = _KINDS[manifest.load(_data_dir(run)).kind](run)
+    data = manifest.load(_data_dir(run))
+    decoding = _KINDS[data.kind](run, [language.code for language in data.languages])
     folder = pathlib.Path(run.logdir, f"decode_{split}")
-    folder.mkdir(exist_ok=True)
+    with processes.locked(folder, "decodes to this folder"):
+        folder.mkdir(exist_ok=True)
+        _decode(run, split, languages, decoding, folder)
 
+
+def _decode(
+    run: Run,
+    split: str,
+    languages: list[Language],
+    decoding: _SplitDecoding,
+    folder: pathlib.Path,
+) -> None:
+    """Decodes the split of the languages into a folder that no other program writes."""
     # Batches mix languages, so that they are full and each length needs one program only.
     digests_of_texts = {language.code: language.text[split].sha256 for language in languages}
     parts = Parts(
@@ -94,8 +107,10 @@ def decode_split(run: Run, split: str) -> None:
 class _Translations:
     """Sentences with their translations."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, codes: Sequence[str]) -> None:
+        """Reads the weights; `codes` are those of all languages of the data."""
         self.text_decoder = Translator(*run.decoder())
+        self._codes = codes
 
     def examples(self, path: pathlib.Path) -> Iterator[_Example]:
         for source, reference in sentences.eval_text(path):
@@ -106,20 +121,29 @@ class _Translations:
     def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path) -> None:
         """Writes and prints the scores."""
         qualities = []
+        targets = set()
         for of_language in texts:
+            language = of_language.language
+            num_sentences = len(of_language.results)
+            if num_sentences == 0:
+                print(f"{language.code} has no sentence to score.")
+                continue
+
+            _, target = example_codec.sides(language.code, self._codes)
+            targets.add(target)
             scores = {
-                metric: quality.score(metric, of_language.results, of_language.references)
+                metric: quality.score(metric, of_language.results, of_language.references, target)
                 for metric in quality.available()
             }
-            language = of_language.language
             train_pairs = language.num_examples("train")
-            num_sentences = len(of_language.results)
             qualities.append(LanguageQuality(language.code, train_pairs, num_sentences, **scores))
 
+        if not qualities:
+            raise ValueError(f"{storage.origin(folder)}: there is no sentence to score.")
         scores_of_all = Quality(tuple(qualities))
         scores_of_all.save(folder / "scores.json")
         scores_of_all.draw(folder / "bleu.png")
-        print(scores_of_all.table())
+        print("\n".join([scores_of_all.table(), *tokenization.advice(sorted(targets))]))
         if "spbleu" not in quality.available():
             print(f"spBLEU needs its tokenizer's model in {quality.SPBLEU_MODEL}.")
         written = storage.origin(folder)
@@ -129,7 +153,9 @@ class _Translations:
 class _Continuations:
     """Documents, of which the model reads the first tokens."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, codes: Sequence[str]) -> None:
+        """Reads the weights. Raises ValueError for prompts longer than the model reads."""
+        del codes
         decode = run.params.decode
         if not 1 <= decode.prompt_len <= decode.max_prompt_len:
             raise ValueError(

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,11 @@ from matplotlib.figure import Figure
 from lingvo_gshard.evaluation import html_page, quality
 from lingvo_gshard.evaluation.html_page import Section
 from lingvo_gshard.evaluation.quality import Quality
-from lingvo_gshard.files import atomic_file, storage, table
+from lingvo_gshard.files import atomic_file, lock, storage, table
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import plan
 from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.published import factors_text
 from lingvo_gshard.runs import expert_load
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.train.run_times import RUN_TIMES, Goodput, goodput
@@ -147,7 +149,8 @@ def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
     page = html_page.document(title, _summary(facts, results), sections)
 
     path = logdir / "report.html"
-    atomic_file.write(path, page)
+    with lock.held(path, "writes this file"):
+        atomic_file.write(path, page)
     return path
 
 
@@ -290,8 +293,8 @@ def _translations(facts: RunFacts, results: _Results) -> Iterator[Section]:
     """Yields the scores of translations, or how to get them, if there is a source."""
     scores = results.scores
     if scores is not None:
-        signatures = scores.signatures(*scores.metrics)
-        content = (html_page.rows(scores.rows()), *map(html_page.paragraph, signatures))
+        lines = [*scores.signatures(*scores.metrics), *scores.notes()]
+        content = (html_page.rows(scores.rows()), *map(html_page.paragraph, lines))
         yield Section("Translations of test", _SCORES, content)
     elif facts.has_source:
         yield Section("Translations of test", _NO_SCORES)
@@ -329,13 +332,14 @@ def _speed(facts: RunFacts, results: _Results) -> Section:
     ]
     if results.plan is not None:
         rows.append(_planned(results.plan, "roofline", 1.0, gflop))
-        share = results.plan.measured_share
-        if share is not None:
-            name = "at the share of it that the paper measured of such layers"
-            rows.append(_planned(results.plan, name, share, gflop))
-        return Section("Speed", _SPEED, (html_page.rows(rows),))
+        factor = results.plan.factor
+        if factor is not None:
+            rows.append(_planned(results.plan, "expected", factor.value, gflop))
+        basis = html_page.paragraph(factors_text.basis(results.plan.topology))
+        return Section("Speed", _SPEED, (html_page.rows(rows), basis))
 
-    command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={results.plan_folder}"
+    folder = shlex.quote(str(results.plan_folder))
+    command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={folder}"
     advice = html_page.paragraph(f"{command} adds a plan.")
     return Section("Speed", _SPEED, (html_page.rows(rows), advice))
 

@@ -5,6 +5,7 @@ sacreBLEU's PairedTest, which has neither an average over languages nor the inte
 model with several runs has the mean of their scores, in each resampling.
 """
 
+import collections
 import dataclasses
 import os
 import pathlib
@@ -12,9 +13,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from sacrebleu import significance
+from sacrebleu.metrics.base import Metric
 
 from lingvo_gshard.evaluation import quality
 from lingvo_gshard.files import table
+from lingvo_gshard.input import example_codec
+
+_ROUNDING = 1e-9  # Of scores from 0 to 100.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +41,18 @@ class _Samples:
 
 @dataclasses.dataclass(frozen=True)
 class _Gain:
-    """What the other model gains over the base, its 95 % interval, and its p value."""
+    """What the other model gains over the base, its 95 % interval, and its p value.
+
+    The interval and the p value are None where resamplings tell nothing: of one sentence, or if all
+    of them have the same gain. Without any gain p is 1.
+    """
 
     base_score: float
     other_score: float
     gain: float
-    low: float
-    high: float
-    p: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
 
 
 def tables(folders: Mapping[str, Sequence[pathlib.Path]], codes: Collection[str]) -> Iterator[str]:
@@ -54,8 +63,8 @@ def tables(folders: Mapping[str, Sequence[pathlib.Path]], codes: Collection[str]
       codes: The languages to compare.
 
     Raises:
-      ValueError: for one model only, SACREBLEU_SEED `none`, a missing file, or runs that have
-        different references.
+      ValueError: for one model only, SACREBLEU_SEED `none`, a missing file, a language without a
+        sentence, or runs that have different references.
     """
     (base_name, base_runs), *others = folders.items()
     if not others:
@@ -75,6 +84,8 @@ def _texts(base: Sequence[pathlib.Path], other: Sequence[pathlib.Path], code: st
     """Reads a language's lines from the folders of two models' runs."""
     # Sentence i of one run must be sentence i of the other: resamplings draw their numbers.
     references = _lines(base[0] / f"{code}.reference.txt")
+    if not references:
+        raise ValueError(f"--paired: {base[0]} has no sentence of {code}.")
     for folder in (*base, *other):
         if _lines(folder / f"{code}.reference.txt") != references:
             raise ValueError(f"--paired: {base[0]} and {folder} have other references of {code}.")
@@ -94,34 +105,57 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 
 def _table(metric: str, base_name: str, other_name: str, texts: Mapping[str, _Texts]) -> str:
-    """Returns a table of both models' scores and the gain, by language and on average."""
-    scorer = quality.METRICS[metric]()
+    """Returns a table of both models' scores and the gain, by language and on average.
 
-    def mean_of_runs(runs: list[list[str]], references: list[str]) -> np.ndarray:
-        samples = [quality.samples(scorer, lines, references) for lines in runs]
-        return np.mean(samples, axis=0)
-
-    samples = {}
+    Languages whose tokens differ have no average.
+    """
+    samples: dict[str, _Samples] = {}
+    codes_by_signature: dict[str, list[str]] = collections.defaultdict(list)
     for code, text in texts.items():
+        _, target = example_codec.sides(code, texts)
+        scorer = quality.scorer_for(metric, target)
         samples[code] = _Samples(
-            base=mean_of_runs(text.base, text.references),
-            other=mean_of_runs(text.other, text.references),
+            base=_mean_of_runs(scorer, text.base, text.references),
+            other=_mean_of_runs(scorer, text.other, text.references),
         )
+        codes_by_signature[str(scorer.get_signature())].append(code)
+
+    rows = [["language", base_name, other_name, "gain", "from", "to", "p"]]
+    rows += [[code, *_cells(_gain(sample))] for code, sample in samples.items()]
 
     # The average's interval is not the mean of the languages' intervals: it is that of the mean of
     # their scores in each resampling.
-    samples["average"] = _Samples(
-        base=np.mean([language.base for language in samples.values()], axis=0),
-        other=np.mean([language.other for language in samples.values()], axis=0),
-    )
+    are_alike = len(codes_by_signature) == 1
+    if are_alike:
+        average = _Samples(
+            base=np.mean([language.base for language in samples.values()], axis=0),
+            other=np.mean([language.other for language in samples.values()], axis=0),
+        )
+        rows.append(["average", *_cells(_gain(average))])
 
-    rows = [["language", base_name, other_name, "gain", "from", "to", "p"]]
-    rows += [[name, *_cells(_gain(sample))] for name, sample in samples.items()]
-    return f"{table.text(rows)}\nsacreBLEU paired {metric} {scorer.get_signature()}"
+    lines = [table.text(rows)]
+    for signature in sorted(codes_by_signature):
+        codes = "" if are_alike else f": {', '.join(codes_by_signature[signature])}"
+        lines.append(f"sacreBLEU paired {metric} {signature}{codes}")
+    return "\n".join(lines)
+
+
+def _mean_of_runs(scorer: Metric, runs: list[list[str]], references: list[str]) -> np.ndarray:
+    """Returns the mean scores of a model's runs, float [1 + BOOTSTRAPS]."""
+    samples = [quality.samples(scorer, lines, references) for lines in runs]
+    return np.mean(samples, axis=0)
 
 
 def _gain(samples: _Samples) -> _Gain:
     gain, *resampled = (samples.other - samples.base).tolist()
+    base_score = float(samples.base[0])
+    other_score = float(samples.other[0])
+
+    # Without variance there is no test. Of a single sentence, all resamplings are that sentence.
+    if np.ptp([gain, *resampled]) < _ROUNDING:
+        if abs(gain) >= _ROUNDING:
+            return _Gain(base_score, other_score, gain)
+        return _Gain(base_score, other_score, 0.0, low=0.0, high=0.0, p=1.0)
 
     # sacreBLEU's p value: the share of resamplings whose absolute gain exceeds the mean absolute
     # gain by more than the gain of the text.
@@ -133,9 +167,9 @@ def _gain(samples: _Samples) -> _Gain:
     tail = len(ordered) // 40
 
     return _Gain(
-        base_score=samples.base[0],
-        other_score=samples.other[0],
-        gain=gain,
+        base_score,
+        other_score,
+        gain,
         low=ordered[tail],
         high=ordered[-1 - tail],
         p=p,
@@ -147,7 +181,7 @@ def _cells(gain: _Gain) -> list[str]:
         f"{gain.base_score:.2f}",
         f"{gain.other_score:.2f}",
         f"{gain.gain:+.2f}",
-        f"{gain.low:+.2f}",
-        f"{gain.high:+.2f}",
-        f"{gain.p:.4f}",
+        table.number(gain.low, "+.2f"),
+        table.number(gain.high, "+.2f"),
+        table.number(gain.p, ".4f"),
     ]

@@ -8,6 +8,8 @@ import shutil
 import uuid
 from collections.abc import Container, Iterator
 
+from lingvo_gshard.files import lock
+
 
 def write(path: str | pathlib.Path, content: str | bytes) -> None:
     """Writes `content` so that `path` holds either all of it or what it held before."""
@@ -42,9 +44,17 @@ def replacing(path: str | pathlib.Path, is_shared: bool = False) -> Iterator[pat
 def replacing_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a new folder that replaces the folder `path` once the block succeeds.
 
-    It lies beside `path`. If the block raises, it is deleted, and `path` stays as it was.
+    It lies beside `path`. If the block raises, it is deleted, and `path` stays as it was. Raises
+    ValueError if another process writes the folder.
     """
     path = pathlib.Path(path).resolve()  # So that a link stays, and its target is replaced.
+    with lock.held(path, "writes this folder"), _replacing_locked(path) as partial:
+        yield partial
+
+
+@contextlib.contextmanager
+def _replacing_locked(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a new folder as `replacing_folder`, which no other process writes."""
     partial = path.with_name(path.name + ".partial")
     before = path.with_name(path.name + ".before")
 

@@ -98,9 +98,14 @@ def of_json(*values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def of_library() -> str:
-    """Returns the SHA-256 of this library's code."""
-    files = sorted(pathlib.Path(__file__).parents[1].rglob("*.py"))
+def of_library(*parts: str) -> str:
+    """Returns the SHA-256 of this library's code, or of some of its modules and packages."""
+    library = pathlib.Path(__file__).parents[1]
+    files: list[pathlib.Path] = []
+    for part in parts or (".",):
+        path = library / part
+        files += [path] if path.is_file() else path.rglob("*.py")
+    files.sort()
     return of_json([_sha256(str(path), *_times(path.stat())) for path in files])
 
 

@@ -16,9 +16,11 @@ import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
 import numpy as np
 
 from lingvo_gshard.files import atomic_file
+from lingvo_gshard.files.tensor_span import TensorSpan
 
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # As the safetensors library has it.
 _DTYPES = {
     "BF16": "bfloat16",
     "BOOL": "bool",
@@ -42,15 +44,22 @@ class Contents:
     metadata: dict[str, str]
 
 
-def write(path: str | pathlib.Path, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
+def write(
+    path: str | pathlib.Path,
+    arrays: Mapping[str, Any],
+    metadata: Mapping[str, str],
+    *,
+    in_order: bool = False,
+) -> None:
     """Writes a file; if this fails, `path` stays as it was.
 
     `arrays` have a shape and a dtype. np.asarray converts them one at a time, so that those on
-    devices or on disk need not be in memory together. The metadata in the file also have an entry
-    `sha256`: a JSON object with the digest of each array.
+    devices or on disk need not be in memory together. They are by name, or `in_order` as given. The
+    metadata in the file also have an entry `sha256`: a JSON object with the digest of each array.
     """
     # Wider elements come first, as the safetensors library writes them: all are then aligned.
-    names = sorted(arrays, key=lambda name: (-np.dtype(arrays[name].dtype).itemsize, name))
+    names = list(arrays) if in_order else sorted(arrays)
+    names.sort(key=lambda name: -np.dtype(arrays[name].dtype).itemsize)
     header = _header(arrays, names)
 
     # The digests are known when the arrays have been written. Until then zeros keep their place.
@@ -110,6 +119,54 @@ def read(path: str | pathlib.Path) -> Contents:
         raise ValueError(
             f"{path}: not a safetensors file of weights, or a damaged one ({error!r})."
         ) from error
+
+
+def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
+    """Returns where each array of a file is, by name, to read any part of it without mapping it.
+
+    They have the digests that `write` noted. Raises ValueError as `read`, before it takes more
+    memory than the header.
+    """
+    path = pathlib.Path(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header_length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if header_length > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
+                raise ValueError(f"a header of {header_length} bytes")
+            header = dict(json.loads(file.read(header_length)))
+
+        header_end = _LENGTH_BYTES + header_length
+        sha256_of_entry = json.loads(header.pop(_METADATA, {}).get("sha256", "{}"))
+        found = {}
+        for name, entry in header.items():
+            digest = sha256_of_entry.get(name)
+            found[name] = TensorSpan(
+                path,
+                _checked_offset(entry, header_end, size),
+                np.dtype(_DTYPES[entry["dtype"]]),
+                tuple(entry["shape"]),
+                None if digest is None else f"sha256:{digest}",
+            )
+        return found
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing.") from error
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: not a safetensors file of weights, or a damaged one ({error!r})."
+        ) from error
+
+
+def _checked_offset(entry: Mapping[str, Any], header_end: int, file_size: int) -> int:
+    """Returns where an array begins in its file; ValueError if it does not end in it."""
+    begin, end = entry["data_offsets"]
+    itemsize = np.dtype(_DTYPES[entry["dtype"]]).itemsize
+    num_bytes = itemsize * math.prod(entry["shape"])
+    if min(begin, *entry["shape"], 0) < 0 or end - begin != num_bytes:
+        raise ValueError(f"an array of {entry['shape']} at {begin} to {end}")
+    if header_end + end > file_size:
+        raise ValueError(f"it has {file_size} bytes and should have {header_end + end}")
+    return int(header_end + begin)
 
 
 def _array(data: np.ndarray, entry: Mapping[str, Any]) -> np.ndarray:

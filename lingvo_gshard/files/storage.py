@@ -43,9 +43,20 @@ def is_bucket(name: _Path) -> bool:
 
 
 def path(name: _Path) -> Any:
-    """Returns a pathlib.Path or, in a bucket, an epath.Path; ValueError without its package."""
+    """Returns a pathlib.Path or, in a bucket, an epath.Path.
+
+    Raises ValueError without the bucket's package, or for a name in a bucket that is a pattern.
+    """
     if not is_bucket(name):
         return pathlib.Path(name)
+
+    # fsspec would list, rename and delete whatever matches it.
+    wildcards = sorted(set("*?[").intersection(str(name)))
+    if wildcards:
+        raise ValueError(
+            f"{name}: in buckets, names with {' or '.join(wildcards)} are patterns; choose a name "
+            "without *, ? and [."
+        )
 
     scheme = str(name)[:5]
     package = _PACKAGES[scheme]
@@ -60,6 +71,11 @@ def path(name: _Path) -> Any:
     # Other machines may write while this one reads.
     importlib.import_module("fsspec.config").conf[extra] = {"use_listings_cache": False}
     return importlib.import_module("etils.epath").Path(name)
+
+
+def absolute(name: _Path) -> str:
+    """Returns a path as it can be recorded: the same file from whatever folder it is read."""
+    return str(name) if is_bucket(name) else os.path.abspath(name)
 
 
 def size_bytes(file: _Path) -> int:
@@ -295,7 +311,8 @@ def _depth(name: str) -> int:
 
 
 def _cache() -> pathlib.Path:
-    return pathlib.Path(os.environ.get(_CACHE, "~/.cache/lingvo_gshard/buckets")).expanduser()
+    folder = pathlib.Path(os.environ.get(_CACHE, "~/.cache/lingvo_gshard/buckets"))
+    return folder.expanduser().absolute()
 
 
 @functools.cache

@@ -289,8 +289,9 @@ def _called_bytes(caller: Instruction) -> int:
     # Where the operands and results lie is known outside, where they are made and used.
     total = 0
     for number, read in _parameter_bytes(inner, passed_on).items():
-        arrays = caller.operands[number].arrays
-        if not all(array.is_on_chip for array in arrays):
+        # libtpu leaves out the operands of calls to a TPU's SparseCore, which lie in HBM.
+        arrays = caller.operands[number].arrays if caller.operands else ()
+        if not arrays or not all(array.is_on_chip for array in arrays):
             total += read
 
     results = _results(inner)

@@ -1,8 +1,9 @@
 """Kernels that users write themselves (Pallas), which XLA runs without knowing what they compute.
 
-On TPUs they are custom calls of Mosaic. XLA sees their operands and results, and so their bytes,
-but no products. The author of a kernel can tell what it computes, with `cost_estimate` of
-`jax.experimental.pallas.pallas_call`; for a kernel without it, the user of a plan can, by its name.
+They are custom calls, on TPUs of Mosaic and on GPUs of Triton. XLA sees their operands and results,
+and so their bytes, but no products. The author of a kernel can tell what it computes, with
+`cost_estimate` of `jax.experimental.pallas.pallas_call`, which JAX keeps for TPUs alone; for a
+kernel without it, the user of a plan can, by its name.
 """
 
 import json
@@ -11,14 +12,15 @@ from collections.abc import Iterable, Mapping
 
 from lingvo_gshard.hlo.hlo_module import Instruction, Module
 
-_TARGET = "tpu_custom_call"
+_MOSAIC = "tpu_custom_call"
+_TRITON = "__gpu$xla.gpu.triton"
 # The operation that a kernel comes from; the scope around it is the kernel's name.
 _OPERATION = "pallas_call"
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """Returns whether an instruction is a kernel of Mosaic."""
-    return instruction.proto.custom_call_target == _TARGET
+    """Returns whether an instruction is a kernel of Mosaic or Triton."""
+    return instruction.proto.custom_call_target in (_MOSAIC, _TRITON)
 
 
 def name_of(kernel: Instruction) -> str:
@@ -38,6 +40,8 @@ def flops_of(kernel: Instruction, flops_by_name: Mapping[str, int]) -> int | Non
     if name in flops_by_name:
         return flops_by_name[name]
 
+    if kernel.proto.custom_call_target == _TRITON:
+        return None  # Its configuration has no estimate.
     config = json.loads(kernel.proto.backend_config or "{}")
     estimate = config.get("custom_call_config", {}).get("cost_estimate")
     # A protobuf in JSON has 64-bit integers as text and leaves out zeros.
@@ -45,21 +49,21 @@ def flops_of(kernel: Instruction, flops_by_name: Mapping[str, int]) -> int | Non
 
 
 def parse_flops(texts: Iterable[str]) -> dict[str, int]:
-    """Returns the flops by the kernels' names of texts such as `flash_attention:8.6e9`.
+    """Returns the flops by the kernels' names of texts such as `flash_attention=8.6e9`.
 
     Raises ValueError for a text of another form, a number below zero, or a name given twice.
     """
     flops_by_name: dict[str, int] = {}
     for text in texts:
-        name, _, number = text.rpartition(":")
+        name, _, number = text.rpartition("=")
         try:
             flops = float(number)
         except ValueError:
             flops = -1.0
         if not name or not 0 <= flops < float("inf"):
             raise ValueError(
-                f"flops of a kernel {text!r}: expected NAME:FLOPS of one run on one device, "
-                "such as flash_attention:8.6e9."
+                f"flops of a kernel {text!r}: expected NAME=FLOPS of one run on one device, "
+                "such as flash_attention=8.6e9."
             )
 
         if name in flops_by_name:

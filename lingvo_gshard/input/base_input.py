@@ -24,13 +24,16 @@ class DataFacts:
     """What a model must know about its data: vocabulary sizes in pieces, and language codes.
 
     A size is 0 without such a vocabulary. Text has one vocabulary, of both sizes, and its languages
-    are corpora.
+    are corpora. The fingerprint tells all data apart; runs from before there were any record none.
     """
 
     source_vocab_size: int = 0
     target_vocab_size: int = 0
     languages: tuple[str, ...] = ()
     kind: str | None = Kind.PARALLEL  # None if it is no prepared text.
+    fingerprint: str = ""
+    # The codes of the languages that the vocabulary has tokens of: see Tokenizer.languages.
+    language_tokens: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

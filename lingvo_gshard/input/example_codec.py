@@ -10,6 +10,7 @@ All numbers are unsigned and little endian; w is 2 if every id fits.
 """
 
 import dataclasses
+import re
 import struct
 from collections.abc import Collection, Sequence
 
@@ -21,20 +22,37 @@ BOS_ID = 1
 EOS_ID = 2
 UNK_ID = 3
 
+# A region of BCP-47, with which English is a variety of it; languages have small letters.
+_REGION = re.compile(r"([A-Z]{2}|\d{3})(-.+)?")
 _HEADER = struct.Struct("<BI")  # w and n.
+_MAX_LISTED = 20  # Languages in a message.
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
-def source_languages(codes: Sequence[str], targets: Collection[str]) -> tuple[str, ...]:
-    """Returns the codes of the languages to translate from, given those to translate into.
+def sides(code: str, codes: Collection[str]) -> tuple[str, str]:
+    """Returns the languages to translate from and into, of one of a model's `codes`.
 
-    en-de is German from English if German is a target; en-GB is a language.
+    de is German into English, and en-de the other way round. en-GB is British English, as a source,
+    unless GB is a language of the model.
     """
-    sources = []
-    for code in codes:
-        is_from_english = code.startswith("en-") and code.removeprefix("en-") in targets
-        sources.append("en" if is_from_english else code)
-    return tuple(dict.fromkeys(sources))  # Each once, in order.
+    target = code.removeprefix("en-")
+    is_variety = _REGION.fullmatch(target) is not None and target not in codes
+    if target == code or is_variety:
+        return code, "en"
+    return "en", target
+
+
+def source_languages(codes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the codes of the languages to translate from, each once, in order."""
+    sources = [sides(code, codes)[0] for code in codes]
+    return tuple(dict.fromkeys(sources))
+
+
+def listed(codes: Sequence[str]) -> str:
+    """Returns languages for a message: the first ones, if there are many."""
+    if len(codes) <= _MAX_LISTED:
+        return ", ".join(codes)
+    return f"{', '.join(codes[:_MAX_LISTED])} and {len(codes) - _MAX_LISTED} more"
 
 
 def target_token(code: str) -> str:

@@ -22,6 +22,7 @@ import enum
 import functools
 import os
 import pathlib
+import shlex
 from typing import Any
 
 from lingvo_gshard.files import digests, json_records, storage
@@ -51,10 +52,11 @@ class Kind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A SentencePiece model and its number of pieces."""
+    """A SentencePiece model, and its number of pieces with rows in a model's tables."""
 
     file: File
     size: int
+    languages: tuple[str, ...] = ()  # The codes of those that it has tokens of.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +140,11 @@ class Manifest:
         """The SentencePiece models of source and target."""
         return self.source_vocabulary.file, self.target_vocabulary.file
 
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the names and digests of all files, which no other data has."""
+        return digests.of_json(sorted((file.path, file.sha256) for file in self.files()))
+
     def files(self) -> tuple[File, ...]:
         """Returns every file that the manifest names, each once."""
         files = list(dict.fromkeys(self.vocabulary_files))  # Text has one vocabulary.
@@ -186,7 +193,7 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
         problem = f"no data folder {folder}"
         if folder.is_dir():
             problem = f"no {FILE_NAME} in {folder}"
-    command = f"python -m data_prep.build --input=TEXT_DIR --out={folder}"
+    command = f"python -m data_prep.build --input=TEXT_DIR --out={shlex.quote(str(folder))}"
     raise ValueError(f"{problem}: prepare it with {command}")
 
 

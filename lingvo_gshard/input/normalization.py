@@ -1,8 +1,9 @@
 """The forms of text that is trained on, evaluated, translated or written.
 
-What a model reads is in NFKC, so that it need not learn each way to write the same. What it writes
-is in NFC, which looks and means the same as the text that it learned from: NFKC would make `x2` of
-`x²`, a comma of `，`, and two characters of a Thai vowel.
+What our models read is in NFKC, so that they need not learn each way to write the same. What they
+write is in NFC, which looks and means the same as the text that they learned from: NFKC would make
+`x2` of `x²`, a comma of `，`, and two characters of a Thai vowel. Vocabularies from elsewhere have
+forms of their own.
 """
 
 import enum
@@ -18,16 +19,20 @@ CONTROL = re.compile(
 
 
 class Normalization(enum.StrEnum):
-    """The form of the text of a vocabulary.
+    """What is done to text before a vocabulary's SentencePiece model, which has rules of its own.
 
-    NFKC: `normalize`, of what is read. NFC: `normalize_written`, of what is written.
+    NFKC: `normalize`, for what is read. NFC: `normalize_written`, for what is written. MODEL:
+    nothing.
     """
 
     NFKC = "nfkc"
     NFC = "nfc"
+    MODEL = "model"
 
     def of(self, text: str) -> str:
-        """Returns the text in this form."""
+        """Returns the text as the model takes it."""
+        if self is Normalization.MODEL:
+            return text
         return normalize(text) if self is Normalization.NFKC else normalize_written(text)
 
 

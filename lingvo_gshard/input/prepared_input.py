@@ -44,11 +44,16 @@ class PreparedInput(PrefetchedInput):
 
     @classmethod
     def Facts(cls, data_dir: str) -> DataFacts:
-        """Returns the sizes of the vocabularies, and the languages with text to train on."""
+        """Returns what the manifest tells; the languages are those with text to train on."""
         data = cls.Manifest(data_dir)
         codes = [language.code for language in data.languages if language.num_examples("train")]
         return DataFacts(
-            data.source_vocabulary.size, data.target_vocabulary.size, tuple(codes), cls.KIND
+            source_vocab_size=data.source_vocabulary.size,
+            target_vocab_size=data.target_vocabulary.size,
+            languages=tuple(codes),
+            kind=cls.KIND,
+            fingerprint=data.fingerprint,
+            language_tokens=data.source_vocabulary.languages,
         )
 
     @classmethod

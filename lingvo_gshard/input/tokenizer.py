@@ -1,4 +1,9 @@
-"""Converts text to token ids and back, by a SentencePiece model with this project's special ids."""
+"""Converts text to token ids and back, by a SentencePiece model with this project's special ids.
+
+A vocabulary from elsewhere (fairseq_vocabulary.py) may name languages: by control pieces, which no
+text spells, named as LANGUAGE has it. Its last pieces have no rows in a model's tables: END, and
+after it what the vocabulary records about itself, and pieces that become unknown.
+"""
 
 import functools
 import itertools
@@ -23,6 +28,9 @@ from lingvo_gshard.input.example_codec import (
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.normalization import Normalization
 
+# The tokens of languages, by their codes: deu_Latn, or __de__ of de.
+LANGUAGE = re.compile(r"(?P<code>[a-z]{3}_[A-Z][a-z]{3})|__(?P<short>[A-Za-z-]+)__")
+END = "<end of the table>"
 _HALF = "\u00bd"  # NFKC makes three characters of it.
 _SPACE = "\u2581"  # SentencePiece's mark of a space in a piece.
 
@@ -46,19 +54,35 @@ class Tokenizer:
             raise ValueError(f"{model_file} has pad, bos, eos, unk {ids}, expected {expected}")
         self._processor = processor
 
-        # A model of what is read has NFKC in it, as all had once.
-        self._normalization = Normalization.NFC
-        if processor.decode(processor.encode(_HALF)) != _HALF:
-            self._normalization = Normalization.NFKC
+        # A piece that is missing has the unknown id.
+        end = processor.piece_to_id(END)
+        self._size = processor.get_piece_size() if end == UNK_ID else end
+        self._normalization = _form_of(processor)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of pieces that a model has rows for, including the special ids."""
+        return self._size
+
+    @functools.cached_property
+    def languages(self) -> dict[str, int]:
+        """The ids of the tokens of languages, by their codes; none of most vocabularies."""
+        ids: dict[str, int] = {}
+        for token in range(UNK_ID + 1, self.vocab_size):
+            if self._processor.is_control(token):
+                match = LANGUAGE.fullmatch(self._processor.id_to_piece(token))
+                if match is not None:
+                    ids[match["code"] or match["short"]] = token
+        return ids
+
+    @property
+    def normalization(self) -> Normalization:
+        """What is done to text before the model."""
+        return self._normalization
 
     def normalize(self, text: str) -> str:
         """Returns the text in the form that the vocabulary was trained on."""
         return self._normalization.of(text)
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of pieces, including the special ids."""
-        return self._processor.get_piece_size()
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -72,7 +96,7 @@ class Tokenizer:
         return tuple(codes)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a sentence, EOS last.
+        """Returns the ids of a sentence in normal form, EOS last.
 
         Only at its beginning is the token of a target language a token; elsewhere it is text.
         """
@@ -88,12 +112,19 @@ class Tokenizer:
         ids_by_text: list[list[int]] = []
         for parts in parts_by_text:
             ids_of_parts = itertools.islice(remaining, len(parts))
-            ids_by_text.append([*itertools.chain.from_iterable(ids_of_parts), EOS_ID])
+            ids = list(itertools.chain.from_iterable(ids_of_parts))
+            ids_by_text.append([*self._with_rows(ids), EOS_ID])
         return ids_by_text
 
     @functools.cached_property
     def _tokens(self) -> tuple[str, ...]:
         return tuple(map(target_token, self.targets))
+
+    def _with_rows(self, ids: list[int]) -> list[int]:
+        """Returns ids with the unknown one in place of those that have no row."""
+        if self._size == self._processor.get_piece_size():
+            return ids
+        return [token if token < self._size else UNK_ID for token in ids]
 
     def num_byte_pieces(self, ids: Sequence[int]) -> int:
         """Returns how many of the ids are those of bytes."""
@@ -131,6 +162,20 @@ class Tokenizer:
             if token not in (PAD_ID, BOS_ID):
                 tokens.append(token)
         return self._processor.decode(tokens)
+
+
+def _form_of(processor: sentencepiece.SentencePieceProcessor) -> Normalization:
+    """Returns what is done to text before a model."""
+    if processor.piece_to_id(recorded(Normalization.MODEL)) != UNK_ID:
+        return Normalization.MODEL
+    # A model of what is read has NFKC in it, as all of ours had once.
+    keeps_form = processor.decode(processor.encode(_HALF)) == _HALF
+    return Normalization.NFC if keeps_form else Normalization.NFKC
+
+
+def recorded(normalization: Normalization) -> str:
+    """Returns the piece past the table by which a vocabulary records its normalization."""
+    return f"<normalization: {normalization}>"
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:

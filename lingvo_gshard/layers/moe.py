@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -25,7 +25,7 @@ from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import Capacity, CapacityBy
 from lingvo_gshard.layers.gating_layers import GatingLayer, Top2Gating
 from lingvo_gshard.layers.moe_inference import without_overflow
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, with_bias
 from lingvo_gshard.layers.ragged_experts import Experts
 from lingvo_gshard.layers.routing import Gates, Routing
 
@@ -50,6 +50,7 @@ class MoELayer(BaseLayer):
         p.Define("hidden_dim", REQUIRED, "H, the hidden dimension of an expert.")
         p.Define("activation", Activation.RELU, "Of an expert's hidden units.")
         p.Define("gated", False, "Whether a second product multiplies them: see activations.py.")
+        p.Define("biases", False, "Whether a vector is added to each product of an expert.")
         dropout = DropoutLayer.Params().Set(rate=0.0)
         p.Define("hidden_dropout", dropout, "Dropout within the experts, after the activation.")
         p.Define("num_experts", REQUIRED, "E, the number of experts.")
@@ -80,6 +81,15 @@ class MoELayer(BaseLayer):
         self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h, share_used=used))
         if self.p.gated:
             self.CreateVariable("wi_gate", gaussian((e, m, h), "EMH", fan_in=m, share_used=used))
+
+        # A single row for each expert, which is added to all of its rows.
+        if self.p.biases:
+            self.CreateVariable("wi_bias", constant((e, 1, h), "E_H", 0.0, share_used=used))
+            self.CreateVariable("wo_bias", constant((e, 1, m), "E_M", 0.0, share_used=used))
+            if self.p.gated:
+                self.CreateVariable(
+                    "wi_gate_bias", constant((e, 1, h), "E_H", 0.0, share_used=used)
+                )
 
         # Experts that all tokens take are one dense layer, as wide as they are together.
         if self.p.num_shared:
@@ -124,7 +134,8 @@ class MoELayer(BaseLayer):
 
             # Lines 4 and 5, the hidden units of the experts.
             def project(name: str) -> tf.Tensor:
-                return context.einsum("EGCM,EMH->E(GC)H", x_EGCM, theta[name])
+                h_EGH = context.einsum("EGCM,EMH->E(GC)H", x_EGCM, theta[name])
+                return with_bias(h_EGH, theta, name)
 
             with tf.name_scope("experts"):
                 h_EGH = self.annotate(self._hidden_units(project), "EGH")
@@ -133,6 +144,7 @@ class MoELayer(BaseLayer):
             # Line 6, their outputs, which return to their groups: the second all-to-all.
             by_group = functools.partial(self._outputs_by_group, x_EGCM.shape, context.arithmetic)
             y_GECM = context.product("E(GC)H,EHM->GECM", by_group, h_EGH, theta.wo)
+            y_GECM = with_bias(y_GECM, theta, "wo")
 
             # Line 7, combine: "GSEC,GECM->GSM" with the gates as weights.
             return self.annotate(dispatcher.combine(y_GECM), "GSM")
@@ -182,12 +194,15 @@ class MoELayer(BaseLayer):
             hidden_dim=p.num_shared * p.hidden_dim,
             activation=p.activation,
             gated=p.gated,
+            biases=p.biases,
             hidden_dropout=p.hidden_dropout,
         )
 
     def _experts(self, theta: NestedMap) -> Experts:
         """Returns what experts without buffers compute with."""
-        names = ("wi", "wi_gate", "wo") if self.p.gated else ("wi", "wo")
+        names = ["wi", "wi_gate", "wo"] if self.p.gated else ["wi", "wo"]
+        if self.p.biases:
+            names += [f"{name}_bias" for name in names]
         return Experts({name: theta[name] for name in names}, self._hidden_units)
 
     def _in_groups(

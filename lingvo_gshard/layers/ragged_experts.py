@@ -32,8 +32,9 @@ import functools
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
-from lingvo_gshard.layers.products import Arithmetic
+from lingvo_gshard.layers.products import Arithmetic, with_bias
 from lingvo_gshard.layers.routing import Gates
 from lingvo_gshard.layers.slices import read_at, write_at
 from lingvo_gshard.sharding.annotator import Annotator
@@ -43,7 +44,9 @@ from lingvo_gshard.sharding.annotator import Annotator
 class Experts:
     """What the experts of a layer compute with."""
 
-    weights: dict[str, tf.Tensor]  # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H].
+    # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H]; perhaps the bias of each of them,
+    # such as wi_bias [E, 1, H].
+    weights: dict[str, tf.Tensor]
     # Maps a function that multiplies tokens by the weight of a name to their hidden units.
     hidden_units: Callable[[Callable[[str], tf.Tensor]], tf.Tensor]
 
@@ -54,9 +57,9 @@ class Experts:
         matmul: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     ) -> tf.Tensor:
         """Returns one expert's outputs for x, both [Z, M], by its own weights in their order."""
-        own = dict(zip(self.weights, weights, strict=True))
-        h_ZH = self.hidden_units(lambda name: matmul(x_ZM, own[name]))
-        return matmul(h_ZH, own["wo"])
+        own = NestedMap(zip(self.weights, weights, strict=True))
+        h_ZH = self.hidden_units(lambda name: with_bias(matmul(x_ZM, own[name]), own, name))
+        return with_bias(matmul(h_ZH, own.wo), own, "wo")
 
 
 def ragged_experts(

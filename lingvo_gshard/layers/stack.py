@@ -1,8 +1,9 @@
-"""A stack of Transformer layers, of which every other one may have experts (section 2.1).
+"""A stack of Transformer layers, of which every other or n-th one may have experts (section 2.1).
 
 The program applies its layers in one of three ways, with the same results: unrolled, each with its
 own instructions; as a loop over blocks (repeat.py); or, for training, as a pipeline of stages
-(pipeline.py). A block is a dense layer and, if there are any, one with experts.
+(pipeline.py). A block is a dense layer alone or, with experts, as many layers as `moe_every`, of
+which the last one has them.
 
 B batch, L length (of the target in a decoder), T source length, M model, k beam size, P cache
 length; R blocks.
@@ -45,8 +46,9 @@ class TransformerStack(BaseLayer):
         p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("num_layers", REQUIRED, "The number of layers, counted as in the paper.")
         p.Define("layer", TransformerLayer.Params(), "All layers, except their feed_forward.")
-        p.Define("dense", FeedForwardLayer.Params(), "The feed-forward of even layers.")
-        p.Define("moe", MoELayer.Params(), "The feed-forward of odd layers; None for dense ones.")
+        p.Define("dense", FeedForwardLayer.Params(), "The feed-forward of layers without experts.")
+        p.Define("moe", MoELayer.Params(), "That of every n-th layer; None if all are dense.")
+        p.Define("moe_every", 2, "n: layers n - 1, 2n - 1, ..., counted from 0, have experts.")
         p.Define("layers_as", Layers.UNROLLED, "How the program applies the layers.")
         p.Define("remat", Remat.NONE, "What the backward pass recomputes.")
         p.Define("stages", 1, "The stages of a pipeline (GPipe) for training; needs LOOP.")
@@ -60,8 +62,14 @@ class TransformerStack(BaseLayer):
         if p.num_layers < 1:
             raise ValueError(f"{self.path}: num_layers must be 1 or more, got {p.num_layers}.")
 
+        if p.moe_every < 1:
+            raise ValueError(f"{self.path}: moe_every must be 1 or more, got {p.moe_every}.")
+
         # A block is the shortest part of the stack that repeats.
-        feed_forwards = [p.dense] if p.moe is None else [p.dense, p.moe]
+        if p.moe is None:
+            feed_forwards = [p.dense]
+        else:
+            feed_forwards = [p.dense] * (p.moe_every - 1) + [p.moe]
         self._block_size = len(feed_forwards)
         self._num_blocks = p.num_layers // self._block_size
         check_pipeline(self.path, p, self._block_size)
@@ -181,7 +189,7 @@ class TransformerStack(BaseLayer):
         attended: Attended,
         context: Context,
     ) -> tuple[tf.Tensor, list[LayerReport]]:
-        """Applies block after block; the last one may be a dense layer alone."""
+        """Applies block after block; the last one may have dense layers alone."""
         x = inputs.x
         reports: list[LayerReport] = []
         for index, first in enumerate(range(0, self.p.num_layers, self._block_size)):

@@ -28,6 +28,7 @@ class EmbeddingLayer(BaseLayer):
         p.Define("dim", REQUIRED, "M, the model dimension, which must be even.")
         p.Define("scaled", True, "Whether rows are multiplied by sqrt(M).")
         p.Define("sinusoids", True, "Whether sinusoids of the positions are added.")
+        p.Define("first_position", 0, "The position whose sinusoid a text's first token gets.")
         return p
 
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
@@ -43,6 +44,8 @@ class EmbeddingLayer(BaseLayer):
         if self.p.scaled:
             rows_BLM *= math.sqrt(self.p.dim)
         if self.p.sinusoids:
+            if self.p.first_position:
+                positions += self.p.first_position
             rows_BLM += sinusoids(positions, self.p.dim)
         return rows_BLM
 

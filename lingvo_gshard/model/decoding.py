@@ -31,12 +31,14 @@ def search(
     has_input: tf.Tensor,
     annotate: Annotate,
     seeds: tf.Tensor | None = None,
+    first_ids: tf.Tensor | None = None,
 ) -> NestedMap:
     """Returns the best hypotheses: ids, lengths, scores, token_log_probs, and perhaps attention.
 
     `has_input`, int32 [B], is 1 for rows with an input and 0 for those that fill up a batch, which
     get no steps. `seeds`, int32 [B, 2], are those of each row's sampling; None: all rows have
-    decode.seed, and a sample depends on its place in the batch. Raises ValueError for a setting out
+    decode.seed, and a sample depends on its place in the batch. `first_ids`, int32 [B], are the
+    tokens that each row's hypotheses begin with; see Requests. Raises ValueError for a setting out
     of its range.
     """
     config = BeamSearch(
@@ -48,8 +50,10 @@ def search(
         temperature=decode.temperature,
         top_k=decode.top_k,
         top_p=decode.top_p,
+        rules=decode.rules,
+        stopping=decode.stopping,
     )
-    requests = _requests(decode, has_input, seeds)
+    requests = _requests(decode, has_input, seeds, first_ids)
 
     needs_attention = decode.tell_attention or decode.coverage_weight
     state = first_state(
@@ -68,7 +72,12 @@ def search(
     return predictions
 
 
-def _requests(decode: Params, has_input: tf.Tensor, seeds: tf.Tensor | None) -> Requests:
+def _requests(
+    decode: Params,
+    has_input: tf.Tensor,
+    seeds: tf.Tensor | None,
+    first_ids: tf.Tensor | None,
+) -> Requests:
     """Returns the experiment's limits for each row that has an input."""
     if not 1 <= decode.min_target_len <= decode.max_target_len:
         raise ValueError(
@@ -83,4 +92,4 @@ def _requests(decode: Params, has_input: tf.Tensor, seeds: tf.Tensor | None) -> 
     longest = tf.fill(batch, decode.max_target_len)
     if seeds is None:
         seeds = tf.constant((decode.seed, 0))
-    return Requests(shortest, longest * has_input, seeds)
+    return Requests(shortest, longest * has_input, seeds, first_ids)

@@ -34,8 +34,8 @@ def train_step_flops(
     """
     products = 0.0
     for path, spec in weights.FlattenItems():
-        # Vectors and embeddings are added or looked up, not multiplied.
-        if len(spec.axes) < 2 or "embedding" in path:
+        # Vectors and embeddings are added or looked up, not multiplied; some biases have two dims.
+        if len(spec.axes) < 2 or "embedding" in path or path.endswith("_bias"):
             continue
         tokens = rows * (source_len if reads_source(path) else target_len)
         products += tokens * math.prod(spec.shape) * spec.share_used

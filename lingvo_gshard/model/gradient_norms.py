@@ -15,7 +15,7 @@ def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
 
     They are named `encoder_3` for layer 3 of a stack, `encoder_norm` for a stack's other children,
     and `softmax` for weights outside of stacks. A gradient that is not finite makes its norm so.
-    Those of weights that take signed steps count as 0.
+    Those of weights that take signed steps, or none, count as 0.
     """
     # Reduced before they are added up, so that partitions exchange nothing but scalars.
     squares = gradients.Transform(_sum_of_squares, weight_specs)
@@ -29,7 +29,7 @@ def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
 
 
 def _sum_of_squares(gradient: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
-    if spec.sign_step is not None:
+    if not spec.is_optimized:
         gradient = tf.zeros_like(gradient)
     return tf.reduce_sum(tf.square(gradient), spec.axes)
 

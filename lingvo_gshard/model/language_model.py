@@ -65,8 +65,9 @@ class LanguageModelTask(TokenTask):
         return int(decode.max_prompt_len)
 
     @classmethod
-    def DecodeSpecs(cls, rows: int, length: int) -> NestedMap:
+    def DecodeSpecs(cls, decode: hyperparams.Params, rows: int, length: int) -> NestedMap:
         """Returns the specs of prompts: ids, segment_ids, positions and seeds; see Predict."""
+        del decode
         spec = TensorSpec((rows, length), "int32", "BL")
         seeds = TensorSpec((rows, 2), "int32", "B_")
         return NestedMap(ids=spec, segment_ids=spec, positions=spec, seeds=seeds)

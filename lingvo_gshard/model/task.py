@@ -67,7 +67,7 @@ class Task(BaseLayer):
         raise NotImplementedError(f"{cls.__name__} is not decoded.")
 
     @classmethod
-    def DecodeSpecs(cls, rows: int, length: int) -> NestedMap:
+    def DecodeSpecs(cls, decode: hyperparams.Params, rows: int, length: int) -> NestedMap:
         """Returns the TensorSpecs of `Predict`'s features: rows of at most `length` tokens."""
         raise NotImplementedError(f"{cls.__name__} is not decoded.")
 

@@ -11,6 +11,7 @@ from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.model.accumulation import Accumulation
+from lingvo_gshard.model.frozen import frozen
 from lingvo_gshard.model.gradient_norms import gradient_norms
 from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.model.weight_average import average_specs, averaged
@@ -30,15 +31,16 @@ class TaskModel:
         self._annotator = Annotator(partitioning, params.train.scatter_gradients)
         self.task = params.task.Instantiate(self._annotator)
         self.optimizer = params.optimizer.Instantiate()
+        weights = frozen(self.task.weight_specs, params.train.frozen)
         self._accumulated = Accumulation(
             self.task.Loss,
             self.task.NumTokens,
-            self.task.weight_specs,
+            weights,
             self._annotator,
             params.train.gradient_accumulation_steps,
         )
 
-        weights = self.task.weight_specs
+        self._weight_specs = weights
         self.state_spec = NestedMap(
             step=TensorSpec((), "int32", ""),
             theta=weights.Transform(lambda w: TensorSpec(w.shape, "float32", w.dims, w.stack)),
@@ -72,7 +74,7 @@ class TaskModel:
 
     def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
         """Takes one step. If the loss or a gradient is not finite, only the step count changes."""
-        weight_specs = self.task.weight_specs
+        weight_specs = self._weight_specs
 
         # Loss and gradients. The seed differs by step, and so do dropout and random routing.
         context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))

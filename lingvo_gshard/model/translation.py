@@ -49,6 +49,11 @@ class TranslationTask(TokenTask):
         p = super().Params()
         p.Define("source_vocab_size", REQUIRED, "The source vocabulary's pieces.", optional=int)
         p.Define("target_vocab_size", REQUIRED, "V, the target vocabulary's pieces.", optional=int)
+        p.Define("embedding", EmbeddingLayer.Params(), "The embeddings, except their sizes.")
+        shared = "Whether one table embeds both sides' pieces and is the softmax's weights, too."
+        p.Define("shared_embeddings", False, shared)
+        start = "The piece whose embedding BOS has, at a target's first position; None: its own."
+        p.Define("start_piece", None, start, optional=int)
         p.Define("encoder", TransformerStack.Params(), "The encoder.")
         p.Define("decoder", TransformerStack.Params(), "The decoder.")
         return p
@@ -56,21 +61,39 @@ class TranslationTask(TokenTask):
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
+        self._check_pieces()
 
         # The source's side.
-        source_embedding = EmbeddingLayer.Params().Set(vocab_size=p.source_vocab_size, dim=p.dim)
-        self.CreateChild("source_embedding", source_embedding)
+        if not p.shared_embeddings:
+            source_embedding = p.embedding.Copy().Set(vocab_size=p.source_vocab_size, dim=p.dim)
+            self.CreateChild("source_embedding", source_embedding)
         self.CreateChild("source_dropout", p.input_dropout)
         self.CreateChild("encoder", p.encoder.Copy().Set(dim=p.dim))
 
-        # The target's side, with a softmax of its own.
-        target_embedding = EmbeddingLayer.Params().Set(vocab_size=p.target_vocab_size, dim=p.dim)
+        # The target's side, with a softmax of its own unless the table is shared.
+        target_embedding = p.embedding.Copy().Set(vocab_size=p.target_vocab_size, dim=p.dim)
         self.CreateChild("target_embedding", target_embedding)
         self.CreateChild("target_dropout", p.input_dropout)
         decoder = p.decoder.Copy().Set(dim=p.dim)
         decoder.layer.has_source = True
         self.CreateChild("decoder", decoder)
-        self.CreateVariable("softmax", gaussian((p.dim, p.target_vocab_size), "MV", fan_in=p.dim))
+        if not p.shared_embeddings:
+            softmax = gaussian((p.dim, p.target_vocab_size), "MV", fan_in=p.dim)
+            self.CreateVariable("softmax", softmax)
+
+    def _check_pieces(self) -> None:
+        """Raises ValueError if the vocabularies do not fit the settings about their pieces."""
+        p = self.p
+        if p.shared_embeddings and p.source_vocab_size != p.target_vocab_size:
+            raise ValueError(
+                "task.shared_embeddings needs one vocabulary for sources and targets, got "
+                f"source_vocab_size {p.source_vocab_size} and target_vocab_size "
+                f"{p.target_vocab_size}."
+            )
+        if p.start_piece is not None and not 0 <= p.start_piece < p.target_vocab_size:
+            raise ValueError(
+                f"task.start_piece must be 0 to {p.target_vocab_size - 1}, got {p.start_piece}."
+            )
 
     @classmethod
     def ReadsSource(cls, path: str) -> bool:
@@ -82,11 +105,17 @@ class TranslationTask(TokenTask):
         return int(decode.max_source_len)
 
     @classmethod
-    def DecodeSpecs(cls, rows: int, length: int) -> NestedMap:
-        """Returns the specs of source_ids, source_segment_ids and source_positions."""
+    def DecodeSpecs(cls, decode: hyperparams.Params, rows: int, length: int) -> NestedMap:
+        """Returns the specs of source_ids, source_segment_ids and source_positions.
+
+        With decode.forces_first there are first_ids as well; see Predict.
+        """
         spec = TensorSpec((rows, length), "int32", "BL")
         names = ("source_ids", "source_segment_ids", "source_positions")
-        return NestedMap({name: spec for name in names})
+        specs = NestedMap({name: spec for name in names})
+        if decode.forces_first:
+            specs.first_ids = TensorSpec((rows,), "int32", "B")
+        return specs
 
     def FProp(
         self, theta: NestedMap, features: NestedMap, context: Context
@@ -141,7 +170,11 @@ class TranslationTask(TokenTask):
     def Predict(
         self, theta: NestedMap, features: NestedMap, decode: hyperparams.Params
     ) -> NestedMap:
-        """Translates by flat beam search (A.1); see decoding.search."""
+        """Translates by flat beam search (A.1); see decoding.search.
+
+        If `features` have first_ids, int32 [B], a translation begins with its row's id, such as a
+        language's token, at no cost; a row whose id is negative begins with any.
+        """
         has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         return decoding.search(
             decode,
@@ -150,6 +183,7 @@ class TranslationTask(TokenTask):
             self.GrowDecode,
             has_source,
             self.annotate,
+            first_ids=features.get("first_ids"),
         )
 
     def InitDecode(
@@ -208,13 +242,20 @@ class TranslationTask(TokenTask):
             state.attention = self.annotate(attention, "B__")
         return self._logits(theta, x), state
 
+    def TrainStepFlops(self, rows: int, source_len: int, target_len: int) -> float:
+        flops = super().TrainStepFlops(rows, source_len, target_len)
+        if self.p.shared_embeddings:
+            # The table is also the softmax's factor; backward takes twice forward.
+            flops += 2.0 * 3 * rows * target_len * self.p.dim * self.p.target_vocab_size
+        return flops
+
     def _encode(
         self, theta: NestedMap, features: NestedMap, context: Context
     ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
         """Encodes the source; as FProp, but returns [B, T, M] and the encoder's reports."""
-        x = self.source_embedding.FProp(
-            theta.source_embedding, features.source_ids, features.source_positions
-        )
+        side = "target_embedding" if self.p.shared_embeddings else "source_embedding"
+        embedding: EmbeddingLayer = getattr(self, side)
+        x = embedding.FProp(theta[side], features.source_ids, features.source_positions)
         x = tf.cast(x, self.p.activation_dtype)  # All later layers follow the dtype of their input.
         x = self.source_dropout.FProp(theta.source_dropout, x, "BLM", context)
 
@@ -230,6 +271,13 @@ class TranslationTask(TokenTask):
     def _embed_target(
         self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context
     ) -> tf.Tensor:
+        if self.p.start_piece is not None:
+            ids = tf.where(positions == 0, self.p.start_piece, ids)
         x = self.target_embedding.FProp(theta.target_embedding, ids, positions)
         x = tf.cast(x, self.p.activation_dtype)
         return self.target_dropout.FProp(theta.target_dropout, x, "BLM", context)
+
+    def _softmax(self, theta: NestedMap) -> tf.Tensor:
+        if self.p.shared_embeddings:
+            return tf.transpose(theta.target_embedding.table)
+        return theta.softmax

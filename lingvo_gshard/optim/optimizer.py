@@ -97,6 +97,9 @@ class Optimizer(abc.ABC):
         new_weights: list[tf.Tensor] = []
         leaves = zip(theta.Flatten(), gradients.Flatten(), weight_specs.FlattenItems(), strict=True)
         for weight, gradient, (path, spec) in leaves:
+            if spec.is_frozen:
+                new_weights.append(weight)
+                continue
             if spec.sign_step is not None:
                 new_weights.append(weight - spec.sign_step * tf.sign(gradient))
                 continue
@@ -110,8 +113,8 @@ class Optimizer(abc.ABC):
         return theta.Pack(new_weights), slots.Pack(new_slots)
 
     def _own_slot_specs(self, spec: WeightSpec) -> NestedMap:
-        """Returns the specs of a weight's slots, of which one that takes signed steps has none."""
-        return self._slot_specs(spec) if spec.sign_step is None else NestedMap()
+        """Returns the specs of a weight's slots: none, unless the optimizer takes its steps."""
+        return self._slot_specs(spec) if spec.is_optimized else NestedMap()
 
     def _check_range(self, name: str, is_right: bool, expected: str) -> None:
         """Raises ValueError, which names the setting and its value, unless `is_right`."""

@@ -18,14 +18,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard.files import atomic_file, table
+from lingvo_gshard.files import atomic_file, json_records, table
+from lingvo_gshard.hlo import kernels
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_module import num_bytes
 from lingvo_gshard.planning import patterns
-from lingvo_gshard.planning.compiled import compiled_step, kinds, memory, roofline
+from lingvo_gshard.planning.compiled import compiled_step, kinds, memory, roofline, suspicious
 from lingvo_gshard.planning.compiled.categories import source
 from lingvo_gshard.planning.estimate import hardware, networks
 from lingvo_gshard.planning.plan import GIB, Buffer, StepCost, Times
+from lingvo_gshard.planning.published import factors, factors_text
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import foreign, topology
 from lingvo_gshard.spmd.foreign import ForeignExecutable, ForeignProgram
@@ -85,6 +87,7 @@ class AnyPlan:
     collectives: tuple[SentFrom, ...]  # The most bytes first.
     secs_by_pass: dict[str, Times]  # By categories.Pass.
     compile_secs: float
+    suspicious: tuple[str, ...] = ()  # What a well partitioned program would not have.
 
 
 def of(
@@ -94,6 +97,8 @@ def of(
     *,
     roles: Sequence[str] = (),
     categories: Sequence[str] = (),
+    kernel_flops: Sequence[str] = (),
+    device_order: Sequence[int] | None = None,
 ) -> AnyPlan:
     """Returns the plan of a call `jitted(*args)` on a topology.
 
@@ -104,12 +109,16 @@ def of(
       on: the topology's name, such as `v5p:4x4x4`.
       roles: `LABEL=REGEX` of arguments by name, such as `weights=params`.
       categories: `LABEL=REGEX` of operations by scope, such as `attention=/attn/`.
+      kernel_flops: `NAME=FLOPS` of one run of a Pallas kernel on a device.
+      device_order: the topology's device of each place in the mesh, flattened; 0, 1, 2, ... by
+        default.
 
-    Raises ValueError as topology.devices, topology.compile_foreign and patterns.assign, or if no
-    argument has a sharding. A program that is too large has a plan that tells by how much.
+    Raises ValueError as topology.devices, topology.compile_foreign, patterns.assign and
+    kernels.parse_flops, or if no argument has a sharding or the order is no permutation. A program
+    that is too large has a plan that tells by how much.
     """
     program = foreign.of_jitted(jitted, args, topology.platform(on))
-    return make(program, on, None, roles, categories)
+    return make(program, on, None, roles, categories, kernel_flops, device_order)
 
 
 def of_file(
@@ -118,10 +127,11 @@ def of_file(
     mesh: str | None,
     roles: Sequence[str],
     categories: Sequence[str],
+    kernel_flops: Sequence[str] = (),
 ) -> AnyPlan:
     """Returns the plan of the program in a file. Raises ValueError as foreign.read and `make`."""
     program = foreign.read(path, topology.platform(topology_name))
-    return make(program, topology_name, mesh, roles, categories)
+    return make(program, topology_name, mesh, roles, categories, kernel_flops)
 
 
 def make(
@@ -130,6 +140,8 @@ def make(
     mesh_text: str | None,
     roles: Sequence[str],
     categories: Sequence[str],
+    kernel_flops: Sequence[str] = (),
+    device_order: Sequence[int] | None = None,
 ) -> AnyPlan:
     """Returns the plan of a program, whose mesh a text such as `data:16,model:4` may name.
 
@@ -138,23 +150,27 @@ def make(
     # What can be wrong is found before the compiler takes minutes.
     capacity_gib = hardware.generation(topology_name).capacity_gib
     mesh = _mesh(program, topology_name, mesh_text)
+    if device_order is not None:
+        mesh = Mesh(mesh.axis_names, mesh.axis_sizes, tuple(device_order))
     category_patterns = patterns.parse("--category", categories)
     by_role = _memory_by_role(program, roles)
+    known_flops = kernels.parse_flops(kernel_flops)
 
     started = time.monotonic()
     try:
-        compiled = topology.compile_foreign(program, topology_name)
+        compiled = topology.compile_foreign(program, topology_name, mesh.devices)
     except topology.OutOfMemoryError as error:
         refusal = memory.parse_refusal(str(error.__cause__))
         return _refused(program, topology_name, mesh, by_role, capacity_gib, refusal, started)
     compile_secs = time.monotonic() - started
 
-    step = compiled_step.read(compiled)
+    step = compiled_step.read(compiled, known_flops)
     report = step.report
     peak_gib = report.peak_bytes / GIB
     cost = None
     secs_by_pass: dict[str, Times] = {}
     collectives: tuple[SentFrom, ...] = ()
+    descriptions: tuple[str, ...] = ()
 
     # The compiler for GPUs accepts programs of any size.
     if peak_gib <= capacity_gib:
@@ -164,6 +180,9 @@ def make(
         passes = roofline.cost(step, network, kinds.PASSES)
         secs_by_pass = passes.roofline_secs_by_category
         collectives = _sent_from(report.collective_ops, compiled)
+        # On one device, everything lies whole.
+        if mesh.num_partitions > 1:
+            descriptions = suspicious.describe_arguments(step, program.arguments)
 
     return AnyPlan(
         program=program.name,
@@ -182,15 +201,37 @@ def make(
         collectives=collectives,
         secs_by_pass=secs_by_pass,
         compile_secs=compile_secs,
+        suspicious=descriptions,
     )
 
 
 def save(plan: AnyPlan, folder: pathlib.Path) -> None:
-    """Writes folder/program_plan.json, the plan's fields, and folder/report.md."""
+    """Writes folder/program_plan.json, the plan's fields and its expected time; folder/report.md.
+
+    Raises ValueError as factors.of_topology.
+    """
+    values = dataclasses.asdict(plan)
+    factor = factors.of_topology(plan.topology)
+    values["expected"] = None
+    if factor is not None and plan.cost is not None:
+        values["expected"] = factor.as_json(plan.cost.step_secs)
+
     folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(dataclasses.asdict(plan), indent=2)
+    content = json.dumps(values, indent=2)
     atomic_file.write(folder / PLAN_JSON, f"{content}\n")
     atomic_file.write(folder / "report.md", markdown(plan))
+
+
+def load(folder: pathlib.Path) -> AnyPlan:
+    """Returns the plan that `save` wrote; ValueError if there is none, or it is damaged."""
+    path = folder / PLAN_JSON
+    if not path.is_file():
+        raise ValueError(f"{folder}: no {PLAN_JSON} there.")
+    try:
+        plan: AnyPlan = json_records.read(AnyPlan, json.loads(path.read_text()))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or outdated ({error!r}); plan again.") from error
+    return plan
 
 
 def _refused(
@@ -340,18 +381,26 @@ def _cost_lines(plan: AnyPlan, cost: StepCost) -> Iterator[str]:
     hidden = len(plan.collectives) - _NUM_COLLECTIVES
     if hidden > 0:
         yield f"  and {hidden} more"
+    for description in plan.suspicious[:_NUM_BUFFERS]:
+        yield f"suspicious: {description}"
 
     yield _times_table("of a call", cost.roofline_secs_by_category, cost.flops_per_core)
     yield _times_table("of a call", plan.secs_by_pass, None)
     flops = sum(cost.flops_per_core.values())
     yield (
-        f"at the roofline: {1e3 * cost.step_secs:.3g} ms a call, products "
+        f"bound, at the roofline: {1e3 * cost.step_secs:.3g} ms a call, products "
         f"{flops / 1e12:.3g} Tflop a device"
     )
+    # Published are steps of training.
+    factor = factors.of_topology(plan.topology)
+    if factor is not None:
+        secs = factors_text.expected_secs(factor, cost.step_secs, "call")
+        yield f"expected, if a call is a training step: {secs}"
+    yield factors_text.basis(plan.topology)
     if cost.overlapped_secs:
         yield f"  {1e3 * cost.overlapped_secs:.3g} ms of the network lie beside computation"
     for kernel in cost.uncounted_kernels:
-        yield f"a kernel without flops: {kernel}"
+        yield f"a kernel without flops, which --kernel_flops can give: {kernel}"
     for layer in cost.uncounted_loops:
         yield f"a loop of unknown length, counted as one trip, in {layer}"
 

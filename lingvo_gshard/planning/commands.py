@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from lingvo_gshard.planning import kept_plans, plan_pictures, plan_text
 from lingvo_gshard.planning.compiled import own_process, trainer_executables
 from lingvo_gshard.planning.estimate.candidates import candidates
+from lingvo_gshard.planning.published import steps, steps_text
+from lingvo_gshard.planning.published.steps import Step
 from lingvo_gshard.planning.request import Ask, Request
 from lingvo_gshard.planning.tables import (
     capacity,
@@ -156,6 +158,29 @@ def show_kept_language_models(kept: pathlib.Path, tell: Tell) -> None:
     Raises ValueError as language_models.load_all.
     """
     tell(report.language_models_table(language_models.load_all(kept)))
+
+
+def plan_published(ask: Ask, folder: pathlib.Path, tell: Tell) -> None:
+    """Tells each published step once it is planned, then the tables; writes folder/bounds.json."""
+
+    def tell_step(step: Step) -> None:
+        tell(steps_text.progress_line(step))
+
+    planned = steps.plan_all(ask, folder, tell_step)
+    tell(steps_text.tables(planned))
+    steps.save_bounds(planned, folder / steps.BOUNDS_JSON)
+
+
+def show_kept_published(kept: pathlib.Path, folder: pathlib.Path | None, tell: Tell) -> None:
+    """Tells the tables of the published steps whose plans are kept, without a compiler.
+
+    bounds.json is written into `folder` if there is one. Raises ValueError as steps.load_all.
+    """
+    planned = steps.load_all(kept)
+    tell(steps_text.tables(planned))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        steps.save_bounds(planned, folder / steps.BOUNDS_JSON)
 
 
 def compile_growing(over: str, tell: Tell) -> None:

@@ -7,20 +7,13 @@ FOLDER/fingerprint              a digest of what the plan depends on, written la
 """
 
 import dataclasses
-import os
 import pathlib
 
-from lingvo_gshard.files import digests
-from lingvo_gshard.planning import plan, plan_pictures, plan_text
+from lingvo_gshard.planning import fingerprints, plan, plan_pictures, plan_text
 from lingvo_gshard.planning.compiled import own_process, run_programs
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.request import Request
-from lingvo_gshard.spmd import saved_executable, versions
-
-# Environment variables that hold options of the compilers: LIBTPU_INIT_ARGS are the TPU's.
-_COMPILER_OPTIONS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
-# How many devices a process has on its CPU; compilers for a topology do not read it.
-_DEVICE_COUNT = "--xla_force_host_platform_device_count="
+from lingvo_gshard.spmd import versions
 
 
 def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
@@ -34,6 +27,9 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
     # A plan of another experiment, or by other code or compilers, counts as none.
     fingerprint = _fingerprint(request)
     kept = _load(folder, fingerprint)
+    if kept is not None:
+        # Expected times follow the published records, of which there may be more by now.
+        _write(kept, folder)
 
     for name in request.programs:
         if kept is not None and name in kept.programs:
@@ -48,15 +44,20 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
         # between counts as none.
         fingerprint_file = folder / "fingerprint"
         fingerprint_file.unlink(missing_ok=True)
-        plan.save(kept, folder)
+        _write(kept, folder)
         if name == plan.TRAIN:
             # Pictures are those of the training step alone.
             plan_pictures.draw_step(kept, folder)
-        (folder / "report.md").write_text(plan_text.markdown(kept))
         fingerprint_file.write_text(fingerprint)
 
     assert kept is not None  # A request has a program.
     return kept
+
+
+def _write(made: Plan, folder: pathlib.Path) -> None:
+    """Writes a plan and its text."""
+    plan.save(made, folder)
+    (folder / "report.md").write_text(plan_text.markdown(made))
 
 
 def _load(folder: pathlib.Path, fingerprint: str) -> Plan | None:
@@ -89,14 +90,5 @@ def _fingerprint(request: Request) -> str:
         request.topology,
         request.partitioning,
     )
-    compilers = versions.installed([*saved_executable.PACKAGES, "tensorflow"])
-    return digests.of_json(repr((experiment, compilers)), _compiler_options(), digests.of_library())
-
-
-def _compiler_options() -> dict[str, list[str]]:
-    """Returns the compilers' options by variable, in the order given: the last of equals holds."""
-    options = {}
-    for variable in _COMPILER_OPTIONS:
-        words = os.environ.get(variable, "").split()
-        options[variable] = [word for word in words if not word.startswith(_DEVICE_COUNT)]
-    return options
+    # TensorFlow lowers an experiment's programs.
+    return fingerprints.of(repr(experiment), versions.installed(["tensorflow"]))

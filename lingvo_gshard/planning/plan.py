@@ -6,6 +6,8 @@ import pathlib
 from typing import Any, Self
 
 from lingvo_gshard.files import atomic_file, json_records
+from lingvo_gshard.planning.published import factors
+from lingvo_gshard.planning.published.factors import Factor
 
 PLAN_JSON = "plan.json"
 GIB = 2.0**30
@@ -17,10 +19,6 @@ EVALUATE = "evaluate"
 DECODE = "decode"
 PROGRAMS = (TRAIN, INITIALIZE, EVALUATE, DECODE)
 
-# Section 5.2: the shares of the roofline that the paper measured on TPU v3, by the experts of a
-# layer: of a forward pass of an MoE layer and the Transformer layer beside it, not of a whole step.
-_MEASURED_SHARES = {128: 0.70, 2048: 0.48}
-_MEASURED_GENERATION = "v3"
 SECS_PER_YEAR = 365.25 * 24 * 3600
 TRAINING_TOKENS = 1e12  # Table 3 gives the core-years of so many tokens.
 
@@ -182,7 +180,6 @@ class Plan:
     model_flops_per_core: float  # What the mathematics of a training step asks for.
     host_peak_gib: float  # The most memory that a planning process held on this machine.
     programs: dict[str, ProgramPlan]  # By name, such as TRAIN.
-    num_experts: int  # Of a layer; 0 if the model is dense, or its stacks differ.
     bubble: float = 0.0  # The share of a pipeline's ticks in which a stage has no microbatch.
     unit: str = "target token"  # What a row's target_len counts.
 
@@ -202,14 +199,12 @@ class Plan:
         return self.step.batch.target_tokens / self.cores
 
     @property
-    def measured_share(self) -> float | None:
-        """The share of its roofline at which the paper measured a pair of such layers.
+    def factor(self) -> Factor | None:
+        """The share of their bounds that published steps on this machine reach.
 
-        It measured layers of 128 and of 2048 experts on TPU v3; None for any other plan.
+        None if there are none. Raises ValueError as factors.of_topology.
         """
-        if self.topology.partition(":")[0] != _MEASURED_GENERATION:
-            return None
-        return _MEASURED_SHARES.get(self.num_experts)
+        return factors.of_topology(self.topology)
 
     @property
     def all_fit(self) -> bool:
@@ -237,7 +232,8 @@ class Plan:
 def save(plan: Plan, folder: pathlib.Path) -> None:
     """Writes folder/plan.json: the plan's fields, its training step's, and the rates they imply.
 
-    If the training step does not fit, the fields of its cost and the rates are null.
+    If the training step does not fit, the fields of its cost and the rates are null. Raises
+    ValueError as factors.of_topology.
     """
     # The training step's fields stand at the top as well as among the programs, since most readers
     # of the file want it alone.
@@ -250,8 +246,13 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
     values["all_fit"] = plan.all_fit
     values["tokens_per_core"] = plan.tokens_per_core
 
-    # What follows from the fields, at the roofline and, if the paper measured a share of it for
-    # such layers, as near to it.
+    # What the bound is worth, by steps that others measured on this machine.
+    factor = plan.factor
+    values["expected"] = None
+    if factor is not None and plan.step.cost is not None:
+        values["expected"] = factor.as_json(plan.step.cost.step_secs)
+
+    # What follows from the fields, at the roofline and as expected.
     rates = {
         "steps_per_sec": plan.steps_per_sec,
         "tokens_per_sec": plan.tokens_per_sec,
@@ -261,9 +262,8 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
         if plan.step.cost is None:
             values[name] = None  # JSON has no infinity.
         else:
-            share = plan.measured_share
-            at_share = None if share is None else rate(share)
-            values[name] = {"at_roofline": rate(1.0), "at_measured_share": at_share}
+            expected = None if factor is None else rate(factor.value)
+            values[name] = {"at_roofline": rate(1.0), "expected": expected}
 
     folder.mkdir(parents=True, exist_ok=True)
     atomic_file.write(folder / PLAN_JSON, json.dumps(values, indent=2) + "\n")

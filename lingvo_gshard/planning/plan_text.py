@@ -14,6 +14,7 @@ from lingvo_gshard.planning.plan import (
     StepCost,
     Times,
 )
+from lingvo_gshard.planning.published import factors_text
 from lingvo_gshard.spmd import topology
 
 # The pictures that a report shows; plan_pictures.py draws them.
@@ -131,7 +132,15 @@ def comparison(plans: Sequence[Plan]) -> str:
 
         columns[f"{number}: {plan.model}"] = figures(plan)
         notes += [f"{number}: {caveat}" for caveat in caveats(plan)]
+
+    notes += expectations(plans)
     return "\n".join([*lines, side_by_side(columns), *notes])
+
+
+def expectations(plans: Sequence[Plan]) -> list[str]:
+    """Returns what the expected times rest on, a line for each machine that has a time at all."""
+    lines = [factors_text.basis(plan.topology) for plan in plans if plan.step.cost is not None]
+    return list(dict.fromkeys(lines))
 
 
 def side_by_side(columns: Mapping[str, Mapping[str, float | None]]) -> str:
@@ -193,7 +202,14 @@ def _cost_figures(plan: Plan, cost: StepCost) -> dict[str, float]:
     if cost.overlapped_secs:
         named["overlapped ms"] = 1e3 * cost.overlapped_secs
 
-    # Rates that follow, and the size of the program.
+    # What others came to on this machine.
+    if plan.factor is not None:
+        expected = plan.factor.expected(cost.step_secs)
+        named["expected ms"] = 1e3 * expected.secs
+        named["expected, at least ms"] = 1e3 * expected.least_secs
+        named["expected, at most ms"] = 1e3 * expected.most_secs
+
+    # Rates that follow from the roofline, and the size of the program.
     named["steps/s"] = plan.steps_per_sec()
     named[f"M {plan.noun}s/s"] = plan.tokens_per_sec() / 1e6
     named["core-years"] = plan.core_years()
@@ -265,13 +281,13 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
             f"beside computation, by the schedule: {1e3 * cost.overlapped_secs:.2f} of "
             f"{1e3 * cost.roofline_secs.network:.2f} ms of the network"
         )
-    # How fast it trains if everything is at its peak, and if it comes as near as such layers did.
-    yield f"at the roofline: {_rates(plan, cost, 1.0)}"
-    if plan.measured_share is not None:
-        yield (
-            f"at {plan.measured_share:.0%} of it, as the paper measured a pair of layers with "
-            f"{plan.num_experts} experts on TPU v3: {_rates(plan, cost, plan.measured_share)}"
-        )
+    # How fast it trains if everything is at its peak, and if it comes as near as others did.
+    yield f"bound, at the roofline: {cost.step_secs:.3g} s a step, {_rates(plan, 1.0)}"
+    factor = plan.factor
+    if factor is not None:
+        secs = factors_text.expected_secs(factor, cost.step_secs)
+        yield f"expected: {secs}, {_rates(plan, factor.value)}"
+    yield factors_text.basis(plan.topology)
     size = f"{cost.instructions} instructions"
     if cost.xla_optimal_secs:
         size = (
@@ -281,10 +297,10 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
     yield size
 
 
-def _rates(plan: Plan, cost: StepCost, share: float) -> str:
-    """Returns how fast a step is at a share of the roofline, and what a training costs then."""
+def _rates(plan: Plan, share: float) -> str:
+    """Returns the rates at a share of the roofline, and what a training costs then."""
     return (
-        f"{cost.step_secs / share:.3g} s a step, {plan.steps_per_sec(share):.2f} steps/s, "
+        f"{plan.steps_per_sec(share):.2f} steps/s, "
         f"{plan.tokens_per_sec(share) / 1e6:.2f} M {plan.noun}s/s, {plan.core_years(share):.1f} "
         f"{device(plan)}-years for 10^12 {plan.noun}s"
     )

@@ -29,6 +29,11 @@ class Request:
     programs: tuple[str, ...] = plan.PROGRAMS
 
     @property
+    def label(self) -> str:
+        """What is planned, for messages."""
+        return f"{self.model} on {self.topology}"
+
+    @property
     def batches(self) -> list[str]:
         """The names of the Params of all batches that the requested programs take."""
         return [name for program, name in _BATCH_PARAMS.items() if program in self.programs]

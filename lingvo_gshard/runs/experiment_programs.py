@@ -74,7 +74,7 @@ def step(
 
 def decoder(params: Params, partitioning: Partitioning, length: int) -> Program:
     """Traces the program that decodes inputs of one length; its state is theta alone."""
-    features = params.task.cls.DecodeSpecs(params.decode.batch_size, length)
+    features = params.task.cls.DecodeSpecs(params.decode, params.decode.batch_size, length)
 
     # A decoder has no use for the optimizer's slots.
     programs = in_process(params, partitioning)

@@ -8,12 +8,12 @@ Neither TensorFlow nor JAX is imported here, so a mistake is reported within a s
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
-from lingvo_gshard.files import atomic_file, digests, json_records
+from lingvo_gshard.files import atomic_file, digests, json_records, storage
 from lingvo_gshard.files.digests import File
 from lingvo_gshard.input import tokenizer
 from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
@@ -23,6 +23,7 @@ from lingvo_gshard.spmd import environment
 _EXPERIMENT = "experiment.json"
 _VERSION = 1
 _PRODUCT_DTYPE = "task.product_dtype"
+_WARM_START = "train.warm_start_from"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +57,15 @@ def launch_of(
 ) -> Launch:
     """Returns what the user asked for, completed by what is recorded with the run in `logdir`.
 
-    The recorded settings hold unless the model is named again. Raises ValueError if model or
-    data_dir is missing and logdir holds no run; if the model's input reads no data_dir; and as
+    The recorded settings hold unless the model is named again. Paths become absolute, so that what
+    is recorded holds in every folder that a later command is given in. Raises ValueError if model
+    or data_dir is missing and logdir holds no run; if the model's input reads no data_dir; and as
     BaseInput.Facts and `experiment_params`.
     """
+    overrides = tuple(map(_with_absolute_path, overrides))
+    if data_dir is not None:
+        data_dir = storage.absolute(data_dir)
+
     # What is not given is as it was in this folder.
     if model is None:
         before = _before(logdir)
@@ -79,11 +85,24 @@ def launch_of(
         facts = before.facts
         if data_dir is None:
             raise ValueError(f"{logdir} holds a run without data: give --data_dir for {model}.")
+        if storage.absolute(data_dir) != data_dir:
+            raise ValueError(
+                f"{logdir} records its data as {data_dir}, relative to a folder that it does not "
+                "name: give --data_dir."
+            )
 
     # A wrong setting is reported now, before JAX starts.
     launch = Launch(model, overrides, data_dir, facts)
     experiment_params(launch)
     return launch
+
+
+def _with_absolute_path(setting: str) -> str:
+    """Returns a `path=value` setting, with an absolute path if its value is a file or folder."""
+    path, value = parse_setting(setting)
+    if path != _WARM_START or not isinstance(value, str):
+        return setting
+    return f"{path}={storage.absolute(value)}"
 
 
 def _before(logdir: str) -> Launch:
@@ -145,6 +164,10 @@ def experiment_params(launch: Launch) -> Params:
                 f"the data with --{name}={wanted}."
             )
         params.task.Set(**{name: size})
+
+    # A translation into one of many languages begins with the token of its own.
+    if launch.facts.language_tokens and "decode" in params:
+        params.decode.forces_first = True
     return params
 
 
@@ -189,8 +212,12 @@ def trained_on(launch: Launch, params: Params) -> tuple[str, ...]:
     return params.input.languages or launch.facts.languages
 
 
-def check_vocabularies(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
-    """Returns the data's vocabularies by their paths in a run; ValueError if the run's differ."""
+def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
+    """Returns the data's vocabularies by their paths in a run.
+
+    Raises ValueError if the run in `logdir` has other vocabularies, or was trained on other data:
+    its position in the data would mean another one, and its results would be written over.
+    """
     data_dir = launch.data_dir
     if data_dir is None:
         return {}
@@ -208,13 +235,28 @@ def check_vocabularies(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]
                 f"{copy}: this folder's model has another vocabulary than {source}; choose another "
                 "--logdir, or the data it was trained on."
             )
+
+    # Two folders may share their vocabularies, and a folder may be made again.
+    if pathlib.Path(logdir, _EXPERIMENT).is_file():
+        before = recorded(logdir)
+        fingerprint = registry.get_params(launch.model).input.cls.Facts(data_dir).fingerprint
+        if before.facts.fingerprint not in ("", fingerprint):
+            raise ValueError(
+                f"{data_dir} holds other data than {logdir} was trained on (from "
+                f"{before.data_dir}); give that data by --data_dir, or choose another --logdir."
+            )
     return contents
 
 
-def record(launch: Launch, logdir: str) -> None:
-    """Writes what decoding needs to logdir; raises as `check_vocabularies`."""
+def record(launch: Launch, logdir: str, vocabularies: Sequence[bytes] = ()) -> None:
+    """Writes what decoding needs to logdir; raises as `check_data`.
+
+    A launch without data may have vocabularies all the same, of sources and of targets.
+    """
     folder = pathlib.Path(logdir)
-    contents = check_vocabularies(launch, logdir)
+    contents = check_data(launch, logdir)
+    copies = tokenizer.vocabulary_files(logdir, launch.facts.kind)
+    contents |= dict(zip(copies, vocabularies, strict=False))
 
     # Copies, as the data may be moved or deleted once the model is trained.
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import digests, storage, table
 from lingvo_gshard.model import placement
 from lingvo_gshard.runs import expert_load
-from lingvo_gshard.runs.launch import check_vocabularies, evaluated_input, record
+from lingvo_gshard.runs.launch import check_data, evaluated_input, record
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import train_and_evaluate
@@ -59,7 +59,7 @@ def evaluate(run: Run, split: str = "dev") -> None:
 
     Raises ValueError as launch.evaluated_input.
     """
-    check_vocabularies(run.launch, run.logdir)
+    check_data(run.launch, run.logdir)
     p = evaluated_input(run.launch, run.params, split)
     restored = run.estimator.restore(**run.averaged)
     evaluated = functools.partial(run.estimator.evaluate_state, restored.state, restored.step)
@@ -79,7 +79,7 @@ def evaluate(run: Run, split: str = "dev") -> None:
 
 def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, to its last step."""
-    check_vocabularies(run.launch, run.logdir)
+    check_data(run.launch, run.logdir)
     # A bucket's folder is a copy here, to which no other process's checkpoints come.
     folder = storage.origin(run.logdir)
     if str(folder).startswith("s3://"):
@@ -150,10 +150,12 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
     """Yields the input, which is opened before anything is written, and a hook to train with.
 
     Draws the experts' loads at the end. Raises SystemExit if a signal stopped the run, and
-    ValueError as `_check_schedule`.
+    ValueError as `_check_schedule` and `check_data`.
     """
-    # Signals are caught from here on, so that even a slow opening ends in order.
     _check_schedule(run.params)
+    check_data(run.launch, run.logdir)
+
+    # Signals are caught from here on, so that even a slow opening ends in order.
     with StopOnSignal() as stop:
         source: Any = _input_fn(run, run.params.input)(run.params)
         with contextlib.closing(source):

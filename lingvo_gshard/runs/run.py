@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from lingvo_gshard.checkpoints import checkpoints
-from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, old_ids
+from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, rows_by_piece
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.decoding import bundle, kinds
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
@@ -95,9 +95,10 @@ class Run:
             input_lengths=sentences.lengths(longest, f"decode.max_{input_name}_len"),
             num_best=p.decode.num_best,
             num_partitions=partitioning.mesh.num_partitions,
-            targets=source.targets,
+            targets=tuple(target.languages) or source.targets,
             kind=kind,
             is_sampled=p.decode.temperature is not None,
+            sources=tuple(source.languages),
         )
         decoder = Decoder(
             spec,
@@ -193,7 +194,7 @@ def make_estimator(
         partitioning=partitioning,
         state_spec=model.state_spec,
         # In these settings, the model must agree with the folder's checkpoints.
-        model_prefixes=("task", "optimizer.cls"),
+        model_prefixes=("task", "optimizer.cls", "train.frozen"),
         warm_start=None if has_checkpoints else _warm_start(params),
         executables=executables,
     )
@@ -215,12 +216,19 @@ def _warm_start(params: Params) -> WarmStart | None:
             )
         return start
 
-    # For the weights with a row for each piece: the id that each of the new pieces had.
+    # For the weights with a row for each piece: the id that each of the new pieces had, or those
+    # that it is to be the mean of.
     # A task with one vocabulary has that of what it predicts.
     old_tokenizers = list(map(Tokenizer, vocabularies(start.source)))[-len(patterns) :]
     new_tokenizers = load_pair(params.input.data_dir)[-len(patterns) :]
     old_pieces = []
+    means = []
     for pattern, old, new in zip(patterns, old_tokenizers, new_tokenizers, strict=True):
-        ids = old_ids(old.pieces(range(old.vocab_size)), new.pieces(range(new.vocab_size)))
-        old_pieces.append((pattern, ids))
-    return dataclasses.replace(start, old_pieces=tuple(old_pieces))
+        rows = rows_by_piece(
+            old.pieces(range(old.vocab_size)),
+            new.pieces(range(new.vocab_size)),
+            params.train.warm_start_pieces,
+        )
+        old_pieces.append((pattern, rows.ids))
+        means.append((pattern, rows.means))
+    return dataclasses.replace(start, old_pieces=tuple(old_pieces), means=tuple(means))

@@ -61,6 +61,11 @@ def save(
             f"--export_saved_model: {spec.model} does not translate, and only models that do can "
             "be SavedModels; export a bundle."
         )
+    if spec.sources:
+        raise ValueError(
+            f"--export_saved_model: the vocabulary of {spec.model} has tokens of languages, which "
+            "SavedModels do not take; export a bundle."
+        )
     atomic_file.check_holds_only(folder, _ENTRIES, "a SavedModel")
 
     with atomic_file.replacing_folder(folder) as partial:

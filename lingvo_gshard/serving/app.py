@@ -4,7 +4,8 @@
     POST /translate   {"lines": ["Guten Tag"], "nbest": 2, "source_lang": "de"}; only lines are
                       required -> {"translations": [[{"text", "score", "num_tokens", ...}, ...]]};
                       or text/plain -> text/plain, one line for each line. A model of several
-                      target languages needs /translate?target_lang=de, too
+                      target languages needs target_lang, and one with tokens of languages both,
+                      in the body or as /translate?source_lang=deu_Latn&target_lang=fra_Latn
     POST /generate    of a language model: {"prompts": ["Once"], "nbest": 2, "seed": 7} ->
                       {"continuations": ...} of the same form, and text/plain as above
     GET  /languages      the codes of the languages, and of the targets that can be chosen
@@ -147,7 +148,12 @@ class Server:
 
     async def _languages(self, request: web.Request) -> web.StreamResponse:
         spec = self._text_decoder.spec
-        return web.json_response({"languages": spec.source_languages, "targets": spec.targets})
+        languages = {
+            "languages": spec.source_languages,
+            "targets": spec.targets,
+            "named_sources": bool(spec.sources),
+        }
+        return web.json_response(languages)
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         spec = self._text_decoder.spec
@@ -175,11 +181,8 @@ class Server:
         else:
             asked = messages.asked(await messages.json_body(request), text_decoder.spec, route)
 
-        # A model of several targets reads the wanted one from a token at the line's beginning.
-        try:
-            beginning = text_decoder.spec.beginning(request.query.get("target_lang"))
-        except ValueError as error:
-            raise web.HTTPBadRequest(text=str(error)) from error
+        # A model of several languages reads the wanted ones from a line's beginning.
+        beginning = messages.beginning(request.query, asked, text_decoder.spec)
         lines = [beginning + line for line in asked.lines]
 
         try:

@@ -8,18 +8,20 @@ import logging
 import re
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
 from lingvo_gshard.decoding.bundle import DecoderSpec
 from lingvo_gshard.files import text_file
+from lingvo_gshard.input.example_codec import listed
 from lingvo_gshard.input.manifest import Kind
 
 REQUEST_ID = "X-Request-Id"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+LANGUAGES = ("source_lang", "target_lang")  # Also parameters of a query.
 _KEPT_HEADERS = ("Retry-After", "Allow")
 _SLOW_CHARSETS = ("idna", "punycode")  # Their time grows with the square of the length.
 _BODY_SECS = 60.0  # More than a megabyte needs on a slow line.
@@ -34,12 +36,12 @@ class Route:
     kind: Kind
     lines: str  # The field of a request that has the lines.
     results: str  # That of an answer.
-    option: str  # Another field of a request, besides nbest.
+    options: tuple[str, ...]  # Other fields of a request, besides nbest.
 
 
 ROUTES = (
-    Route("/translate", Kind.PARALLEL, "lines", "translations", "source_lang"),
-    Route("/generate", Kind.TEXT, "prompts", "continuations", "seed"),
+    Route("/translate", Kind.PARALLEL, "lines", "translations", LANGUAGES),
+    Route("/generate", Kind.TEXT, "prompts", "continuations", ("seed",)),
 )
 
 
@@ -50,6 +52,8 @@ class Asked:
     lines: list[str]
     nbest: int = 1
     seed: int = dataclasses.field(default_factory=lambda: secrets.randbelow(_MAX_SEED))
+    # Which of LANGUAGES the body names.
+    languages: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @web.middleware
@@ -141,24 +145,44 @@ def asked(body: Any, spec: DecoderSpec, route: Route) -> Asked:
     """Returns what a request in JSON asks for. Raises HTTPBadRequest for anything else."""
     lines = _lines(body, route.lines)
 
-    fields = (route.lines, "nbest", route.option)
+    fields = (route.lines, "nbest", *route.options)
     unknown = sorted(set(body) - set(fields))
     if unknown:
         raise _refused(f"Unknown field {', '.join(unknown)}, expected {', '.join(fields)}.")
 
     nbest = _nbest(body.get("nbest", 1), spec.num_best, spec.noun)
 
-    source_lang = body.get("source_lang")
-    codes = spec.source_languages
-    if source_lang is not None and source_lang not in codes:
-        raise _refused(f"source_lang: expected one of {', '.join(codes)}, got {source_lang!r}.")
+    languages = {name: body[name] for name in LANGUAGES if body.get(name) is not None}
 
     seed = body.get("seed")
     if seed is None:
-        return Asked(lines, nbest)
+        return Asked(lines, nbest, languages=languages)
     if type(seed) is not int or not 0 <= seed <= _MAX_SEED:
         raise _refused(f"seed: expected 0 to {_MAX_SEED}, got {seed!r}.")
-    return Asked(lines, nbest, seed)
+    return Asked(lines, nbest, seed, languages)
+
+
+def beginning(query: Mapping[str, str], asked: Asked, spec: DecoderSpec) -> str:
+    """Returns what the lines must begin with for their languages, named in the query or the body.
+
+    Raises HTTPBadRequest for a language that the model does not have, or one that is missing.
+    """
+    named: dict[str, Any] = {name: query[name] for name in LANGUAGES if name in query}
+    for name, code in asked.languages.items():
+        if named.setdefault(name, code) != code:
+            raise _refused(f"{name}: {named[name]!r} in the query, but {code!r} in the body.")
+
+    source = named.get("source_lang")
+    target = named.get("target_lang")
+    codes = spec.source_languages
+    if source is not None and source not in codes:
+        raise _refused(f"source_lang: expected one of {listed(codes)}, got {source!r}.")
+    if target is not None and not isinstance(target, str):
+        raise _refused(f"target_lang: expected the code of a language, got {target!r}.")
+    try:
+        return spec.beginning(target, source)
+    except ValueError as error:
+        raise _refused(str(error)) from error
 
 
 def _lines(body: Any, field: str) -> list[str]:

@@ -4,23 +4,31 @@ A Program (program.py) is this project's own and has TensorSpecs with letters. O
 only the module is known. It has enough: each argument's name, type, sharding and donation.
 """
 
+import collections
+import contextlib
 import dataclasses
 import functools
+import hashlib
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from google.protobuf.message import DecodeError
-from jax import export as jax_export
 
+from lingvo_gshard.files import storage
 from lingvo_gshard.hlo import compiled_report, hlo_module, hlo_proto, source_lines
 from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.spmd import jax_private
 
-_FORMATS = "a file of jax.export, StableHLO (text or bytecode) or a serialized HloModuleProto"
+_FORMATS = (
+    "a file of jax.export, StableHLO (text or bytecode) or HLO (text or a serialized "
+    "HloModuleProto)"
+)
+# A program has no weights in it; and a protobuf or a flatbuffer is no larger.
+_MAX_BYTES = 2**31
 
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)([^<>?]+|complex<\w+>)>")
 _INTEGER = re.compile(r"(u?)i(\d+)")
@@ -34,6 +42,9 @@ _SHARDY_AXIS = re.compile(r'"([^"]+)"(?::\(\d+\)(\d+))?')
 _SHARDY_MESH_AXIS = re.compile(r'"([^"]+)"=(\d+)')
 # GSPMD's `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`: a number a dim, and perhaps others.
 _TILED = re.compile(r"devices=\[([\d,]+)\]")
+
+# HLO's pairs of a result and the argument that it replaces.
+_ALIASED = re.compile(r"parameter_number = (\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,35 +121,72 @@ def of_jitted(jitted: Any, args: Sequence[Any], platform: str) -> ForeignProgram
 def read(path: pathlib.Path, platform: str) -> ForeignProgram:
     """Returns the program in a file, which is to be compiled for `platform`.
 
-    Raises ValueError if there is no such file, it is none of the known formats, of a version that
-    this JAX cannot read, exported for other platforms, or compiled already.
+    Raises ValueError if there is no such file, it is too large or none of the known formats, of a
+    version that this JAX cannot read, exported for other platforms, or compiled already.
     """
-    if not path.is_file():
-        raise ValueError(f"--program={path}: there is no such file.")
-    source = path.read_bytes()
     what = f"--program={path}"
+    _check_file(what, path)
+    source = path.read_bytes()
 
-    if source.startswith(b"HloModule"):
-        raise ValueError(
-            f"{what}: this JAX has no parser for HLO's text; write the HloModuleProto, as "
-            "--xla_dump_hlo_as_proto does."
-        )
-    hlo = _hlo_module(source)
+    with _formats_in_errors(what):
+        hlo = _hlo_module(source)
     if hlo is not None:
+        # What is compiled has an order of its instructions.
         if hlo.schedule.sequences:
             raise ValueError(f"{what}: this HLO is compiled already; give what it was made from.")
-        source = jax_private.hlo_to_stablehlo(hlo.SerializeToString())
-    elif not jax_private.is_bytecode(source) and not _is_mlir(source):
-        source = _exported_module(what, source, platform)
+        with _formats_in_errors(what):
+            source = jax_private.hlo_to_stablehlo(hlo.SerializeToString())
 
-    try:
+    elif not jax_private.is_bytecode(source) and not _is_mlir(source):
+        with _formats_in_errors(what):
+            exported = _exported_module(source)
+        # Programs without operations of a platform's own may say that they are for any.
+        if exported.platforms != (platform,) and not exported.is_for_any_platform:
+            raise ValueError(
+                f"{what}: exported for {', '.join(exported.platforms)}, expected {platform} alone; "
+                f"give jax.export.export platforms=[{platform!r}]."
+            )
+        source = exported.stablehlo
+
+    with _formats_in_errors(what):
         module = jax_private.stablehlo_module(source)
-    except ValueError as error:
-        raise ValueError(
-            f"{what}: JAX {jax.__version__} cannot read it as StableHLO ({error}); expected "
-            f"{_FORMATS}."
-        ) from error
+    if hlo is not None:
+        donors = [donor.parameter_number for donor in hlo.buffer_donor.entries]
+        jax_private.donate(module, donors)
     return of_module(path.name, module)
+
+
+@contextlib.contextmanager
+def _formats_in_errors(what: str) -> Iterator[None]:
+    """Raises ValueError, prefixed by `what`, with the formats that are read."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}; JAX {jax.__version__} reads {_FORMATS}.") from error
+
+
+def digest(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a program's file; ValueError if it can be none."""
+    _check_file(f"--program={path}", path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_file(what: str, path: pathlib.Path) -> None:
+    """Raises ValueError, prefixed by `what`, if a file can be no program, before it is read."""
+    if path.is_dir():
+        raise ValueError(f"{what}: this is a folder, expected a file.")
+    if not path.is_file():
+        raise ValueError(f"{what}: there is no such file.")
+
+    size_bytes = storage.size_bytes(path)
+    if size_bytes == 0:
+        raise ValueError(f"{what}: the file is empty.")
+    if size_bytes > _MAX_BYTES:
+        raise ValueError(
+            f"{what}: {size_bytes / 2**30:.1f} GiB are too large for a program, at most "
+            f"{_MAX_BYTES / 2**30:.0f} GiB are read; weights should be arguments, not constants."
+        )
 
 
 def of_module(name: str, module: Any) -> ForeignProgram:
@@ -157,22 +205,20 @@ def of_module(name: str, module: Any) -> ForeignProgram:
     if main is None:
         raise ValueError(f"program {name}: it has no function `main`.")
 
-    attributes = module.operation.attributes
-    if "mhlo.num_partitions" in attributes:
-        num_partitions = int(attributes["mhlo.num_partitions"].value)
-    else:
-        num_partitions = math.prod(axes.values())
-
     # MLIR leaves out the list of the attributes where no argument has any.
     argument_attributes = _attributes(main, "arg_attrs", len(main.arguments))
+    aliased = _aliased(module)
     arguments = []
     for index, value in enumerate(main.arguments):
-        arguments.append(_argument(name, index, value, argument_attributes[index], axes))
+        argument = _argument(name, index, value, argument_attributes[index], axes)
+        is_donated = argument.is_donated or index in aliased
+        arguments.append(dataclasses.replace(argument, is_donated=is_donated))
+    arguments = _with_names_of_their_own(arguments)
     results = _attributes(main, "res_attrs", len(main.type.results))
     return ForeignProgram(
         name=name,
         module=module,
-        num_partitions=num_partitions,
+        num_partitions=_num_partitions(module, axes, argument_attributes),
         axes=axes,
         arguments=tuple(arguments),
         free_results=tuple(_sharding(result) is None for result in results),
@@ -186,13 +232,14 @@ def _is_mlir(source: bytes) -> bool:
     )
 
 
-def _is_text(source: bytes) -> bool:
-    """Whether a file may be text; the formats in bytes have zeros."""
-    return b"\0" not in source
-
-
 def _hlo_module(source: bytes) -> Any | None:
-    """Returns the HloModuleProto in a file, or in the HloProto there; None if it is neither."""
+    """Returns the HloModuleProto of HLO's text, or in a file or an HloProto; None if it is none.
+
+    Raises ValueError as jax_private.hlo_from_text.
+    """
+    if source.lstrip().startswith(b"HloModule"):
+        source = jax_private.hlo_from_text(source)
+
     messages = hlo_proto.messages()
     for name in ("xla.HloProto", "xla.HloModuleProto"):
         try:
@@ -205,28 +252,49 @@ def _hlo_module(source: bytes) -> Any | None:
     return None
 
 
-def _exported_module(what: str, source: bytes, platform: str) -> bytes:
-    """Returns the StableHLO in a file of jax.export; ValueError, prefixed by `what`, as `read`."""
-    if _is_text(source):
-        raise ValueError(f"{what}: this text is no program; expected {_FORMATS}.")
+def _exported_module(source: bytes) -> jax_private.ExportedModule:
+    """Returns what a file of jax.export has; ValueError if it is none."""
+    # The formats in bytes have zeros.
+    if b"\0" not in source:
+        raise ValueError("this text is no program")
+    return jax_private.exported_module(source)
 
-    # JAX reads the fields of other bytes as if they were its own, so that any error may come up.
-    try:
-        exported = jax_export.deserialize(bytearray(source))
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"{what}: JAX {jax.__version__} cannot read it ({reason}); expected {_FORMATS}."
-        ) from error
 
-    # Programs without operations of a platform's own may say that they are for any.
-    is_for_any = jax_export.DisabledSafetyCheck.platform() in exported.disabled_safety_checks
-    if exported.platforms != (platform,) and not is_for_any:
-        raise ValueError(
-            f"{what}: exported for {', '.join(exported.platforms)}, expected {platform} alone; "
-            f"give jax.export.export platforms=[{platform!r}]."
-        )
-    return exported.mlir_module_serialized
+def _with_names_of_their_own(arguments: Sequence[Argument]) -> list[Argument]:
+    """Returns the arguments with their numbers in the names that several have."""
+    counts = collections.Counter(argument.name for argument in arguments)
+    renamed = []
+    for index, argument in enumerate(arguments):
+        # TensorFlow calls all of them XLA_Args.
+        if counts[argument.name] > 1:
+            argument = dataclasses.replace(argument, name=f"{argument.name}[{index}]")
+        renamed.append(argument)
+    return renamed
+
+
+def _num_partitions(module: Any, axes: Mapping[str, int], arguments: Sequence[Any]) -> int:
+    """Returns for how many devices a module is, by its attribute, its mesh or its shardings."""
+    attributes = module.operation.attributes
+    if "mhlo.num_partitions" in attributes:
+        return int(attributes["mhlo.num_partitions"].value)
+    if axes:
+        return math.prod(axes.values())
+
+    # HLO keeps no number. A tiled sharding has all devices.
+    numbers = [1]
+    for argument in arguments:
+        tiled = _TILED.search(_sharding(argument) or "")
+        if tiled is not None:
+            numbers.append(math.prod(int(count) for count in tiled[1].split(",")))
+    return max(numbers)
+
+
+def _aliased(module: Any) -> frozenset[int]:
+    """Returns the numbers of the arguments whose memory a module made from HLO gives to results."""
+    attributes = module.operation.attributes
+    if "mhlo.input_output_alias" not in attributes:
+        return frozenset()
+    return frozenset(map(int, _ALIASED.findall(str(attributes["mhlo.input_output_alias"]))))
 
 
 def _attributes(function: Any, name: str, count: int) -> list[Any]:

@@ -3,17 +3,28 @@
 Checked with jax 0.10.2 and 0.12.0.1. The tests of spmd/ fail where another version differs.
 """
 
-from collections.abc import Sequence
+import dataclasses
+import io
+import os
+import re
+import struct
+import sys
+import tempfile
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+from jax import export as jax_export
 from jax._src import clusters, compiler, distributed, hardware_utils, stages, xla_bridge
+from jax._src.export import serialization_generated
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax, xla_client
 from jax._src.lib.mlir import ir, passmanager
+from jax._src.lib.mlir.dialects import hlo
 from jax._src.sharding_impls import num_addressable_indices, parse_flatten_op_sharding
 
-__all__ = ["num_addressable_indices", "parse_flatten_op_sharding"]
+__all__ = ["ir", "num_addressable_indices", "parse_flatten_op_sharding"]
 
 
 def num_tpu_chips() -> int:
@@ -89,24 +100,60 @@ def join(
 
 # The first bytes of MLIR's bytecode; the name of its producer follows.
 _BYTECODE = b"ML\xefR"
+_PORTABLE = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL)
 
 
 def stablehlo_module(source: bytes) -> Any:
     """Returns the ir.Module of StableHLO: a portable artifact, MLIR's bytecode, or its text.
 
-    Raises ValueError, with the parser's first line, if this JAX cannot read it.
+    Raises ValueError, with the parser's reason, if this JAX cannot read it.
     """
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
         try:
             if is_portable(source):
-                module = _jax.mlir.deserialize_portable_artifact(source)
+                module = _portable_module(source)
             else:
                 module = ir.Module.parse(source)
             _import_shardings(module)
+            _remove_copies(module)
             return module
         except (ir.MLIRError, ValueError, RuntimeError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(lines[-1].strip()) from error
+            raise ValueError(_reason(str(error))) from error
+
+
+def _portable_module(source: bytes) -> Any:
+    """Returns the ir.Module of a portable artifact; ValueError if this JAX cannot read it."""
+    newest: str = hlo.get_current_version()
+    version = _PORTABLE.match(source)
+    assert version is not None  # is_portable has seen it.
+    its_version = version[1].decode()
+    if _numbers(its_version) > _numbers(newest):
+        raise ValueError(f"it is of StableHLO {its_version}, expected {newest} or older")
+
+    # The parser writes its reasons to the descriptor of standard error.
+    with tempfile.TemporaryFile("w+", errors="replace") as reasons:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(reasons.fileno(), 2)
+        try:
+            return _jax.mlir.deserialize_portable_artifact(source)
+        except (ValueError, RuntimeError) as error:
+            reasons.seek(0)
+            raise ValueError(_reason(reasons.read())) from error
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def bytecode(module: Any) -> bytes:
+    """Returns an ir.Module as MLIR's bytecode, with its locations, which stablehlo_module reads."""
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
 
 
 def _import_shardings(module: Any) -> None:
@@ -118,6 +165,31 @@ def _import_shardings(module: Any) -> None:
         passmanager.PassManager.parse(passes).run(module.operation)
 
 
+def _remove_copies(module: Any) -> None:
+    """Removes HLO's copies, which StableHLO does not have; XLA adds those that a program needs."""
+    copies = []
+
+    def collect(operation: Any) -> Any:
+        if operation.name == "mhlo.copy":
+            copies.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(collect)
+    for copy in copies:
+        copy.results[0].replace_all_uses_with(copy.operands[0])
+        copy.operation.erase()
+
+
+def _reason(message: str) -> str:
+    """Returns the line of a parser's message that says what is wrong, without its place."""
+    lines = message.strip().splitlines() or ["it is damaged"]
+    for line in lines:
+        _, is_reason, reason = line.partition("error: ")
+        if is_reason:
+            return reason.strip(" :")
+    return lines[-1].strip()
+
+
 def is_bytecode(source: bytes) -> bool:
     """Returns whether `source` is MLIR's bytecode, which portable artifacts are, too."""
     return source.startswith(_BYTECODE)
@@ -125,13 +197,104 @@ def is_bytecode(source: bytes) -> bool:
 
 def is_portable(source: bytes) -> bool:
     """Returns whether `source` is a portable artifact, as jax.export and StableHLO write them."""
-    return source.startswith(_BYTECODE) and b"StableHLO_v" in source[:32]
+    return _PORTABLE.match(source) is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedModule:
+    """What a file of jax.export says of its program."""
+
+    platforms: tuple[str, ...]
+    is_for_any_platform: bool
+    stablehlo: bytes  # A portable artifact.
+
+
+def exported_module(source: bytes) -> ExportedModule:
+    """Reads a file of jax.export, but for its trees, whose types may be those of any library.
+
+    Raises ValueError, with the reason, if it is no such file or of a version that JAX cannot read.
+    """
+    # These bytes have no mark of their kind: those of other files are read as if they were offsets.
+    try:
+        fields = serialization_generated.Exported.GetRootAs(source)
+        version = fields.CallingConventionVersion()
+        platforms = [fields.Platforms(i).decode() for i in range(fields.PlatformsLength())]
+        checks = [fields.DisabledChecks(i) for i in range(fields.DisabledChecksLength())]
+        kinds = [check.Kind() for check in checks]
+        stablehlo = fields.MlirModuleSerializedAsNumpy()
+    except (AttributeError, IndexError, TypeError, ValueError, struct.error) as error:
+        raise ValueError("it is no file of jax.export, or was cut short") from error
+    if not isinstance(stablehlo, np.ndarray) or not is_bytecode(stablehlo[:4].tobytes()):
+        raise ValueError("it is no file of jax.export, or was cut short")
+
+    first = jax_export.minimum_supported_calling_convention_version
+    last = jax_export.maximum_supported_calling_convention_version
+    if not first <= version <= last:
+        raise ValueError(
+            f"it has version {version} of jax.export's calling convention, expected {first} to "
+            f"{last}"
+        )
+    any_platform = serialization_generated.DisabledSafetyCheckKind.platform
+    return ExportedModule(tuple(platforms), any_platform in kinds, stablehlo.tobytes())
+
+
+def hlo_from_text(text: bytes) -> bytes:
+    """Returns the serialized HloModuleProto of HLO's text.
+
+    Raises ValueError, with the parser's reason, if this JAX cannot read it.
+    """
+    try:
+        module = xla_client.hlo.hlo_module_from_text(text.decode())
+    except (UnicodeDecodeError, jax.errors.JaxRuntimeError) as error:
+        raise ValueError(_reason(str(error))) from error
+    serialized: bytes = module.as_serialized_hlo_module_proto()
+    return serialized
 
 
 def hlo_to_stablehlo(serialized: bytes) -> bytes:
-    """Returns the StableHLO of a serialized HloModuleProto."""
-    converted = _jax.mlir.hlo_to_stablehlo(serialized)
+    """Returns the StableHLO of a serialized HloModuleProto.
+
+    Raises ValueError, with the reason, if it has none.
+    """
+    try:
+        converted = _jax.mlir.hlo_to_stablehlo(serialized)
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        raise ValueError(_reason(str(error))) from error
     return converted.encode() if isinstance(converted, str) else bytes(converted)
+
+
+def donate(module: Any, numbers: Collection[int]) -> None:
+    """Gives the results of an ir.Module's main function the memory of some of its arguments.
+
+    HLO keeps these numbers, and hlo_to_stablehlo leaves them out.
+    """
+    if not numbers:
+        return
+    with module.context:
+        main = ir.SymbolTable(module.operation)["main"]
+        given = main.operation.attributes
+        attributes = list(given["arg_attrs"]) if "arg_attrs" in given else []
+        attributes = attributes or [ir.DictAttr.get({})] * len(main.arguments)
+        for number in numbers:
+            kept = [attributes[number][i] for i in range(len(attributes[number]))]
+            named = {attribute.name: attribute.attr for attribute in kept}
+            named["jax.buffer_donor"] = ir.BoolAttr.get(True)
+            attributes[number] = ir.DictAttr.get(named)
+        main.operation.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
+
+
+_NUMBERS = (
+    hlo.DotDimensionNumbers,
+    hlo.ConvDimensionNumbers,
+    hlo.GatherDimensionNumbers,
+    hlo.ScatterDimensionNumbers,
+)
+
+
+def dimension_numbers(attribute: Any) -> Any:
+    """Returns the dimension numbers of a StableHLO operation with their fields, by its kind."""
+    (kind,) = [kind for kind in _NUMBERS if kind.isinstance(attribute)]
+    return kind(attribute)
 
 
 class _Read(stages.Executable):
@@ -142,6 +305,13 @@ class _Read(stages.Executable):
 
     def xla_extension_executable(self) -> Any:
         return self._executable
+
+    def cost_analysis(self) -> Any:
+        """As that of jax.stages.Compiled: None where a compiler has none, as that of GPUs."""
+        try:
+            return super().cost_analysis()
+        except NotImplementedError:
+            return None
 
 
 def compile_stablehlo(module: Any, devices: Sequence[Any], free_results: Sequence[bool]) -> Any:

@@ -29,7 +29,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import storage
+from lingvo_gshard.files import lock, storage
 from lingvo_gshard.spmd import coordination, environment, jax_private, padded
 from lingvo_gshard.spmd.padded import PaddedArray
 
@@ -326,6 +326,13 @@ def index() -> int:
 def is_first() -> bool:
     """Returns whether this is process 0, which writes the files that all processes share."""
     return index() == 0
+
+
+def locked(target: os.PathLike[str], doing: str) -> contextlib.AbstractContextManager[None]:
+    """Locks what all processes write, which process 0 does for all; see lock.held."""
+    if not is_first():
+        return contextlib.nullcontext()
+    return lock.held(target, doing)
 
 
 def check_shared(folder: os.PathLike[str]) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -98,10 +98,13 @@ def devices(name: str) -> list[Any]:
 
     # A better message than JAX's, which names a plugin.
     if not is_installed(name):
-        compiler, target = ("GPU", "setup-plan-gpu") if is_gpu(name) else ("TPU", "setup-tpu")
+        if is_gpu(name):
+            compiler, extra, target = "GPU", "plan-gpu", "setup-plan-gpu"
+        else:
+            compiler, extra, target = "TPU", "plan", "setup-tpu"
         raise ValueError(
-            f"topology {name}: the {compiler} compiler is not installed; `make {target}` installs "
-            "it."
+            f"topology {name}: the {compiler} compiler is not installed; `pip install "
+            f"'lingvo_gshard[{extra}]'`, or `make {target}` in a checkout, installs it."
         )
 
     # The compiler knows which sizes there are.
@@ -206,8 +209,12 @@ def compile_program(
         return TopologyExecutable(program, mesh, compiled)
 
 
-def compile_foreign(program: ForeignProgram, name: str) -> ForeignExecutable:
-    """Compiles somebody else's program for all of a topology's devices, in their order.
+def compile_foreign(
+    program: ForeignProgram, name: str, order: Sequence[int] | None = None
+) -> ForeignExecutable:
+    """Compiles somebody else's program for all of a topology's devices.
+
+    `order` has the device of each partition, among the topology's; None is their own order.
 
     Raises OutOfMemoryError if the program needs more memory than a device has, and ValueError as
     `devices`, if it is for another number of devices, or if the compiler refuses it.
@@ -220,7 +227,8 @@ def compile_foreign(program: ForeignProgram, name: str) -> ForeignExecutable:
             f"{len(topology_devices)}."
         )
     with _one_line_errors(what):
-        return foreign.compile_program(program, topology_devices)
+        ordered = topology_devices if order is None else [topology_devices[i] for i in order]
+        return foreign.compile_program(program, ordered)
 
 
 @contextlib.contextmanager

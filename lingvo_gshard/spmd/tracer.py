@@ -322,7 +322,7 @@ def _run(function: Callable[..., _Result], args: tuple[Any, ...]) -> _Result:
     except ImportError as error:
         raise ValueError(
             f"Tracing needs TensorFlow, which cannot be imported here ({error}); "
-            "`pip install tensorflow`, or `make setup` in a checkout, installs it."
+            "`pip install 'lingvo_gshard[train]'`, or `make setup` in a checkout, installs it."
         ) from None
 
     try:

@@ -1,4 +1,4 @@
-"""The versions of JAX that the code was tested with, and the XLA flags that each knows.
+"""The packages that the code was tested with: versions of JAX, their XLA flags, and extras.
 
 XLA ends the process at a flag that it does not know, so a flag is given only to the versions that
 have it.
@@ -9,6 +9,28 @@ from collections.abc import Iterable, Mapping
 
 # From the first to below the second; requirements.txt has them by the version of Python.
 _JAX = (((0, 10, 2), (0, 11)), ((0, 12, 0, 1), (0, 13)))
+
+# The modules that requirements-train.txt installs. The wheel by itself plans, and has none of them.
+_TRAINING = frozenset(
+    {
+        "array_record",
+        "fontTools",
+        "ftfy",
+        "grain",
+        "langcodes",
+        "lxml",
+        "matplotlib",
+        "orbax",
+        "polib",
+        "py3langid",
+        "pyarrow",
+        "sacrebleu",
+        "sentencepiece",
+        "tensorboard",
+        "tensorflow",
+        "tqdm",
+    }
+)
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 # A flag, and the first version of jaxlib without it: None if all tested versions have it.
@@ -52,6 +74,17 @@ def check_jax() -> None:
                 f"{package} {found[package]} is installed, but {expected} is expected: "
                 f"pip install '{package}{expected.rsplit(' ', 1)[-1]}'."
             )
+
+
+def advice(error: ModuleNotFoundError) -> str | None:
+    """Returns a line on what installs a module that is missing; None if `train` has it not."""
+    name, _, _ = (error.name or "").partition(".")
+    if name not in _TRAINING:
+        return None
+    return (
+        f"{name} is not installed; `pip install 'lingvo_gshard[train]'`, or `make setup` in a "
+        "checkout, installs it."
+    )
 
 
 def known_xla_flags(flags: Mapping[str, str]) -> list[str]:

@@ -1,18 +1,17 @@
 """The settings of a training run, `train` in the Params of an experiment, and the folder for them.
 
 model_dir/params.txt   the Params of the model whose checkpoints it holds
-model_dir/train.lock   locked by the process that trains in it
+model_dir/train.lock   locked by the process that trains in it, which deletes it
 """
 
 import contextlib
-import fcntl
 import importlib.util
 import pathlib
 from collections.abc import Iterator
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import REQUIRED, Params
-from lingvo_gshard.files import atomic_file
+from lingvo_gshard.files import atomic_file, lock
 from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
@@ -66,6 +65,10 @@ def train_params() -> Params:
     p.Define("warm_start_from", None, "A run's folder, exported file or index.", optional=str)
     rules = "Pairs (pattern of a weight's path, rule); the first pattern that matches applies."
     p.Define("warm_start_rules", ((r"theta\..*", "SAME"),), rules)
+    pieces = "Pairs (new piece, old ones with spaces), at whose mean BY_PIECE starts the new one."
+    p.Define("warm_start_pieces", (), pieces)
+    frozen = "The weights that stay as they are: a pattern of whole paths, as in warm_start_rules."
+    p.Define("frozen", None, frozen, optional=str)
     return p
 
 
@@ -127,42 +130,42 @@ def _check_writers(p: Params) -> None:
 
 @contextlib.contextmanager
 def claimed(
-    model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]
+    model_dir: str | pathlib.Path,
+    text: str,
+    model_prefixes: tuple[str, ...],
+    defaults: str = "",
 ) -> Iterator[None]:
     """Locks a folder, and writes `text`, its Params.ToText(), to params.txt.
 
     Raises ValueError as `check_folder`, or if another process has locked the folder.
     """
-    check_folder(model_dir, text, model_prefixes)
+    check_folder(model_dir, text, model_prefixes, defaults)
     folder = pathlib.Path(model_dir)
     folder.mkdir(parents=True, exist_ok=True)
 
-    # The system releases the lock when this process ends, however it ends.
-    with (folder / _LOCK).open("w") as lock:
-        try:
-            with atomic_file.naming(folder / _LOCK):  # Not all network disks have locks.
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{folder}: another process trains in this folder; wait for it, or choose another."
-            ) from None
-
+    with lock.held(folder, "trains in this folder", folder / _LOCK):
         atomic_file.write(folder / _PARAMS, text)
         yield
 
 
-def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
+def check_folder(
+    model_dir: str | pathlib.Path,
+    text: str,
+    model_prefixes: tuple[str, ...],
+    defaults: str = "",
+) -> None:
     """Raises ValueError, which lists the differences, if model_dir holds another model.
 
     Settings in `text`, a Params.ToText(), must agree with those of params.txt if they are under one
     of the dotted paths `model_prefixes`; others may change between runs. Without prefixes, all must
-    agree but those under `train`.
+    agree but those under `train`. A setting that params.txt lacks was added since; its default, in
+    the Params.DefaultsText() `defaults`, means what was done before.
     """
     path = pathlib.Path(model_dir) / _PARAMS
     if not path.exists():
         return
     try:
-        lines = hyperparams.differences(text, path.read_text())
+        lines = hyperparams.differences(text, path.read_text(), defaults)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
 

@@ -235,7 +235,9 @@ class Estimator:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
 
             # Read and written piece by piece, as the weights may be larger than a host's memory.
-            written = exported.write(pathlib.Path(path), weights, step, part_bytes)
+            target = pathlib.Path(path)
+            with processes.locked(target, "writes this file"):
+                written = exported.write(target, weights, step, part_bytes)
 
             rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
             total = sum(math.prod(array.shape) for array in weights.values())
@@ -244,15 +246,31 @@ class Estimator:
 
         return self._with_checkpoint(checkpoint_step, write)
 
+    def saved_weights(
+        self, checkpoint_step: int | None = None, average: int = 1
+    ) -> dict[str, SavedArray]:
+        """Returns a checkpoint's weights by path, `theta`, to read a part when it is used.
+
+        They are those that `restore` evaluates; it raises as that.
+        """
+
+        def weights(saved: Checkpoints, step: int) -> dict[str, SavedArray]:
+            arrays = self._evaluated(saved.arrays(step, average))
+            return {path: array for path, array in arrays.items() if path.startswith("theta.")}
+
+        return self._with_checkpoint(checkpoint_step, weights)
+
     def check_folder(self) -> None:
         """Raises ValueError if model_dir holds another model."""
-        config.check_folder(self.model_dir, self.params.ToText(), self._model_prefixes)
+        p = self.params
+        config.check_folder(self.model_dir, p.ToText(), self._model_prefixes, p.DefaultsText())
 
     def claimed(self) -> contextlib.AbstractContextManager[None]:
         """Locks model_dir to train in it, which process 0 does for all; see config.claimed."""
         if not processes.is_first():
             return contextlib.nullcontext()
-        return config.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
+        p = self.params
+        return config.claimed(self.model_dir, p.ToText(), self._model_prefixes, p.DefaultsText())
 
     def restore(self, checkpoint_step: int | None = None, average: int = 1) -> Restored:
         """Reads a checkpoint, by default the latest one, to evaluate it.
@@ -356,7 +374,9 @@ class Estimator:
     def _first_state(self, restored: Restored | None, source: Input) -> NestedMap:
         """Returns the state to start from, and sets the input's state to match."""
         if restored is not None:
-            source.set_state(restored.input_state)
+            # Imported weights, of step 0, have no position in any data.
+            if restored.step > 0:
+                source.set_state(restored.input_state)
             logging.info("train: continues after step %d", restored.step)
             return restored.state
 

@@ -117,6 +117,27 @@ def test_keeps_the_newest(tmp_path):
         assert saved.steps() == [12, 100] and saved.latest() == 100
 
 
+def test_the_characters_of_a_folders_name_are_no_pattern(tmp_path):
+    """Its patterns would match nothing, or the neighbour, whose name they describe."""
+    neighbour = tmp_path / "runs of 2026b, 1/run1"
+    folder = tmp_path / "runs of 2026[abc],?*/run[1]"
+    _saved(neighbour, (1,))
+    (neighbour / "checkpoints/2.orbax-checkpoint-tmp").mkdir()
+    _saved(folder, (2, 5))
+    (folder / "checkpoints/7").mkdir()  # As a killed save leaves it.
+
+    with _open(folder, keep_checkpoint_max=1) as saved:
+        assert saved.steps() == [2, 5]
+        assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["2", "5"]
+        saved.save(9, _state(9), {"index": 9})
+        saved.wait()
+        assert saved.steps() == [9]
+        _same(saved.restore(9, _SPEC, _shardings(2)).state, _state(9))
+
+    left = sorted(path.name for path in (neighbour / "checkpoints").iterdir())
+    assert left == ["1", "2.orbax-checkpoint-tmp"]
+
+
 def test_the_age_of_a_checkpoint_is_not_that_of_its_files(tmp_path):
     """Which a copy, as from a bucket, makes new."""
     _saved(tmp_path, (1, 2, 3))

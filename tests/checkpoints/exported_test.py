@@ -118,6 +118,17 @@ def test_a_new_export_replaces_the_old_one(tmp_path, before, after):
     assert set(_names(tmp_path)) == held
 
 
+def test_the_characters_of_a_files_name_are_no_pattern(tmp_path):
+    """Only its own old parts are deleted, and all of them."""
+    neighbour = tmp_path / "w1-00001-of-00009.safetensors"
+    neighbour.touch()
+    path = tmp_path / "w[1]*.safetensors"
+    exported.write(path, _saved(_values(1)), 5, part_bytes=_PART_BYTES)
+    exported.write(path, _saved(_values(2)), 6, part_bytes=10**4)
+    assert _names(tmp_path) == [neighbour.name, path.name]
+    _same(_read(path), _values(2))
+
+
 def test_parts_are_read_from_the_files_that_hold_them(tmp_path, monkeypatch):
     path = _write(tmp_path)
     read, opened = safetensors_file.read, []

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lingvo_gshard.checkpoints.fingerprints import difference, fingerprint
+from lingvo_gshard.checkpoints.fingerprints import PartSums, difference, fingerprint
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
 
@@ -78,3 +78,23 @@ def test_a_difference_names_the_experts_of_the_range_that_was_read():
     assert difference("wi", saved, ["c", "x"], slice(2, 4)) == (
         "wi is not what was saved, in experts [3]"
     )
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_parts_have_the_fingerprint_of_the_whole(pieces):
+    """In any order, and cut along all dims."""
+    whole = _fingerprints(_arrays())
+    rng = np.random.default_rng(2)
+    for (path, array), (_, spec) in zip(
+        _arrays().FlattenItems(), _SPEC.FlattenItems(), strict=True
+    ):
+        sums = PartSums(spec.dims, array.shape)
+        cuts = [np.linspace(0, size, pieces + 1).astype(int) for size in array.shape]
+        places = list(np.ndindex(*[pieces] * array.ndim))
+        for place in rng.permutation(len(places)):
+            index = tuple(
+                slice(int(cut[i]), int(cut[i + 1]))
+                for cut, i in zip(cuts, places[place], strict=True)
+            )
+            sums.add(tuple(part.start for part in index), np.asarray(array[index]))
+        assert sums.fingerprint() == whole[path], path

@@ -94,7 +94,7 @@ def test_what_several_devices_need_is_read_once():
 
 @pytest.mark.parametrize("dims", ["VM", "MV"])
 def test_a_vocabulary_changes_piece_by_piece(dims):
-    ids = warm_start.old_ids(["<pad>", "a", "b", "c"], ["<pad>", "c", "x", "a", "y"])
+    ids = warm_start.rows_by_piece(["<pad>", "a", "b", "c"], ["<pad>", "c", "x", "a", "y"]).ids
     assert ids.tolist() == [0, 3, -1, 1, -1]
     before, new = _random(4, 3), _random(5, 3, seed=1)
     transpose = np.transpose if dims == "MV" else np.asarray
@@ -104,6 +104,38 @@ def test_a_vocabulary_changes_piece_by_piece(dims):
     want = np.stack([before[0], before[3], new[2], before[1], new[4]])
     np.testing.assert_array_equal(transpose(value), want)
     assert "restored 3 of 5 pieces, the others new" in line
+
+
+@pytest.mark.parametrize("dims", ["VM", "MV"])
+def test_new_pieces_start_at_means_of_old_ones(dims):
+    old, new = ["<pad>", "a", "b", "c"], ["<pad>", "a", "b", "c", "like a", "new", "like b and c"]
+    like = (("like b and c", "b c"), ("like a", "a"))
+    rows = warm_start.rows_by_piece(old, new, like)
+    assert rows.ids.tolist() == [0, 1, 2, 3, 5, -1, 4] and rows.means == ((2, 3), (1,))
+
+    before, initial = _random(4, 3), _random(7, 3, seed=1)
+    transpose = np.transpose if dims == "MV" else np.asarray
+    options = {"old_pieces": ((r"a\..*", rows.ids),), "means": ((r"a\..*", rows.means),)}
+    value, line = _begin(Rule.BY_PIECE, transpose(before), transpose(initial), dims, **options)
+    mean = (before[2] + before[3]) / 2
+    want = np.stack([*before, before[1], initial[5], mean])
+    np.testing.assert_allclose(transpose(value), want, rtol=1e-6)
+    assert "restored 6 of 7 pieces, the others new" in line
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        (("a", "b"), "a is in the old vocabulary already"),
+        (("z", "b"), "z is not in the new one"),
+        (("x", "b q"), "q, for x, is not in the old vocabulary"),
+        (("x", " "), r"expected pairs such as .* got \('x', ' '\)"),
+        ("x", r"expected pairs such as .* got 'x'"),
+    ],
+)
+def test_what_new_pieces_cannot_start_from_is_refused(like, message):
+    with pytest.raises(ValueError, match=f"^train.warm_start_pieces: .*{message}"):
+        warm_start.rows_by_piece(["a", "b"], ["a", "b", "x"], (like,))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from lingvo_gshard.files import lock
+
 
 def _run(folder, *flags, file_bytes=None):
     """Runs the binary; a limit to the sizes of its files is to it as a full disk."""
@@ -33,7 +35,11 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("flags", "file_bytes", "line"),
     [
-        (["--input=nowhere", "--out=data"], None, "data_prep.build: no input folder nowhere"),
+        (
+            ["--input=nowhere", "--out=data"],
+            None,
+            "data_prep.build: no input folder {folder}/nowhere",
+        ),
         (
             ["--out=data"],
             None,
@@ -48,6 +54,11 @@ def folder(tmp_path_factory):
             ["--input=text", "--out=data", "--workers=0"],
             None,
             "data_prep.build: --workers must be 1 or more, got 0; see",
+        ),
+        (
+            ["--input=text", "--out=./text"],
+            None,
+            "data_prep.build: --out=./text is the folder of --input; choose another.",
         ),
         (
             ["--input=text", "--out=file/x"],
@@ -69,15 +80,25 @@ def folder(tmp_path_factory):
 def test_a_mistake_is_one_line_and_a_status(folder, flags, file_bytes, line):
     ended = _run(folder, *flags, file_bytes=file_bytes)
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(line)
+    assert ended.stderr.splitlines()[-1].startswith(line.replace("{folder}", str(folder)))
     assert "Traceback" not in ended.stderr
+
+
+def test_a_second_build_in_the_same_folder_is_refused(folder):
+    out = folder / "locked"
+    with lock.held(out, "builds in this folder", out / "build.lock"):
+        ended = _run(folder, "--input=text", "--out=locked")
+        assert ended.returncode == 1
+        message = "data_prep.build: locked: another process builds in this folder; wait for it, or"
+        assert ended.stderr.splitlines()[-1].startswith(message)
+        assert [path.name for path in out.iterdir()] == ["build.lock"]
 
 
 def test_verbosity_shows_where_it_came_from(folder):
     ended = _run(folder, "--input=nowhere", "--out=data", "--verbosity=1")
     assert ended.returncode == 1
     assert "Traceback" in ended.stderr
-    assert "no input folder nowhere" in ended.stderr
+    assert f"no input folder {folder}/nowhere" in ended.stderr
 
 
 def test_what_was_made_is_told_and_which_language_is_much_in_bytes(folder):

@@ -17,6 +17,28 @@ from data_prep.sources import JsonlFile, MosesFiles, PoFile, TsvFile
 _DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "data.md"
 
 
+def _tsv_table(path):
+    return f"""
+        [[sources]]
+        format = "tsv"
+        path = "{path}"
+        language = "de"
+    """
+
+
+def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
+    folder = tmp_path / "corpora [a-c]*"
+    folder.mkdir()
+    for name in ("old[1].tsv", "old1.tsv", "old2.tsv"):
+        (folder / name).touch()
+    for path, names in [
+        ("old[1].tsv", ["old[1].tsv"]),
+        ("old?.tsv", ["old1.tsv", "old2.tsv"]),
+    ]:
+        sources, _ = _load(folder, _tsv_table(path))
+        assert [source.path for source in sources] == [folder / name for name in names]
+
+
 def _load(folder, text, **settings):
     (folder / "data.toml").write_text(text)
     return config.load(folder / "data.toml", settings)

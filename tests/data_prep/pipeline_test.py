@@ -178,6 +178,28 @@ def test_another_plan_is_refused_and_nothing_is_lost(built, tmp_path):
         assert _contents(out) == before
 
 
+def test_another_modification_time_is_no_other_text(tmp_path):
+    text = tmp_path / "text"
+    out = tmp_path / "data"
+    _write_corpus(text)
+    file = text / "dev/de-en.tsv.gz"
+    sources = tsv_folder.sources_in(text)
+
+    def survey():
+        pipeline.run_through(pipeline.Step.SURVEY, sources, out, _CONFIG, engines.pool(1))
+
+    survey()
+    os.utime(file, (1, 1))
+    survey()
+    assert "modified 1000000000, " in (out / "plan.txt").read_text()
+
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"was begun with other text.*: {file}: \d+ bytes, SHA"):
+        survey()
+
+
 def test_what_is_finished_is_not_done_again(built, tmp_path):
     folder, made = built
     data = shutil.copytree(folder / "data", tmp_path / "data")

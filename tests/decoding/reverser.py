@@ -3,7 +3,7 @@
 import numpy as np
 
 from lingvo_gshard.decoding.bundle import DecoderSpec
-from lingvo_gshard.input.normalization import normalize_written
+from lingvo_gshard.input.normalization import normalize
 from lingvo_gshard.spmd.specs import WHOLE
 
 _EOS = 2
@@ -15,14 +15,14 @@ class Letters:
     def __init__(self):
         self.encoded = set()
 
-    def normalize(self, text):
-        """The text as a model writes it."""
-        return normalize_written(text)
-
     def encode(self, text):
         """The letters' ids, and that of EOS."""
         self.encoded.add(text)
         return [ord(letter) - ord("a") + 4 for letter in text.strip()] + [_EOS]
+
+    def normalize(self, text):
+        """As the project's own vocabularies do it."""
+        return normalize(text)
 
     def decode(self, ids):
         """The letters before EOS."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import typing
 
 import pytest
 from hypothesis import given, settings
@@ -200,6 +201,79 @@ def test_every_part_fits_and_only_space_is_lost(text, most):
     parts = split(text, fits)
     assert "".join("".join(parts).split()) == "".join(text.split())
     assert all(fits(part) or len(part) <= 1 for part in parts)
+
+
+class _Tongues(Letters):
+    """Has tokens of three languages."""
+
+    languages: typing.ClassVar = {"deu_Latn": 41, "eng_Latn": 42, "fra_Latn": 43}
+
+    def decode(self, ids):
+        return super().decode([token for token in ids if token not in self.languages.values()])
+
+
+class _Forced(Reverser):
+    """Begins each translation with the token that its row is given, and records the tokens."""
+
+    def __call__(self, features):
+        results = super().__call__(features)
+        self.first_ids.append(features.first_ids.tolist())
+        for row, first_id in enumerate(features.first_ids):
+            if results["lengths"][row, 0]:
+                results["ids"][row, 0] = [first_id, *results["ids"][row, 0, 1:]]
+        return results
+
+
+def _of_languages(batch_size, lengths):
+    decoder = _Forced(batch_size, lengths)
+    codes = tuple(_Tongues.languages)
+    decoder.first_ids = []
+    decoder.spec = dataclasses.replace(decoder.spec, sources=codes, targets=codes)
+    return Translator(decoder, _Tongues(), _Tongues()), decoder
+
+
+def test_a_source_begins_with_its_language_and_its_translation_with_another():
+    translator, decoder = _of_languages(4, (8,))
+    lines = ["deu_Latn fra_Latn bc", "fra_Latn eng_Latn d", "eng_Latn deu_Latn  "]
+    first, second, blank = (translator.parts(line) for line in lines)
+    assert first[0].ids.tolist() == [41, 5, 6, 2] and first[0].first_id == 43
+    assert second[0].ids.tolist() == [43, 7, 2] and second[0].first_id == 42
+    assert blank == []
+    assert translator.num_tokens(lines) == [4, 3, 2]
+
+    # One batch of several languages; the shortest comes first, and two rows are empty. The forced
+    # token takes the place of the first letter of a reversed source, and is no part of the text.
+    best = [line[0].text for line in translator.decode(lines)]
+    assert decoder.first_ids == [[42, 43, -1, -1]]
+    assert best == ["b", "", ""]
+
+
+def test_each_part_of_a_long_line_has_the_languages():
+    translator, _ = _of_languages(3, (4,))
+    parts = translator.parts("deu_Latn eng_Latn bb cc")
+    assert [part.ids.tolist() for part in parts] == [[41, 5, 5, 2], [41, 6, 6, 2]]
+    assert {part.first_id for part in parts} == {42}
+
+
+def test_languages_that_are_not_the_models_are_refused():
+    translator, _ = _of_languages(3, (4,))
+    spec = translator.spec
+    assert spec.beginning("fra_Latn", "deu_Latn") == "deu_Latn fra_Latn "
+    assert spec.source_languages == ("deu_Latn", "eng_Latn", "fra_Latn")
+    for target, source, message in (
+        ("fra_Latn", None, "source_lang is missing: expected one of deu_Latn, eng_Latn, fra_Latn"),
+        (None, "deu_Latn", "target_lang is missing: expected one of deu_Latn"),
+        ("fra_Latin", "deu_Latn", r"target_lang fra_Latin: .* Did you mean fra_Latn\?"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            spec.beginning(target, source)
+    with pytest.raises(ValueError, match="source_lang bb: expected one of"):
+        translator.parts("bb cc")
+
+    many = tuple(f"aa{chr(97 + i)}_Latn" for i in range(26))
+    spec = dataclasses.replace(spec, sources=many)
+    with pytest.raises(ValueError, match="aat_Latn and 6 more$"):
+        spec.beginning("fra_Latn", "12")
 
 
 def test_a_text_that_names_another_target_keeps_its_own(tmp_path):

@@ -74,6 +74,35 @@ def test_trend_lines_are_means_of_windows():
     assert sum(comparison.smoothed([0.0] * 6 + [10.0] + [0.0] * 6)) == pytest.approx(10, abs=2)
 
 
+def _by_tokens(**tokens):
+    """Languages by code, whose BLEU is 10, 20, ... by these tokens."""
+    rows = []
+    for i, (code, of_code) in enumerate(tokens.items()):
+        bleu = Score(10.0 * (i + 1), 1.0, f"nrefs:1|tok:{of_code}")
+        rows.append(LanguageQuality(code, 8000 >> i, 100, bleu, *_scores(0.0)[1:]))
+    return Quality(tuple(rows))
+
+
+def test_languages_of_other_tokens_have_no_average_and_no_trend(tmp_path):
+    """The larger half has an average: its languages are scored alike."""
+    runs = {"MoE": [_by_tokens(qa="13a", qb="13a", ja="char", zh="zh")]}
+    compared = Comparison(runs, {"qa": 5.0})
+    lines = compared.table().splitlines()
+    assert lines[1].split()[2:] == ["5.00", "10.00", "+5.00"]
+    assert lines[5].split() == ["average", "-", "-", "-"]
+    assert lines[6].split() == ["larger", "half", "5.00", "15.00", "+5.00"]
+    assert lines[7].split() == ["smaller", "half", "-", "-", "-"]
+    assert [line.rpartition(": ")[2] for line in lines[8:]] == ["qa, qb", "ja", "zh"]
+    compared.draw(tmp_path / "figure6.png")
+
+
+def test_runs_that_were_scored_by_other_tokens_are_not_compared():
+    runs = {"MoE": [_by_tokens(ja="char")], "dense": [_by_tokens(ja="ja-mecab-0.996-IPA")]}
+    message = "a run of dense has the BLEU of ja by the tokens ja-mecab.*, and another by char"
+    with pytest.raises(ValueError, match=message):
+        Comparison(runs, {})
+
+
 def test_models_of_other_languages_are_not_compared():
     with pytest.raises(
         ValueError, match="first run of MoE and a run of other differ in languages .*: qb, qc"

@@ -48,6 +48,7 @@ def run(data_dir, tmp_path, monkeypatch):
     """A run with a decoder of its own, and without a record of its training."""
     monkeypatch.setattr(decode_split, "recorded", lambda logdir: None)
     monkeypatch.setattr(decode_split, "check_decoded", lambda model, params: None)
+    monkeypatch.setattr(decode_split, "check_data", lambda launch, logdir: {})
     decoder = Reverser(2, (4, 8))
     (tmp_path / "run").mkdir()
     return types.SimpleNamespace(
@@ -89,7 +90,7 @@ def test_references_have_the_form_of_translations_and_one_line_each(run, data_di
 
     decode_split.decode_split(run, "test")
     folder = tmp_path / "run/decode_test"
-    assert (folder / "aa.reference.txt").read_text() == "ba x² é\nedc ，\ngf\n"
+    assert (folder / "aa.reference.txt").read_text() == "ba x2 é\nedc ,\ngf\n"
     assert (folder / "aa.source.txt").read_text() == "a b\ncde\nfg\n"
     names = ("aa.txt", "aa.source.txt", "aa.reference.txt")
     assert [len((folder / name).read_text().splitlines()) for name in names] == [3, 3, 3]
@@ -135,6 +136,41 @@ def test_a_split_that_no_language_has_is_refused(run, data_dir):
     message = f"{data_dir}: no language has a train split to decode; there is flores, test."
     with pytest.raises(ValueError, match=message):
         decode_split.decode_split(run, "train")
+
+
+def test_the_tokens_of_bleu_follow_the_target(run, data_dir, tmp_path, capsys):
+    """Thai from English, by characters; a language without a sentence has no scores."""
+    tsv.write(data_dir / "text/test/en-th.tsv.gz", [Pair("กขคงจ", "จงคขก")])
+    tsv.write(data_dir / "text/test/none-en.tsv.gz", [])
+    data = manifest.load(data_dir)
+    languages = list(data.languages)
+    for code, name in (("en-th", "en-th"), ("none", "none-en")):
+        text = {"test": digests.describe(data_dir, f"text/test/{name}.tsv.gz")}
+        languages.append(Language(code, {}, text, {}))
+    manifest.save(dataclasses.replace(data, languages=tuple(languages)), data_dir)
+
+    decode_split.decode_split(run, "test")
+    scores = json.loads((tmp_path / "run/decode_test/scores.json").read_text())
+    tokens = {row["code"]: row["bleu"]["signature"] for row in scores["languages"]}
+    assert "tok:char" in tokens["en-th"] and "tok:13a" in tokens["aa"] and "none" not in tokens
+    assert scores["languages"][-1]["bleu"]["value"] == pytest.approx(100)
+    printed = capsys.readouterr().out
+    assert printed.startswith("none has no sentence to score.")
+    assert "BLEU has no average" in printed
+
+
+def test_other_data_is_refused_before_anything_is_written_over(run, tmp_path, monkeypatch):
+    decode_split.decode_split(run, "test")
+    before = {path: path.read_bytes() for path in (tmp_path / "run/decode_test").iterdir()}
+
+    def refuse(launch, logdir):
+        raise ValueError(f"{launch.data_dir} holds other data than {logdir}")
+
+    monkeypatch.setattr(decode_split, "check_data", refuse)
+    monkeypatch.delattr(run, "decoder")  # Not even the weights are read.
+    with pytest.raises(ValueError, match="/data holds other data than .*/run"):
+        decode_split.decode_split(run, "test")
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_damaged_text_is_refused_before_it_is_translated(run, data_dir):

@@ -10,7 +10,7 @@ import sentencepiece
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.tokenizers import tokenizer_spm
 
-from lingvo_gshard.evaluation import quality
+from lingvo_gshard.evaluation import quality, tokenization
 from lingvo_gshard.evaluation.quality import LanguageQuality, Quality, Score
 
 corpus_bleu = functools.partial(quality.score, "bleu")
@@ -168,6 +168,106 @@ def test_the_signature_names_the_settings(metric, own):
     signature = metric(["a b c d"], ["a b c d"]).signature
     for part in ("nrefs:1", "bs:1000", "seed:12345", own, "version:"):
         assert part in signature
+
+
+# The same sentence in scripts that are written without spaces between words, and in one with.
+_TEXTS = {
+    "zh": "孩子们在花园里读一本旧书。",
+    "yue": "啲細路喺花園度睇緊一本舊書。",
+    "zho_Hant": "孩子們在花園裡讀一本舊書。",
+    "ja": "子どもたちは庭で古い本を読んでいます。",
+    "ko": "아이들이 정원에서 오래된 책을 읽는다.",
+    "th": "เด็กๆอ่านหนังสือเก่าในสวน",
+    "lo": "ເດັກນ້ອຍອ່ານປຶ້ມເກົ່າຢູ່ໃນສວນ",
+    "km": "ក្មេងៗអានសៀវភៅចាស់នៅក្នុងសួន",
+    "my": "ကလေးများသည်ဥယျာဉ်ထဲတွင်စာအုပ်ဟောင်းဖတ်သည်။",
+    "de": "Die Kinder lesen im Garten ein altes Buch.",
+}
+
+
+@pytest.mark.parametrize(("target", "text"), _TEXTS.items())
+def test_a_perfect_translation_has_bleu_100_whatever_its_script(target, text):
+    score = quality.score("bleu", [text, text], [text, text], target)
+    assert score.value == pytest.approx(100)
+    tokens = {"de": "13a", "zh": "zh", "yue": "zh", "zho_Hant": "zh"}.get(target, "char")
+    assert f"|tok:{tokens}|" in score.signature  # MeCab is not installed here.
+
+
+def test_thai_is_scored_by_characters():
+    """Of 6 characters 5 are right, and 3, 1 and 0 of the n-grams; sacreBLEU halves a half for 0."""
+    score = quality.score("bleu", ["กขคงจx"], ["กขคฉจx"], "th")
+    want = 100 * (5 / 6 * 3 / 5 * 1 / 4 * (0.5 / 3)) ** 0.25
+    assert score.value == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("language", "tokens"),
+    [
+        ("ja", "ja-mecab"),
+        ("jpn_Jpan", "ja-mecab"),
+        ("ja-Latn", "13a"),
+        ("ko-KR", "ko-mecab"),
+        ("cmn", "zh"),
+        ("zh-Latn-pinyin", "13a"),
+        ("tha_Thai", "char"),
+        ("sr-Latn", "13a"),
+        ("kok", "13a"),
+        ("qta", "13a"),
+    ],
+)
+def test_tokens_follow_the_script(language, tokens):
+    assert tokenization.wanted_for(language) == tokens
+
+
+def test_mecab_is_taken_where_it_is_there(monkeypatch):
+    assert tokenization.advice(["de", "ja", "th", "ko"]) == [
+        "BLEU of ja is by characters; pip install 'sacrebleu[ja]' for words.",
+        "BLEU of ko is by characters; pip install 'sacrebleu[ko]' for words.",
+    ]
+    monkeypatch.setattr(tokenization, "_is_installed", lambda tokenizer: True)
+    assert tokenization.of_target("ja") == "ja-mecab"
+    assert tokenization.advice(["ja", "ko"]) == []
+
+
+_MIXED = Quality(
+    tuple(
+        LanguageQuality(
+            code,
+            300,
+            10,
+            bleu=Score(value, 1.0, f"nrefs:1|tok:{tokens}|smooth:exp"),
+            chrf=Score(value, 1.0, "nc:6"),
+            chrfpp=Score(value, 1.0, "nw:2"),
+            spbleu=Score(value + 2, 1.0, "tok:flores200"),
+        )
+        for code, value, tokens in (("en-de", 20.0, "13a"), ("en-th", 40.0, "char"))
+    )
+)
+
+
+def test_bleu_of_other_tokens_has_no_average_but_spbleu_has(tmp_path):
+    *_, average = _MIXED.rows()
+    assert average == ["average", "", "", "-", "", "30.00", "", "30.00", "", "32.00", ""]
+    lines = _MIXED.table().splitlines()
+    assert "sacreBLEU bleu nrefs:1|tok:13a|smooth:exp: en-de" in lines
+    assert "sacreBLEU bleu nrefs:1|tok:char|smooth:exp: en-th" in lines
+    assert lines[-1].startswith("BLEU has no average") and lines[-1].endswith("spBLEU has one.")
+
+    _MIXED.save(tmp_path / "scores.json")
+    assert "average_bleu" not in json.loads((tmp_path / "scores.json").read_text())
+    assert quality.load(tmp_path / "scores.json").by_size() == _MIXED.by_size()
+    assert quality.main_metric([_MIXED]) == "spbleu" and quality.main_metric([_QUALITY]) == "bleu"
+    _MIXED.draw(tmp_path / "bleu.png")
+
+
+def test_one_sentence_has_no_interval(tmp_path):
+    score = corpus_bleu(["a b c d e x"], ["a b c d e f"])
+    assert score.value > 0 and score.margin is None
+    row = LanguageQuality("qa", 30, 1, score, score, score)
+    assert Quality((row,)).rows()[1][3:5] == [f"{score.value:.2f}", "-"]
+    Quality((row,)).save(tmp_path / "scores.json")
+    assert quality.load(tmp_path / "scores.json").languages == (row,)
+    Quality((row,)).draw(tmp_path / "bleu.png")
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([], []), (["a"], []), (["a", "b"], ["a"])])

@@ -10,6 +10,8 @@ import pytest
 from lingvo_gshard.evaluation import quality, run_report
 from lingvo_gshard.evaluation.quality import Score
 from lingvo_gshard.planning import plan
+from lingvo_gshard.planning.published import factors, factors_text
+from tests.planning.published_steps import record
 
 _FACTS = run_report.RunFacts(
     model="toy.Model<4>",
@@ -122,11 +124,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         run_report.write(tmp_path, _FACTS)
 
 
-@pytest.mark.parametrize("measured", [0.48, None])
-def test_planned_step_times_follow_the_measured_one(tmp_path, monkeypatch, measured):
+@pytest.mark.parametrize("share", [0.5, None])
+def test_planned_step_times_follow_the_measured_one(tmp_path, monkeypatch, share):
+    known = factors.by_machine([record("a", share or 1.0)])
+
     class _Planned:
         topology = "v3:8x8"
-        measured_share = measured
+        factor = known["v3"] if share else None
 
         def steps_per_sec(self, share):
             return 4.0 * share
@@ -138,12 +142,13 @@ def test_planned_step_times_follow_the_measured_one(tmp_path, monkeypatch, measu
     (tmp_path / "plan" / plan.PLAN_JSON).touch()
     monkeypatch.setattr(plan, "load", lambda folder: _Planned())
     page = _page(tmp_path, _line(10))
-    roofline, *share = [row for row in _rows(page) if row[0].startswith("plan for v3:8x8")]
+    roofline, *expected = [row for row in _rows(page) if row[0].startswith("plan for v3:8x8")]
     assert roofline[1:] == ["0.25", "4,000", "16"]
 
-    # The paper measured a share of the roofline for some layers on one machine only.
-    name = "plan for v3:8x8, at the share of it that the paper measured of such layers"
-    assert [row[:2] for row in share] == ([[name, "0.5208"]] if measured else [])
+    # Published steps tell how near to the roofline others came, on some machines.
+    name = "plan for v3:8x8, expected"
+    assert [row[:2] for row in expected] == ([[name, "0.5"]] if share else [])
+    assert factors_text.basis("v3:8x8") in page
 
 
 def test_the_report_tells_what_the_time_went_to(tmp_path):

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from lingvo_gshard.evaluation import quality, significance
@@ -114,9 +115,56 @@ def test_a_model_has_the_mean_of_its_runs(folders):
 
 
 def test_a_run_does_not_differ_from_itself(folders):
-    row = next(significance.tables({"A": folders["A"], "B": folders["A"]}, ["aa"])).splitlines()[1]
-    assert row.split()[3:6] == ["+0.00", "+0.00", "+0.00"]
-    assert float(row.split()[6]) < 0.01  # As sacreBLEU's: no difference is not due to chance.
+    rows = next(significance.tables({"A": folders["A"], "B": folders["A"]}, ["aa"])).splitlines()
+    for row in rows[1:3]:  # And so does the average.
+        assert row.split()[3:] == ["+0.00", "+0.00", "+0.00", "1.0000"]
+
+
+@pytest.mark.parametrize("num_sentences", [1, 4])
+def test_a_gain_without_variance_is_not_tested(tmp_path, num_sentences):
+    """Each resampling has the same gain: of one sentence, or of one that is repeated."""
+    folders = {}
+    for name, line in (("A", "the cat sat on a"), ("B", "the cat sat on a mat")):
+        folders[name] = [tmp_path / name]
+        folders[name][0].mkdir()
+        (folders[name][0] / "aa.txt").write_text(f"{line}\n" * num_sentences)
+        (folders[name][0] / "aa.reference.txt").write_text("the cat sat on a mat\n" * num_sentences)
+    row = next(significance.tables(folders, ["aa"])).splitlines()[1]
+    assert row.split()[2] == "100.00" and float(row.split()[3]) > 0
+    assert row.split()[4:] == ["-", "-", "-"]
+
+
+def test_no_sentence_is_refused(folders):
+    for name in ("A", "B"):
+        for file in ("aa.txt", "aa.reference.txt"):
+            (folders[name][0] / file).write_text("")
+    with pytest.raises(ValueError, match="a has no sentence of aa"):
+        list(significance.tables(folders, ["aa"]))
+
+
+def test_languages_of_other_tokens_have_no_average(tmp_path):
+    """en-th is by characters, as sacreBLEU's; chrF is alike in all languages."""
+    lines = {"en-th": ["กขคงจฉ", "ชซฌญฎ"], "en-de": _REFERENCES["aa"][:2]}
+    folders = {"A": [tmp_path / "a"], "B": [tmp_path / "b"]}
+    for name, last in (("a", -1), ("b", None)):
+        (tmp_path / name).mkdir()
+        for code, texts in lines.items():
+            (tmp_path / name / f"{code}.reference.txt").write_text("\n".join([*texts, ""]))
+            shortened = [texts[0], texts[1][:last]]
+            (tmp_path / name / f"{code}.txt").write_text("\n".join([*shortened, ""]))
+
+    bleu, chrf, *_ = significance.tables(folders, lines)
+    _, thai, german, *signatures = bleu.splitlines()
+    assert thai.split()[0] == "en-th" and german.split()[0] == "en-de"
+    assert [line.rpartition(": ")[2] for line in signatures] == ["en-de", "en-th"]
+    assert "tok:13a" in signatures[0] and "tok:char" in signatures[1]
+    assert "average" in chrf and "average" not in bleu
+
+    systems = [("A", ["กขคงจฉ", "ชซฌญ"]), ("B", lines["en-th"])]
+    test = PairedTest(systems, {"bleu": BLEU(tokenize="char")}, [lines["en-th"]], "bs")
+    base, other = list(test()[1].values())[1]
+    assert float(thai.split()[1]) == pytest.approx(base.score, abs=0.0051)
+    assert float(thai.split()[6]) == pytest.approx(other.p_value, abs=0.00006)
 
 
 def test_what_cannot_be_paired_is_refused(folders, tmp_path, monkeypatch):

@@ -95,3 +95,49 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path, length):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match="w.safetensors is missing"):
         safetensors_file.read(tmp_path / "w.safetensors")
+
+
+def test_spans_read_any_rows_and_check_digests(tmp_path):
+    path = tmp_path / "w.safetensors"
+    safetensors_file.write(path, _arrays(), {})
+    spans = safetensors_file.spans(path)
+    assert spans.keys() == _arrays().keys()
+    for name, array in _arrays().items():
+        assert (spans[name].dtype, spans[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(spans[name].read(), array)
+        spans[name].check()
+    np.testing.assert_array_equal(spans["b"].read(1, 2), _arrays()["b"][1:])
+
+    content = bytearray(path.read_bytes())
+    content[spans["b"].offset + 5] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"w\.safetensors is damaged: the tensor at byte \d+ is"):
+        spans["b"].check()
+    path.write_bytes(content[: spans["b"].offset + 8])
+    with pytest.raises(ValueError, match=r"w\.safetensors is damaged: it ends too early\.$"):
+        spans["b"].read()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, r"an array of \[2\] at 0 to 4"),
+        ({"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}, r"an array of \[-1\] at 4 to 0"),
+        ({"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}, "it has .* should have"),
+        ({"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}, "F99"),
+    ],
+)
+def test_spans_outside_of_the_file_are_refused(tmp_path, entry, message):
+    header = json.dumps({"a": entry}).encode()
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ValueError, match=f"or a damaged one .*{message}"):
+        safetensors_file.spans(path)
+
+
+def test_arrays_may_keep_their_order(tmp_path):
+    path = tmp_path / "w.safetensors"
+    arrays = {name: np.ones(2, np.float32) for name in "cab"}
+    safetensors_file.write(path, arrays, {}, in_order=True)
+    offsets = {name: span.offset for name, span in safetensors_file.spans(path).items()}
+    assert sorted(offsets, key=offsets.__getitem__) == ["c", "a", "b"]

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import sys
 import tempfile
 
@@ -137,6 +138,12 @@ def test_mistakes_name_the_bucket_and_not_the_copy(bucket):
     refused = pytest.raises(ValueError, match=f"^{bucket}/run/a: wrong")
     with refused, storage.working(f"{bucket}/run") as here:
         raise ValueError(f"{here}/a: wrong")
+
+
+@pytest.mark.parametrize("name", ["gs://b/run[1]", "s3://b/all*/run", "s3://b/run?"])
+def test_a_name_that_is_a_pattern_in_a_bucket_is_refused(name):
+    with pytest.raises(ValueError, match=f"^{re.escape(name)}: in buckets, names with .* patterns"):
+        storage.path(name)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):

@@ -22,6 +22,23 @@ def test_round_trip(largest):
 
 
 @pytest.mark.parametrize(
+    ("codes", "sides"),
+    [
+        (("de", "en-de"), [("de", "en"), ("en", "de")]),
+        (("en-GB", "en-001", "de"), [("en-GB", "en"), ("en-001", "en"), ("de", "en")]),
+        (("en-pt-BR", "en-zh-Hant"), [("en", "pt-BR"), ("en", "zh-Hant")]),
+        # British English from English, and a corpus's own names for languages.
+        (("en-GB", "en-en-GB"), [("en-GB", "en"), ("en", "en-GB")]),
+        (("GB", "en-GB"), [("GB", "en"), ("en", "GB")]),
+        (("en-eng_Latn", "english"), [("en", "eng_Latn"), ("english", "en")]),
+    ],
+)
+def test_a_code_tells_what_is_translated_into_what(codes, sides):
+    assert [example_codec.sides(code, codes) for code in codes] == sides
+    assert example_codec.source_languages(codes) == tuple(dict.fromkeys(a for a, _ in sides))
+
+
+@pytest.mark.parametrize(
     "record", [b"", b"\x02\x00", b"\x03" + bytes(8), b"\x02\x09\0\0\0\x01\0", b"\x04\0\0\0\0abc"]
 )
 def test_other_bytes_are_refused(record):
@@ -50,11 +67,3 @@ def test_only_the_first_token_is_one():
         assert example_codec.literal_parts(text, tokens) == parts
         assert "".join(parts) == text
         assert example_codec.literal_parts(text, ()) == [text]
-
-
-def test_the_languages_to_translate_from():
-    # en-GB is a language, and en-de German from English.
-    assert example_codec.source_languages(["de", "en-GB"], []) == ("de", "en-GB")
-    codes = ["de", "en-de", "en-GB", "en-en-GB", "en-fr", "fr"]
-    targets = ["de", "en", "en-GB", "fr"]
-    assert example_codec.source_languages(codes, targets) == ("de", "en", "en-GB", "fr")

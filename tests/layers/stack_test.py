@@ -22,6 +22,19 @@ def test_every_other_layer_has_experts():
     assert [type(layer.feed_forward) for layer in dense.layers] == [FeedForwardLayer] * 4
 
 
+def test_every_nth_layer_has_experts():
+    def kinds(**settings):
+        return [type(layer.feed_forward) for layer in small_stack.stack(**settings).layers]
+
+    experts_at_2 = [FeedForwardLayer, FeedForwardLayer, MoELayer, FeedForwardLayer]
+    assert kinds(num_layers=4, moe_every=3) == experts_at_2
+    assert kinds(num_layers=2, moe_every=1) == [MoELayer, MoELayer]
+    assert kinds(num_layers=2, moe_every=3) == [FeedForwardLayer, FeedForwardLayer]
+
+    with pytest.raises(ValueError, match="^stack: moe_every must be 1 or more, got 0"):
+        small_stack.stack(moe_every=0)
+
+
 @pytest.mark.parametrize(("has_experts", "routed"), [(True, [1, 3]), (False, [])])
 def test_moe_layers_report_routing(has_experts, routed):
     stack = small_stack.stack(has_experts=has_experts)
@@ -46,13 +59,17 @@ def test_layers_follow_each_other_up_to_the_final_norm(num_layers):
     np.testing.assert_allclose(y, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("remat", Remat)
-def test_a_loop_equals_unrolled_layers(remat):
+@pytest.mark.parametrize(
+    ("remat", "moe_every"),
+    [*[(remat, 2) for remat in Remat], (Remat.NONE, 1), (Remat.ALL_BUT_PRODUCTS, 3)],
+)
+def test_a_loop_equals_unrolled_layers(remat, moe_every):
     """The values alone: repeat_test.py has gradients, model/layers_as_test.py whole steps."""
-    unrolled = small_stack.stack()
-    loop = small_stack.stack(layers_as=Layers.LOOP, remat=remat)
+    sizes = {"num_layers": 2 * moe_every, "moe_every": moe_every}
+    unrolled = small_stack.stack(**sizes)
+    loop = small_stack.stack(layers_as=Layers.LOOP, remat=remat, **sizes)
     theta = building.random_theta(unrolled)
-    stacks = stacking.stacked(theta, 2)
+    stacks = stacking.stacked(theta, moe_every)
     context = Context(Mode.TRAIN, tf.constant([1, 5]))
 
     x = small_stack.x_BLM()

@@ -31,6 +31,16 @@ def test_positions_are_distinct():
     assert gaps.min() > 0.1
 
 
+def test_the_first_position_may_be_another():
+    p = EmbeddingLayer.Params().Set(vocab_size=V, dim=M)
+    theta = building.random_theta(p.Instantiate(building.Unannotated()))
+    shifted = p.Copy().Set(first_position=2).Instantiate(building.Unannotated())
+    ids = tf.constant([[3, 0, 8]])
+    got = shifted.FProp(theta, ids, tf.constant([[0, 1, 0]]))
+    want = p.Instantiate(building.Unannotated()).FProp(theta, ids, tf.constant([[2, 3, 2]]))
+    np.testing.assert_array_equal(got, want)
+
+
 def test_two_dims_are_one_sine_and_cosine():
     got = sinusoids(tf.constant([2]), 2)
     np.testing.assert_allclose(got, [[math.sin(2), math.cos(2)]], rtol=1e-6)

@@ -131,3 +131,54 @@ def equinox():
 
 def _is_array(leaf):
     return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _keras_model():
+    import tensorflow as tf
+
+    layers = [tf.keras.layers.Dense(HIDDEN, activation="gelu"), tf.keras.layers.Dense(DIM)]
+    model = tf.keras.Sequential(layers)
+    model.build((None, DIM))
+    return model
+
+
+def keras():
+    """A Keras MLP in TensorFlow, called by JAX, which splits its arguments; trained by SGD."""
+    import tensorflow as tf
+    from jax.experimental import jax2tf
+
+    model = _keras_model()
+    state = []
+    for weight in model.trainable_variables:
+        axes = ("data", "model") if len(weight.shape) == 2 else ("model",)
+        state.append(spec(weight.shape, *axes))
+
+    def update(weights, batch):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs, _ = model.stateless_call(weights, [], batch)
+            loss = tf.reduce_mean((outputs - batch) ** 2)
+        gradients = tape.gradient(loss, weights)
+        return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], loss
+
+    step = jax2tf.call_tf(tf.function(update, autograph=False), has_side_effects=False)
+    return _jitted(step, state), (state, spec((BATCH, DIM), "data"))
+
+
+def keras_ir(stage):
+    """Returns what TensorFlow lowers a step of that model to, which updates its variables."""
+    import tensorflow as tf
+
+    model = _keras_model()
+
+    def step(batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(batch) - batch) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        for weight, gradient in zip(model.trainable_variables, gradients, strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    lowered = tf.function(step, jit_compile=True, autograph=False)
+    ir = lowered.experimental_get_compiler_ir(tf.zeros((BATCH, DIM)))(stage=stage)
+    return ir if isinstance(ir, bytes) else ir.encode()

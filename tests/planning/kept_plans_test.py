@@ -1,14 +1,17 @@
 """Plans that are kept in folders."""
 
 import dataclasses
+import json
 
 import pytest
 
 from lingvo_gshard.planning import kept_plans, plan, plan_pictures, plan_text
 from lingvo_gshard.planning.compiled import own_process, run_programs
+from lingvo_gshard.planning.published import factors
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from tests.planning import plans, tiny
+from tests.planning import plans, published_steps, tiny
+from tests.planning.published_steps import record
 
 
 @pytest.fixture
@@ -36,6 +39,20 @@ def test_a_plan_is_made_once(asked, tmp_path):
     kept_plans.load_or_make(other, tmp_path)
     kept_plans.load_or_make(dataclasses.replace(other, topology="v3:4x4"), tmp_path)
     assert len(asked) == 3
+
+
+def test_expected_times_of_a_kept_plan_follow_the_published_steps(asked, monkeypatch, tmp_path):
+    def expected_secs(share):
+        path = published_steps.write(tmp_path / f"{share}.json", record("a", share))
+        monkeypatch.setattr(factors, "BOUNDS", path)
+        kept_plans.load_or_make(tiny.request(), tmp_path / "kept")
+        text = (tmp_path / "kept" / "report.md").read_text()
+        assert f"the bound over {share:.2f}" in text
+        values = json.loads((tmp_path / "kept" / "plan.json").read_text())
+        return values["expected"]["step_secs"]
+
+    assert expected_secs(0.5) == 2 * expected_secs(1.0)
+    assert len(asked) == 1  # Nothing was compiled again.
 
 
 def test_other_options_of_the_compilers_make_another_plan(asked, monkeypatch, tmp_path):

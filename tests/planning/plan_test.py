@@ -5,7 +5,9 @@ import json
 import pytest
 
 from lingvo_gshard.planning import plan
-from tests.planning import plans
+from lingvo_gshard.planning.published import factors
+from tests.planning import plans, published_steps
+from tests.planning.published_steps import record
 
 _OTHERS = {"evaluate": plans.program(plans.cost()), "decode": plans.program(None)}
 
@@ -52,27 +54,30 @@ def test_the_fields_of_the_file(tmp_path):
     }
     assert set(values["roofline_secs"]) == {"compute", "memory", "network", "step"}
     assert set(values["collectives"][0]) == {"kind", "count", "bytes", "source"}
-    assert values["steps_per_sec"] == {"at_roofline": 2.0, "at_measured_share": 0.96}
 
 
-@pytest.mark.parametrize(
-    ("changes", "share"),
-    [
-        ({}, 0.48),
-        ({"num_experts": 128}, 0.70),
-        ({"num_experts": 512}, None),
-        ({"num_experts": 0}, None),
-        ({"topology": "h100:16x8"}, None),
-        ({"topology": "v4:4x4x4"}, None),
-    ],
-)
-def test_the_papers_measured_share_is_that_of_the_layers_that_it_measured(tmp_path, changes, share):
-    kept = plans.plan(plans.cost(step_secs=0.5), **changes)
-    assert kept.measured_share == share
+def test_the_file_has_what_is_expected_by_published_steps(monkeypatch, tmp_path):
+    records = [record("a", 0.4), record("b", 0.7), record("c", 0.9)]
+    bounds = published_steps.write(tmp_path / "bounds.json", *records)
+    monkeypatch.setattr(factors, "BOUNDS", bounds)
 
-    plan.save(kept, tmp_path)
-    rates = json.loads((tmp_path / "plan.json").read_text())["steps_per_sec"]
-    assert rates["at_measured_share"] == (None if share is None else pytest.approx(2.0 * share))
+    plan.save(plans.plan(plans.cost(step_secs=0.5)), tmp_path)
+    values = json.loads((tmp_path / "plan.json").read_text())
+    assert values["expected"]["step_secs"] == pytest.approx(0.5 / 0.6)
+    assert values["expected"]["least_step_secs"] == pytest.approx(0.5 / 0.9)
+    assert values["expected"]["most_step_secs"] == pytest.approx(0.5 / 0.4)
+    assert values["expected"]["fitted_records"] == ["a", "c"]
+    assert values["steps_per_sec"] == {"at_roofline": 2.0, "expected": pytest.approx(1.2)}
+    years = values["core_years_of_1e12_tokens"]
+    assert years["expected"] == pytest.approx(years["at_roofline"] / 0.6)
+
+    # Nothing is known of another machine, and what does not fit takes no time.
+    plan.save(plans.plan(plans.cost(step_secs=0.5), topology="h100:16x8"), tmp_path)
+    values = json.loads((tmp_path / "plan.json").read_text())
+    assert values["expected"] is None
+    assert values["steps_per_sec"] == {"at_roofline": 2.0, "expected": None}
+    plan.save(plans.plan(None), tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["expected"] is None
 
 
 def test_a_plan_that_does_not_fit_has_no_times(tmp_path):

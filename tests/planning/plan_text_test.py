@@ -2,12 +2,24 @@
 
 import dataclasses
 
+import pytest
+
 from lingvo_gshard.planning import plan_text
 from lingvo_gshard.planning.plan import Batch
-from tests.planning import plans
+from lingvo_gshard.planning.published import factors
+from tests.planning import plans, published_steps
+from tests.planning.published_steps import record
 
 
-def test_the_report_is_one_screen():
+@pytest.fixture
+def published(monkeypatch, tmp_path):
+    """Puts three steps on v3 in the place of the published ones."""
+    records = [record("a", 0.4), record("b", 0.7), record("c", 0.9)]
+    path = published_steps.write(tmp_path / "bounds.json", *records)
+    monkeypatch.setattr(factors, "BOUNDS", path)
+
+
+def test_the_report_is_one_screen(published):
     kept = plans.plan(plans.cost(), suspicious=("all-gather of 3.0 MiB a step from encoder",))
     text = plan_text.screen(kept)
     assert len(text.splitlines()) < 40
@@ -20,8 +32,8 @@ def test_the_report_is_one_screen():
         "suspicious: all-gather of 3.0 MiB a step from encoder",
         "experts     3000      200.00      40.00      100.00   340.00",
         "at the roofline: 0.5 s a step, 2.00 steps/s, 2.10 M tokens/s",
-        "at 48% of it, as the paper measured a pair of layers with 2048 experts on TPU v3: "
-        "1.04 s a step, 0.96 steps/s",
+        "expected: 0.833 s a step (0.556 to 1.25), 1.20 steps/s, 1.26 M tokens/s, 3.2 core-years",
+        "expected on v3: the bound over 0.60, as 2 published training steps of somebody/lm",
         "XLA's optimal_seconds 0.6 s (its loops once: 0.2), 1000 instructions",
         "compiled in 40.0 s (60.0 of CPU)",
         "products 3.00 Tflop a core, of which the mathematics asks for 2.00",
@@ -134,4 +146,24 @@ def test_figures_of_other_programs_follow_the_steps():
 def test_gpus_are_called_so():
     text = plan_text.screen(plans.plan(plans.cost(), topology="h100:16x8"))
     assert "collectives of a step on one GPU" in text and "core" not in text
-    assert "48%" not in text  # The paper measured no GPU.
+
+
+def test_what_is_expected_stands_beside_the_bound(published):
+    first = plans.plan(plans.cost(0.5))
+    second = plans.plan(plans.cost(0.25), topology="h100:16x8")
+    lines = plan_text.comparison([first, second, plans.plan(plans.cost(1.0))]).splitlines()
+    rows = {line.rsplit(maxsplit=4)[0]: line.split()[-4:] for line in lines[3:-2]}
+    assert rows["roofline step ms"] == ["500", "250", "1000", "2.000"]
+    assert rows["expected ms"] == ["833.3", "-", "1667", "2.000"]
+    assert rows["expected, at least ms"] == ["555.6", "-", "1111", "2.000"]
+    assert rows["expected, at most ms"] == ["1250", "-", "2500", "2.000"]
+
+    # What it rests on is told once for each machine.
+    assert lines[-2].startswith("expected on v3: the bound over 0.60, as 2 published")
+    assert lines[-1].startswith("expected on h100: unknown, for want of published steps")
+
+
+def test_a_machine_without_published_steps_has_only_a_bound(published):
+    text = plan_text.screen(plans.plan(plans.cost(), topology="h100:16x8"))
+    assert "bound, at the roofline: 0.5 s a step" in text and "\nexpected: " not in text
+    assert "expected on h100: unknown, for want of published steps; the bound is all" in text

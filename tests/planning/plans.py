@@ -69,6 +69,5 @@ def plan(made: StepCost | None, cores: int = 128, programs=None, **changes) -> P
         model_flops_per_core=2e12,
         host_peak_gib=3.5,
         programs={TRAIN: program(made, **of_the_step), **(programs or {})},
-        num_experts=2048,
     )
     return Plan(**(fields | changes))

@@ -1,6 +1,8 @@
 """What is launched: settings, and the record in a run's folder."""
 
 import dataclasses
+import json
+import shutil
 import types
 
 import pytest
@@ -188,6 +190,64 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
         launches.vocabularies(logdir)
 
 
+def _with_facts(launch):
+    """The launch with what its folder holds by now."""
+    facts = dataclasses.replace(
+        launch.facts, fingerprint=TranslationInput.Facts(launch.data_dir).fingerprint
+    )
+    return dataclasses.replace(launch, facts=facts)
+
+
+def test_other_data_with_the_same_vocabularies_is_refused(tmp_path):
+    """In another folder, and in the same one, made again; but equal data may have moved."""
+    logdir = str(tmp_path / "run")
+    folder = tmp_path / "data"
+    launch = _with_facts(data_folder.prepare(folder, b"ours", b"english", _LAUNCH))
+    launches.record(launch, logdir)
+
+    shutil.copytree(folder, tmp_path / "moved")
+    moved = dataclasses.replace(launch, data_dir=str(tmp_path / "moved"))
+    launches.check_data(moved, logdir)
+
+    data = manifest.load(folder)
+    (folder / "text").write_text("Haus\thouse\n")
+    text = {"test": digests.describe(folder, "text")}
+    languages = (manifest.Language("de", {}, text, {}),)
+    manifest.save(dataclasses.replace(data, languages=languages), folder)
+    for other in (launch, _with_facts(launch)):
+        with pytest.raises(ValueError, match=f"{folder} holds other data than {logdir} was"):
+            launches.record(other, logdir)
+    assert launches.recorded(logdir) == launch
+
+
+def test_paths_are_recorded_for_every_working_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(TranslationInput, "Facts", lambda data_dir: _FACTS)
+    data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
+    monkeypatch.chdir(tmp_path)
+    settings = ("train.warm_start_from=older/run", "train.max_steps=3")
+    launch = launches.launch_of("toy.Dense4L", settings, "data", "run")
+    launches.record(launch, "run")
+
+    monkeypatch.chdir("/")
+    again = launches.launch_of(None, (), None, str(tmp_path / "run"))
+    assert again == launch
+    assert again.data_dir == str(tmp_path / "data")
+    assert again.overrides[0] == f"train.warm_start_from={tmp_path}/older/run"
+    launches.check_data(again, str(tmp_path / "run"))
+
+
+def test_a_recorded_path_that_depends_on_the_working_directory_is_refused(tmp_path):
+    launch = data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
+    launches.record(launch, str(tmp_path / "run"))
+    path = tmp_path / "run/experiment.json"
+    fields = json.loads(path.read_text())
+    fields["launch"]["data_dir"] = "data"
+    del fields["digest"]
+    digests.write_json(path, fields.pop("version"), fields)
+    with pytest.raises(ValueError, match=r"/run records its data as data, .*: give --data_dir"):
+        launches.launch_of(None, (), None, str(tmp_path / "run"))
+
+
 def test_a_damaged_vocabulary_is_not_recorded(tmp_path):
     launch = data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
     (tmp_path / "data/vocab/source.model").write_bytes(b"0urs")
@@ -250,12 +310,13 @@ def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
     records = manifest.Records((manifest.Shard(file, file, 1),), 3, 3, 0)
     given = [("de", {"train": records, "dev": records}), ("fr", {"dev": records})]
     languages = tuple(manifest.Language(code, each, {}, {}) for code, each in given)
-    side = types.SimpleNamespace(size=8)
+    side = manifest.Vocabulary(file, 8)
     data = types.SimpleNamespace(
         languages=languages,
         source_vocabulary=side,
         target_vocabulary=side,
         kind=manifest.Kind.PARALLEL,
+        fingerprint="",
     )
     monkeypatch.setattr(manifest, "load", lambda _: data)
     assert TranslationInput.Facts("data").languages == ("de",)

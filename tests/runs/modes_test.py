@@ -5,6 +5,7 @@ import types
 import pytest
 
 from lingvo_gshard import registry
+from lingvo_gshard.evaluation import decode_split
 from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import modes
@@ -14,15 +15,25 @@ from tests.runs import data_folder
 _LAUNCH = Launch("toy.Dense4L", (), "/data", DataFacts(4000, 2000, ("de", "fr")))
 
 
-@pytest.mark.parametrize("evaluate", [modes.evaluate, modes.evaluate_continuously])
-def test_nothing_is_evaluated_on_data_of_another_vocabulary(tmp_path, evaluate):
+@pytest.mark.parametrize(
+    "mode",
+    [
+        modes.train,
+        modes.evaluate,
+        modes.evaluate_continuously,
+        lambda run: decode_split.decode_split(run, "test"),
+    ],
+)
+def test_nothing_is_computed_on_data_of_another_vocabulary(tmp_path, mode):
     launches.record(
         data_folder.prepare(tmp_path / "a", b"ours", b"english", _LAUNCH), str(tmp_path / "run")
     )
     other = data_folder.prepare(tmp_path / "b", b"ours", b"other", _LAUNCH)
-    run = types.SimpleNamespace(launch=other, logdir=str(tmp_path / "run"))
+    run = types.SimpleNamespace(
+        launch=other, logdir=str(tmp_path / "run"), params=registry.get_params("toy.Dense4L")
+    )
     with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
-        evaluate(run)
+        mode(run)
 
 
 def test_a_learning_rate_that_ends_before_the_training_is_refused():

@@ -46,7 +46,7 @@ def test_it_is_launched_and_recorded_without_data(tmp_path):
     launches.record(launch, logdir)
     assert launches.launch_of(None, (), None, logdir) == launch
     assert not (tmp_path / "run/vocab").exists()
-    assert launches.check_vocabularies(launch, logdir) == {}
+    assert launches.check_data(launch, logdir) == {}
     assert json.loads((tmp_path / "run/experiment.json").read_text())["files"] == []
 
     test = launches.evaluated_input(launch, params, "test")

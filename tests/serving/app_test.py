@@ -65,7 +65,43 @@ def test_a_model_of_several_targets_needs_to_know_which():
     assert errors == [
         f"target_lang {code}: expected one of de, en" for code in ("is missing", "fr")
     ]
-    assert languages == {"languages": ["de", "en"], "targets": ["de", "en"]}
+    assert languages == {
+        "languages": ["de", "en"],
+        "targets": ["de", "en"],
+        "named_sources": False,
+    }
+
+
+def test_a_model_with_tokens_of_languages_needs_both():
+    codes = ("deu_Latn", "fra_Latn")
+    spec = dataclasses.replace(SPEC, sources=codes, targets=codes)
+    body = {"lines": ["tag"], "source_lang": "deu_Latn", "target_lang": "fra_Latn"}
+
+    async def act(client):
+        answer = await post(client, body)
+        query = "?source_lang=fra_Latn&target_lang=deu_Latn"
+        async with client.post(f"/translate{query}", data="x") as plain:
+            found = [answer["translations"][0][0]["text"], await plain.text()]
+        for wrong, path in (
+            ({"source_lang": None}, ""),
+            ({"target_lang": "deu"}, ""),
+            ({"target_lang": 5}, ""),
+            ({}, "?target_lang=deu_Latn"),
+        ):
+            refused = await post(client, body | wrong, 400, f"/translate{path}")
+            found.append(refused["error"])
+        async with client.get("/languages") as languages:
+            return found, await languages.json()
+
+    (text, plain, *errors), languages = with_client(act, Shouter(spec=spec))
+    assert text == "DEU_LATN FRA_LATN TAG" and plain == "FRA_LATN DEU_LATN X\n"
+    assert errors == [
+        "source_lang is missing: expected one of deu_Latn, fra_Latn",
+        "target_lang deu: expected one of deu_Latn, fra_Latn. Did you mean deu_Latn?",
+        "target_lang: expected the code of a language, got 5.",
+        "target_lang: 'deu_Latn' in the query, but 'fra_Latn' in the body.",
+    ]
+    assert languages["named_sources"] and languages["languages"] == list(codes)
 
 
 def test_health_languages_and_metrics():

@@ -15,7 +15,10 @@ from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import compilers, functions
 
-_ABSENT = "topology v3:2x2: the TPU compiler is not installed; `make setup-tpu` installs it"
+_ABSENT = (
+    "topology v3:2x2: the TPU compiler is not installed; `pip install "
+    r"'lingvo_gshard\[plan\]'`, or `make setup-tpu` in a checkout, installs it."
+)
 _HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 _EIGHT = functions.partitioning(8)
 

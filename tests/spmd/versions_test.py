@@ -48,6 +48,20 @@ def test_a_missing_one_is_named(installed):
         versions.check_jax()
 
 
+def test_what_train_installs_is_advised():
+    requirements = pathlib.Path(__file__).parents[2] / "requirements-train.txt"
+    packages = re.findall(r"^([\w-]+)[>=]", requirements.read_text(), re.MULTILINE)
+    # Packages whose modules have another name.
+    modules = {"orbax-checkpoint": "orbax", "fonttools": "fontTools"}
+    assert {modules.get(package, package) for package in packages} == versions._TRAINING
+
+    missing = ModuleNotFoundError(name="tensorflow.python")
+    message = "tensorflow is not installed; `pip install 'lingvo_gshard[train]'`, or `make setup`"
+    assert versions.advice(missing).startswith(message)
+    assert versions.advice(ModuleNotFoundError(name="mine.tensorflow")) is None
+    assert versions.advice(ModuleNotFoundError()) is None
+
+
 def test_only_installed_packages_have_a_version():
     assert list(versions.installed(["no_such_package", "jax"])) == ["jax"]
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard import registry
+from lingvo_gshard.core.hyperparams import REQUIRED, Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.train import config
@@ -71,6 +72,50 @@ def test_the_stages_of_a_pipeline_may_change(tmp_path):
     (tmp_path / "params.txt").write_text("task.dim : 4\n")
     stages = "task.encoder.stages : 2\ntask.encoder.microbatches : 4\n"
     config.check_folder(tmp_path, "task.dim : 4\n" + stages, ("task",))
+
+
+def test_a_run_of_before_has_the_defaults_of_settings_that_were_added(tmp_path):
+    """By the Params themselves: a group that was added, and one that took the place of another."""
+
+    def params(**added):
+        task, layer = Params(), Params()
+        layer.Define("dim", 4, "")
+        layer.Define("biases", False, "")
+        layer.Define("kinds", ("a",), "")
+        layer.Define("size", REQUIRED, "")
+        task.Define("layer", layer, "")
+        p = Params()
+        p.Define("task", task, "")
+        return p.Set(**{"task.layer.dim": 8, "task.layer.size": 3, **added})
+
+    def check(p):
+        config.check_folder(tmp_path, p.ToText(), ("task",), p.DefaultsText())
+
+    (tmp_path / "params.txt").write_text("task.layer.dim : 8\ntask.layer.size : 3\n")
+    check(params())
+    with pytest.raises(ValueError, match=r"differs in task.layer.biases: True, not False\.$"):
+        check(params(**{"task.layer.biases": True}))
+
+    # What it has must be equal as before, and what has no default may not be missing.
+    (tmp_path / "params.txt").write_text("task.layer.size : 3\n")
+    with pytest.raises(ValueError, match=r"differs in task.layer.dim: 8, not 4\.$"):
+        check(params())
+    (tmp_path / "params.txt").write_text("task.layer.dim : 8\n")
+    with pytest.raises(ValueError, match=r"differs in task.layer.size: 3, not absent\.$"):
+        check(params())
+    (tmp_path / "params.txt").write_text("task.layer : None\ntask.layer.size : 3\n")
+    with pytest.raises(ValueError, match=r"task.layer: absent, not None"):
+        check(params())
+
+
+def test_the_defaults_of_an_experiment_are_those_of_its_layers():
+    p = registry.get_params("toy.MoE8E4L")
+    defaults = dict(line.split(" : ", 1) for line in p.DefaultsText().splitlines())
+    assert defaults["task.encoder.layer.attention.biases"] == "False"
+    assert defaults["task.encoder.layer.residual_dropout.rate"] != str(
+        p.task.encoder.layer.residual_dropout.rate
+    )
+    assert "task.dim" not in defaults
 
 
 def test_settings_that_are_gone_make_it_another_model(tmp_path):

@@ -4,16 +4,26 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from lingvo_gshard.files import child_process
-from lingvo_gshard.planning.request import Request
 from lingvo_gshard.spmd import environment
 
+
+class Work(Protocol):
+    """What a process is asked to do."""
+
+    @property
+    def label(self) -> str:
+        """Its name, for messages."""
+        ...
+
+
+_Work = TypeVar("_Work", bound=Work)
 _Result = TypeVar("_Result")
 
 
-def call(function: Callable[[Request], _Result], request: Request) -> _Result:
+def call(function: Callable[[_Work], _Result], request: _Work) -> _Result:
     """Returns `function(request)`, called in a process of its own.
 
     Raises what the function raises, and ValueError if the process died.
@@ -26,6 +36,6 @@ def call(function: Callable[[Request], _Result], request: Request) -> _Result:
             return pool.submit(function, request).result()
         except BrokenProcessPool as error:
             raise ValueError(
-                f"{request.model} on {request.topology}: the process that compiled it died; "
+                f"{request.label}: the process that compiled it died; "
                 "this machine's memory may be too small."
             ) from error

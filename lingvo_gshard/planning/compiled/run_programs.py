@@ -62,7 +62,6 @@ def make_plan(request: Request) -> Plan:
         model_flops_per_core=step_flops / partitioning.mesh.num_partitions,
         host_peak_gib=peak_kib * 1024 / GIB,
         programs=programs,
-        num_experts=_num_experts(params),
         bubble=placement.bubble(params),
         unit=model.task.UNIT,
     )
@@ -154,15 +153,6 @@ def _compile(exported: Program, topology_name: str) -> TopologyExecutable | Refu
         return topology.compile_program(exported, topology_name)
     except topology.OutOfMemoryError as error:
         return memory.parse_refusal(str(error.__cause__))
-
-
-def _num_experts(params: Params) -> int:
-    """Returns the experts of a layer; 0 for a dense model, or if its stacks differ."""
-    counts = set()
-    for stack in params.task.cls.STACKS:
-        p = params.task.Get(stack)
-        counts.add(0 if p.moe is None else p.moe.num_experts)
-    return counts.pop() if len(counts) == 1 else 0
 
 
 def _batch(name: str, params: Params) -> Batch:

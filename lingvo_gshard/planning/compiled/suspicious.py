@@ -1,11 +1,17 @@
-"""What a well partitioned program would not have: gathered tensors and whole batches on a core."""
+"""What a well partitioned program would not have: gathered tensors and whole batches on a core.
+
+Of a program that somebody else wrote only the arguments are known: those that lie whole on every
+device, or are gathered there.
+"""
 
 import re
+from collections.abc import Sequence
 
 from lingvo_gshard.hlo import hlo_module
 from lingvo_gshard.planning.compiled.categories import source
 from lingvo_gshard.planning.compiled.compiled_step import CompiledStep, sum_by_source
 from lingvo_gshard.planning.plan import Batch
+from lingvo_gshard.spmd.foreign import Argument
 
 # Smaller tensors, such as metrics and the gate's losses, are not suspicious.
 _LARGE_BYTES = 2**20
@@ -20,6 +26,41 @@ def describe(step: CompiledStep, batch: Batch, call: str = "step") -> tuple[str,
     """
     descriptions = _large_gathers(step, call) + _whole_batches(step, batch)
     return tuple(dict.fromkeys(descriptions))
+
+
+def describe_arguments(step: CompiledStep, arguments: Sequence[Argument]) -> tuple[str, ...]:
+    """Describes the large arguments that lie whole on every device, or are gathered there."""
+    gathered = _gathered_shapes(step)
+    whole: dict[str, list[Argument]] = {}
+    for argument in arguments:
+        if hlo_module.num_bytes([argument.array]) < _LARGE_BYTES:
+            continue
+        if argument.local == argument.array:
+            whole.setdefault(f"{argument.array} lies whole on every device", []).append(argument)
+        elif argument.array.shape in gathered:
+            text = f"{argument.array} is gathered whole on every device"
+            whole.setdefault(text, []).append(argument)
+
+    # The largest first. Models have many arguments of one type.
+    descriptions = []
+    for text, alike in sorted(whole.items(), key=lambda item: -_argument_bytes(item[1][0])):
+        of_them = f", the first of {len(alike)}" if len(alike) > 1 else ""
+        mib = _argument_bytes(alike[0]) / 2**20
+        descriptions.append(f"argument {text}, {mib:.1f} MiB: {alike[0].name}{of_them}")
+    return tuple(descriptions)
+
+
+def _argument_bytes(argument: Argument) -> int:
+    return hlo_module.num_bytes([argument.array])
+
+
+def _gathered_shapes(step: CompiledStep) -> frozenset[tuple[int, ...]]:
+    """Returns the shapes that all-gathers, and sums in their place, make on a device."""
+    shapes = set()
+    for instruction in step.costs:
+        if instruction.opcode.startswith("all-gather") or instruction.name in step.gathered_bytes:
+            shapes |= {array.shape for array in instruction.arrays}
+    return frozenset(shapes)
 
 
 def _large_gathers(step: CompiledStep, call: str) -> list[str]:

@@ -22,7 +22,7 @@ from lingvo_gshard.planning.tables.as_printed import PaperRun
 from lingvo_gshard.spmd import topology
 
 _GENERATION = "v3"
-_HALF = "half"  # The folder of the plans of half of the rows, below that of the family.
+HALF = "half"  # The folder of the plans of half of the rows, below that of the family.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def plan_family(
         request = ask(run.model, topology.tpu(_GENERATION, run.cores))
         planned = PlannedRun(run, kept_plans.load_or_make(request, model_folder(folder, run.model)))
         if both_readings:
-            half_folder = model_folder(folder / _HALF, run.model)
+            half_folder = model_folder(folder / HALF, run.model)
             half = kept_plans.load_or_make(half_batch(request), half_folder)
             planned = dataclasses.replace(planned, half=half)
         progress(planned)
@@ -77,7 +77,7 @@ def load_family(folder: pathlib.Path) -> list[PlannedRun]:
     for run in runs:
         made = load(folder, run.model)
         if made is not None:
-            family.append(PlannedRun(run, made, load(folder / _HALF, run.model)))
+            family.append(PlannedRun(run, made, load(folder / HALF, run.model)))
 
     if not family:
         raise ValueError(

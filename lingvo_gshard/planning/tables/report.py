@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from lingvo_gshard.files import table
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.planning import plan_text
+from lingvo_gshard.planning.estimate import agreement
+from lingvo_gshard.planning.estimate.agreement import Agreement
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.request import Request
 from lingvo_gshard.planning.tables import (
@@ -24,7 +26,6 @@ from lingvo_gshard.planning.tables.as_printed import PaperRun
 from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.planning.tables.machines import Machine
 from lingvo_gshard.planning.tables.paper import Recomputed
-from lingvo_gshard.planning.tables.search import Agreement
 from lingvo_gshard.planning.tables.table4 import (
     Difference,
     OtherCollectives,
@@ -40,6 +41,9 @@ _MACHINE_FIGURES = {
     "peak GiB": "peak GiB",
     "capacity GiB": "capacity GiB",
     "roofline step ms": "step ms at the roofline",
+    "expected ms": "expected step ms",
+    "expected, at least ms": "at least",
+    "expected, at most ms": "at most",
     "roofline compute ms": "compute ms",
     "roofline memory ms": "memory ms",
     "roofline network ms": "network ms",
@@ -105,17 +109,17 @@ def ranking(trials: Sequence[Trial]) -> str:
     lines += [trial_line(trial) for trial in trials if not trial.fits]
     if len(fitting) > 1:
         steps = [(trial.estimated_secs, trial.secs.step) for trial in fitting]
-        lines.append(agreement_line(search.agreement(steps)))
+        lines.append(agreement_line(agreement.of(steps)))
     lines.append(f"chosen: {_choice(fitting)}")
     return "\n".join(lines)
 
 
-def agreement_line(agreement: Agreement) -> str:
+def agreement_line(found: Agreement) -> str:
     """Returns how well the cost model's steps predict the compiled ones."""
     return (
-        f"the cost model's steps: {agreement.least_ratio:.2f} to {agreement.greatest_ratio:.2f} "
-        f"of the compiled ones, rank correlation {agreement.rank_correlation:.2f} over "
-        f"{agreement.num_candidates} candidates"
+        f"the cost model's steps: {found.least_ratio:.2f} to {found.greatest_ratio:.2f} "
+        f"of the compiled ones, rank correlation {found.rank_correlation:.2f} over "
+        f"{found.num_candidates} candidates"
     )
 
 
@@ -165,12 +169,13 @@ def machine_line(machine: Machine) -> str:
 
 
 def machines_table(machines: Iterable[Machine]) -> str:
-    """Returns machines side by side, without those that have no compiler here."""
-    columns: dict[str, dict[str, float]] = {}
-    for machine in machines:
-        if machine.plan is not None:
-            columns[machine.topology] = _machine_figures(machine.plan)
-    return plan_text.side_by_side(columns)
+    """Returns machines side by side, without those that have no compiler here.
+
+    Below are what the expected times rest on, and which machines have none.
+    """
+    plans = [machine.plan for machine in machines if machine.plan is not None]
+    columns = {plan.topology: _machine_figures(plan) for plan in plans}
+    return "\n".join([plan_text.side_by_side(columns), *plan_text.expectations(plans)])
 
 
 def _machine_figures(plan: Plan) -> dict[str, float]:
@@ -178,6 +183,8 @@ def _machine_figures(plan: Plan) -> dict[str, float]:
     column = {row: figures[name] for name, row in _MACHINE_FIGURES.items() if name in figures}
     if plan.step.cost is not None:
         column["device-hours for 10^12 tokens"] = _HOURS_PER_YEAR * plan.core_years()
+        if plan.factor is not None:
+            column["expected device-hours"] = _HOURS_PER_YEAR * plan.core_years(plan.factor.value)
     return column
 
 

@@ -8,8 +8,6 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from lingvo_gshard.planning.estimate.candidates import Candidate
 from lingvo_gshard.planning.plan import Times
 from lingvo_gshard.planning.request import Request
@@ -17,16 +15,6 @@ from lingvo_gshard.planning.tables import trials
 from lingvo_gshard.planning.tables.trials import Trial
 
 _COMPILED = 6  # How many candidates are compiled.
-
-
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """How well the cost model's steps predict the compiled ones."""
-
-    least_ratio: float  # Of an estimated step to the compiled one.
-    greatest_ratio: float
-    rank_correlation: float
-    num_candidates: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,24 +56,6 @@ def compile_best(
         if trial.fits:
             fitting_layouts.add(layout)
     return sorted(compiled, key=lambda trial: trial.secs.step)
-
-
-def agreement(steps: Sequence[tuple[float, float]]) -> Agreement:
-    """Returns how well the cost model's steps, first in each pair, predict the compiled ones."""
-    secs = np.array(steps)
-    estimated = secs[:, 0]
-    compiled = secs[:, 1]
-    ratios = estimated / compiled
-
-    # Spearman's correlation: it counts whether the order is right, which is what a search needs.
-    ranks = secs.argsort(axis=0).argsort(axis=0)
-    correlation = np.asarray(np.corrcoef(ranks.T))[0, 1]
-    return Agreement(
-        least_ratio=float(ratios.min()),
-        greatest_ratio=float(ratios.max()),
-        rank_correlation=float(correlation),
-        num_candidates=len(steps),
-    )
 
 
 def gain(best: Times, second: Times) -> Gain:

@@ -10,6 +10,7 @@ from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.planning.compiled import suspicious
 from lingvo_gshard.planning.compiled.compiled_step import CompiledStep
 from lingvo_gshard.planning.plan import Batch
+from lingvo_gshard.spmd.foreign import Argument
 
 
 def _suspicious(costs=(), collectives=()):
@@ -41,3 +42,26 @@ def test_a_large_gather_is_suspicious_and_a_sum_is_not():
         "collective-permute of 2.0 MiB a step from encoder/norm",
     )
     assert _suspicious(collectives=ops(2**18)) == ()
+
+
+def test_arguments_that_lie_or_are_gathered_whole_are_suspicious():
+    def argument(name, shape, ways):
+        return Argument(name, Array("f32", shape), ways, has_sharding=True, is_donated=False)
+
+    arguments = [
+        argument("embedding", (1024, 512), (1, 1)),
+        argument("up", (512, 1024), (1, 8)),
+        argument("gate", (512, 1024), (8, 1)),
+        argument("down", (1024, 256), (8, 1)),  # Nothing gathers it.
+        argument("norm", (1024,), (1,)),  # It is small.
+    ]
+    gathered = Array("bf16", (512, 1024))
+    costs = (
+        Cost("g", "all-gather-start", "up", 0, 0, (Array("bf16", (512, 128)), gathered), 1),
+        Cost("f", "fusion", "down", 0, 0, (Array("f32", (1024, 256)),), 1),
+    )
+    step = CompiledStep(None, costs, {})
+    assert suspicious.describe_arguments(step, arguments) == (
+        "argument f32[1024,512] lies whole on every device, 2.0 MiB: embedding",
+        "argument f32[512,1024] is gathered whole on every device, 2.0 MiB: up, the first of 2",
+    )

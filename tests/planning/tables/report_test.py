@@ -5,13 +5,16 @@ import pathlib
 
 import pytest
 
+from lingvo_gshard.planning.estimate import agreement
 from lingvo_gshard.planning.plan import Batch
-from lingvo_gshard.planning.tables import report, search
+from lingvo_gshard.planning.published import factors
+from lingvo_gshard.planning.tables import report
 from lingvo_gshard.planning.tables.as_printed import FAMILY
 from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.planning.tables.machines import Machine
 from lingvo_gshard.planning.tables.trials import Trial
-from tests.planning import plans, tiny
+from tests.planning import plans, published_steps, tiny
+from tests.planning.published_steps import record
 
 
 def _trial(name, cost, **changes):
@@ -62,8 +65,8 @@ def test_a_choice_without_a_second_and_without_a_first():
 
 
 def test_the_agreement_of_estimated_and_compiled_steps():
-    agreement = search.agreement([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)])
-    assert report.agreement_line(agreement) == (
+    found = agreement.of([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)])
+    assert report.agreement_line(found) == (
         "the cost model's steps: 0.50 to 2.00 of the compiled ones, rank correlation 0.50 over 3 "
         "candidates"
     )
@@ -79,7 +82,9 @@ def test_saved_programs_are_named():
     assert line.endswith(" loads them")
 
 
-def test_machines_are_columns():
+def test_machines_are_columns(monkeypatch, tmp_path):
+    path = published_steps.write(tmp_path / "bounds.json", record("a", 0.5, "v4"))
+    monkeypatch.setattr(factors, "BOUNDS", path)
     machines = [
         Machine("v3:8x8", plans.plan(None, topology="v3:8x8")),
         Machine("v4:4x4x4", plans.plan(plans.cost(), topology="v4:4x4x4")),
@@ -98,6 +103,11 @@ def test_machines_are_columns():
     # 10^12 tokens at 2^20 in half a second, on 128 devices.
     without, hours, _ = rows["device-hours for 10^12 tokens"]
     assert without == "-" and float(hours) == pytest.approx(128e12 / 2**21 / 3600, rel=1e-3)
+
+    # Steps that took twice as long as their bound were published for one of them.
+    assert rows["expected step ms"][:2] == ["-", "1000"]
+    assert rows["expected device-hours"][1] == f"{2 * float(hours):.0f}"
+    assert lines[-1].startswith("expected on v4: the bound over 0.50, as 1 published")
 
 
 def test_compilations_have_the_growth_from_the_first_to_the_last():

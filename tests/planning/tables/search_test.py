@@ -3,6 +3,7 @@
 import pytest
 
 from lingvo_gshard.planning import kept_plans
+from lingvo_gshard.planning.estimate import agreement
 from lingvo_gshard.planning.plan import Times
 from lingvo_gshard.planning.tables import search
 from tests.planning import plans, tiny
@@ -45,10 +46,10 @@ def test_one_of_each_mesh_and_table_that_fits_is_compiled(compile_best):
 
 
 def test_the_agreement_of_estimated_and_compiled_steps():
-    agreement = search.agreement([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)])
-    assert agreement.num_candidates == 3
-    assert agreement.rank_correlation == pytest.approx(0.5)
-    assert (agreement.least_ratio, agreement.greatest_ratio) == (0.5, 2.0)
+    found = agreement.of([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)])
+    assert found.num_candidates == 3
+    assert found.rank_correlation == pytest.approx(0.5)
+    assert (found.least_ratio, found.greatest_ratio) == (0.5, 2.0)
 
 
 def test_the_gain_is_that_of_the_resource_where_most_is_saved():

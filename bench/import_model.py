@@ -1,0 +1,151 @@
+"""What it costs to import a checkpoint of NLLB-MoE's form, in parts: seconds and memory.
+
+    python -m bench.import_model [--experts=148] [--parts=64] [--killed]
+
+It writes random weights, by default 5 GB of them in 64 parts of safetensors, and imports them in a
+process of its own, which reports its peak memory, that of an import of nothing much, and the
+seconds. With --killed, the process is killed once half of the arrays are written, and a second one
+continues. The parts are in the page cache.
+"""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+from absl import flags
+
+from lingvo_gshard import cli
+from lingvo_gshard.files import safetensors_file, table
+from lingvo_gshard.hugging_face import config as configs
+from lingvo_gshard.hugging_face import names
+from lingvo_gshard.hugging_face.folder import block_size
+from lingvo_gshard.input.base_input import DataFacts
+from lingvo_gshard.model import placement
+from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.runs import launch as launches
+
+_EXPERTS = flags.DEFINE_integer("experts", 148, "Experts of each of the four layers with some.", 1)
+_PARTS = flags.DEFINE_integer("parts", 64, "Files that the weights are in.", 1)
+_KILLED = flags.DEFINE_bool("killed", False, "Whether to kill the process in the middle.")
+
+# The importer's own program, which prints its peak memory at the end.
+_PROGRAM = """
+import resource
+from lingvo_gshard import import_model
+try:
+    import_model.run()
+finally:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write(folder / "small", num_experts=2, num_parts=1)
+        num_bytes = write(folder / "large", _EXPERTS.value, _PARTS.value)
+        base_bytes, small_secs = imported(folder / "small", folder / "small_run")
+
+        if _KILLED.value:
+            kill_in_the_middle(folder / "large", folder / "run")
+        peak_bytes, secs = imported(folder / "large", folder / "run")
+    rows = [
+        ("", "small", "large"),
+        ("GB", "", f"{num_bytes / 1e9:.2f}"),
+        ("seconds", f"{small_secs:.1f}", f"{secs:.1f}"),
+        ("peak memory, GB", f"{base_bytes / 1e9:.2f}", f"{peak_bytes / 1e9:.2f}"),
+    ]
+    print(table.text(rows))
+
+
+def write(folder: pathlib.Path, num_experts: int, num_parts: int, **sizes: int) -> int:
+    """Writes a model's folder with random weights; returns the size of these in bytes.
+
+    `sizes` take the place of those in config.json.
+    """
+    config = {
+        "model_type": "nllb-moe",
+        "d_model": 512,
+        "vocab_size": 50_000,
+        "num_experts": num_experts,
+        "moe_token_dropout": 0.2,
+    }
+    for side in ("encoder", "decoder"):
+        config[f"{side}_layers"] = 4
+        config[f"{side}_ffn_dim"] = 2048
+        config[f"{side}_attention_heads"] = 8
+        config[f"{side}_sparse_step"] = 2
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+
+    shapes = list(_shapes(folder).items())
+    weight_map: dict[str, str] = {}
+    num_bytes = 0
+    rng = np.random.default_rng(1)
+    for number in range(num_parts):
+        file = f"model-{number + 1:05d}-of-{num_parts:05d}.safetensors"
+        part = {
+            name: rng.standard_normal(shape, np.float32)
+            for name, shape in shapes[number::num_parts]
+        }
+        safetensors_file.write(folder / file, part, {"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+        num_bytes += sum(array.nbytes for array in part.values())
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return num_bytes
+
+
+def _shapes(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the tensors that a folder's config.json wants."""
+    config = configs.read(folder)
+    model, overrides = configs.launched_model(config)
+    size = config["vocab_size"]
+    params = launches.experiment_params(
+        launches.Launch(model, overrides, None, DataFacts(size, size))
+    )
+    theta = TaskModel(params, placement.partitioning(params, 1)).state_spec.theta
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, spec in theta.FlattenItems():
+        weight = f"theta.{path}"
+        if weight == names.TABLE:
+            shapes["model.shared.weight"] = spec.shape
+            continue
+        layers = block_size(params.task, weight)
+        for piece in names.pieces(weight, spec, config.family, layers):
+            shapes[f"model.{piece.name}"] = piece.shape
+    return shapes
+
+
+def imported(folder: pathlib.Path, logdir: pathlib.Path) -> tuple[int, float]:
+    """Imports in a process of its own; returns its peak memory in bytes, and the seconds."""
+    began_secs = time.monotonic()
+    output = subprocess.check_output(_command(folder, logdir), text=True)
+    print(output.splitlines()[0], flush=True)
+    return int(output.split()[-1]), time.monotonic() - began_secs
+
+
+def kill_in_the_middle(folder: pathlib.Path, logdir: pathlib.Path) -> None:
+    """Imports, and kills the process once a hundred arrays are complete."""
+    journal = logdir / "checkpoints/0.import/journal.jsonl"
+    process = subprocess.Popen(_command(folder, logdir), stdout=subprocess.DEVNULL)
+    while not journal.exists() or journal.read_text().count("\n") < 100:
+        if process.poll() is not None:
+            raise RuntimeError(f"the import ended by itself, with status {process.returncode}")
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def _command(folder: pathlib.Path, logdir: pathlib.Path) -> list[str]:
+    return [sys.executable, "-c", _PROGRAM, f"--from={folder}", f"--logdir={logdir}"]
+
+
+if __name__ == "__main__":
+    cli.run("import_model", main)

@@ -1,0 +1,85 @@
+"""BLEU's tokens, which depend on the language that is translated into.
+
+sacreBLEU's 13a splits text at spaces and punctuation, so in a script without spaces a sentence is
+one token, and BLEU is 0 even for a perfect translation. For Chinese, Japanese and Korean sacreBLEU
+has other tokenizers. Other scripts without spaces between words are scored by characters, and so
+are Japanese and Korean where MeCab is not installed. Every score's signature names its tokens.
+"""
+
+import collections
+import functools
+import re
+from collections.abc import Iterable
+
+from sacrebleu.metrics import BLEU
+
+_WORDS = "13a"
+_CHARACTERS = "char"
+# By ISO 15924 codes.
+_TOKENIZER_OF_SCRIPT = {
+    **dict.fromkeys(("Hani", "Hans", "Hant"), "zh"),
+    **dict.fromkeys(("Hira", "Jpan", "Kana"), "ja-mecab"),
+    **dict.fromkeys(("Hang", "Kore"), "ko-mecab"),
+    **dict.fromkeys(("Khmr", "Lana", "Laoo", "Mymr", "Thai", "Tibt"), _CHARACTERS),
+}
+# The scripts of languages by their ISO 639 codes, of two and of three letters.
+_SCRIPT_OF_LANGUAGE = {
+    **dict.fromkeys("zh chi cdo cjy cmn gan hak hsn lzh nan wuu yue zho".split(), "Hani"),
+    **dict.fromkeys(("ja", "jpn"), "Jpan"),
+    **dict.fromkeys(("ko", "kor"), "Kore"),
+    **dict.fromkeys(("th", "tha"), "Thai"),
+    **dict.fromkeys(("lo", "lao"), "Laoo"),
+    **dict.fromkeys(("km", "khm"), "Khmr"),
+    **dict.fromkeys(("bur", "ksw", "mnw", "my", "mya", "shn"), "Mymr"),
+    **dict.fromkeys(("bo", "bod", "dz", "dzo", "tib"), "Tibt"),
+    "nod": "Lana",
+}
+# What sacreBLEU needs beside itself.
+EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
+
+
+def of_target(language: str) -> str:
+    """Returns sacreBLEU's tokenizer for a language, given its code or its name in a corpus."""
+    wanted = wanted_for(language)
+    return wanted if _is_installed(wanted) else _CHARACTERS
+
+
+def wanted_for(language: str) -> str:
+    """Returns the tokenizer that suits a language best, whether it is installed or not."""
+    first, *others = re.split("[-_]", language)
+    # A script in the code says how the language is written here: zh-Latn, jpn_Jpan.
+    scripts = [subtag.title() for subtag in others if re.fullmatch("[A-Za-z]{4}", subtag)]
+    script = scripts[0] if scripts else _SCRIPT_OF_LANGUAGE.get(first.lower(), "")
+    return _TOKENIZER_OF_SCRIPT.get(script, _WORDS)
+
+
+def advice(targets: Iterable[str]) -> list[str]:
+    """Returns lines on languages that are scored by characters for want of a package."""
+    codes: dict[str, list[str]] = collections.defaultdict(list)
+    for target in targets:
+        wanted = wanted_for(target)
+        if not _is_installed(wanted):
+            codes[EXTRAS[wanted]].append(target)
+
+    return [
+        f"BLEU of {', '.join(of_extra)} is by characters; pip install '{extra}' for words."
+        for extra, of_extra in codes.items()
+    ]
+
+
+def of_signature(signature: str) -> str:
+    """Returns the tokens that a signature of sacreBLEU names; only equal ones compare."""
+    match = re.search(r"\btok:([^|]+)", signature)
+    return match[1] if match else ""
+
+
+@functools.cache
+def _is_installed(tokenizer: str) -> bool:
+    """Returns whether what a tokenizer needs is there."""
+    if tokenizer not in EXTRAS:
+        return True
+    try:
+        BLEU(tokenize=tokenizer)
+    except RuntimeError:  # sacreBLEU's advice to install it.
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Models in Hugging Face's format: what their files mean, and how they are read and written."""

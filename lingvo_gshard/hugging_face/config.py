@@ -1,0 +1,388 @@
+"""config.json of transformers' NLLB-MoE and M2M-100, and the settings of our task that it means.
+
+    d_model, vocab_size, encoder_layers, encoder_attention_heads, encoder_ffn_dim      sizes
+    scale_embedding, tie_word_embeddings, pad_token_id, decoder_start_token_id         the ends
+    num_experts, encoder_sparse_step                                                   the experts
+
+The first position is pad_token_id + 1, of all things. Our ids of padding and BOS are 0 and 1, which
+in released models are 1 and 0: rows of tables change places.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from lingvo_gshard import registry
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.hugging_face.names import Family
+from lingvo_gshard.layers.activations import Activation
+from lingvo_gshard.layers.gating import CapacityBy
+from lingvo_gshard.layers.gating_layers import Top2Gating
+from lingvo_gshard.layers.norms import LayerNorm
+from lingvo_gshard.layers.positions import NoPositions
+from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.model.translation import TranslationTask
+
+CONFIG = "config.json"
+# Our ids; that of BOS is also where targets begin without a start_piece.
+_PAD, _BOS, _EOS = 0, 1, 2
+_EPSILON = 1e-5  # Of every norm there.
+_SIDES = ("encoder", "decoder")
+_MAX_CONFIG_BYTES = 2**20
+
+_ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+}
+# The defaults of the classes in transformers, which files of early versions leave out.
+_DEFAULTS: dict[str, Any] = {
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "attention_dropout": 0.1,
+    "bos_token_id": 0,
+    "decoder_sparse_step": 4,
+    "decoder_start_token_id": 2,
+    "dropout": 0.1,
+    "encoder_sparse_step": 4,
+    "eos_token_id": 2,
+    "moe_eval_capacity_token_fraction": 1.0,
+    "moe_token_dropout": 0.2,
+    "pad_token_id": 1,
+    "router_bias": False,
+    "router_dtype": "float32",
+    "scale_embedding": True,
+    "second_expert_policy": "all",
+    "tie_word_embeddings": True,
+}
+# What we compute is as theirs only with these values.
+_REQUIRED = {
+    "router_bias": False,
+    "router_dtype": "float32",
+    "second_expert_policy": "all",
+    "moe_eval_capacity_token_fraction": 1.0,
+    "eos_token_id": _EOS,
+}
+# The registered models that one of another size is made from: with experts, and without.
+_BASES = ("nllb.MoE54B", "nllb.Dense600M")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A config.json: the family, the values that we read, and the order of the table's rows."""
+
+    path: pathlib.Path
+    family: Family
+    values: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns a value; ValueError if it is missing and has no default."""
+        if name in self.values:
+            return self.values[name]
+        if name in _DEFAULTS:
+            return _DEFAULTS[name]
+        raise ValueError(f"{self.path} has no {name}.")
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """Returns the rows of a table there that are our ids 0, 1 and 2; the others are the same.
+
+        Without padding, whose id is then -1, row 0 is of no piece.
+        """
+        pad = self["pad_token_id"]
+        return (0 if pad == -1 else pad, self["bos_token_id"], self["eos_token_id"])
+
+    @property
+    def expert_scale(self) -> float:
+        """Returns what experts' outputs are multiplied by: they are, in evaluation as well."""
+        return 1.0 - float(self["moe_token_dropout"]) if self.family is Family.NLLB_MOE else 1.0
+
+
+def read(folder: pathlib.Path) -> Config:
+    """Returns a folder's config.json.
+
+    Raises ValueError if it is missing, of another family, or of a model that we compute otherwise.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: give the folder of a model of transformers.")
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes")
+        values = dict(json.loads(path.read_bytes()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no JSON object: {error}.") from error
+
+    model_type = values.get("model_type")
+    if model_type not in list(Family):
+        raise ValueError(
+            f"{path}: model_type is {model_type!r}; expected one of {', '.join(Family)}."
+        )
+    config = Config(path, Family(model_type), values)
+    _check(config)
+    return config
+
+
+def _check(config: Config) -> None:
+    """Raises ValueError, which names the value, for a model that we compute otherwise."""
+    required = dict(_REQUIRED)
+    if config.family is Family.M2M_100:
+        required = {"eos_token_id": _EOS}
+    for name, value in required.items():
+        if config[name] != value:
+            raise ValueError(f"{config.path}: {name} is {config[name]!r}; expected {value!r}.")
+
+    activation = config["activation_function"]
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"{config.path}: activation_function is {activation!r}; expected one of "
+            f"{', '.join(_ACTIVATIONS)}."
+        )
+    if set(config.rows) != {_PAD, _BOS, _EOS}:
+        raise ValueError(
+            f"{config.path}: pad, bos and eos are {list(config.rows)}; expected 0, 1 and 2, in any "
+            "order."
+        )
+
+    sizes = ["d_model", "vocab_size"]
+    sizes += [f"{side}_{size}" for side in _SIDES for size in ("layers", "ffn_dim")]
+    if config.family is Family.NLLB_MOE:
+        sizes.append("num_experts")
+    for name in sizes:
+        if not isinstance(config[name], int) or config[name] < 1:
+            raise ValueError(f"{config.path}: {name} is {config[name]!r}; expected 1 or more.")
+    for side in _SIDES:
+        heads = config[f"{side}_attention_heads"]
+        if not isinstance(heads, int) or heads < 1 or config["d_model"] % heads:
+            raise ValueError(
+                f"{config.path}: {side}_attention_heads is {heads!r}; expected a divisor of "
+                f"d_model {config['d_model']}."
+            )
+
+
+def launched_model(config: Config) -> tuple[str, tuple[str, ...]]:
+    """Returns the registered model that a config.json is of, and `path=value` settings of it.
+
+    A released model needs none. One of other sizes is the largest released one with others.
+    """
+    by_name = {}
+    for name in _candidates(config):
+        base = registry.get_params(name)
+        by_name[name] = _settings(base, _with(base.Copy(), config))
+    model = min(by_name, key=lambda name: len(by_name[name]))
+    if by_name[model]:
+        model = _BASES[0 if _has_experts(config) else 1]
+    return model, by_name[model]
+
+
+def _candidates(config: Config) -> list[str]:
+    """Returns the registered models of the family that have experts, or have none."""
+    has_experts = _has_experts(config)
+    names = []
+    for name in registry.registered_names():
+        if name.startswith("nllb."):
+            p = registry.get_params(name)
+            if p.task.encoder.moe is not None and has_experts:
+                names.append(name)
+            elif p.task.encoder.moe is None and not has_experts:
+                names.append(name)
+    return names
+
+
+def _has_experts(config: Config) -> bool:
+    return any(_moe_every(config, side) is not None for side in _SIDES)
+
+
+def _moe_every(config: Config, side: str) -> int | None:
+    """Returns n if every n-th layer of a side has experts; None if none has."""
+    if config.family is Family.M2M_100:
+        return None
+    step = config[f"{side}_sparse_step"]
+    return int(step) if 0 < step <= config[f"{side}_layers"] else None
+
+
+def _with(p: Params, config: Config) -> Params:
+    """Returns an experiment's settings with those of a config.json."""
+    size = config["vocab_size"]
+    p.task.Set(
+        source_vocab_size=size,
+        target_vocab_size=size,
+        dim=config["d_model"],
+        shared_embeddings=config["tie_word_embeddings"],
+        start_piece=_start_piece(config),
+    )
+    p.task.embedding.Set(
+        scaled=config["scale_embedding"], first_position=config["pad_token_id"] + 1
+    )
+    p.task.input_dropout.rate = config["dropout"]
+    for side in _SIDES:
+        _set_stack(p.task.Get(side), config, side)
+    return p
+
+
+def _start_piece(config: Config) -> int | None:
+    """Returns our id of the piece that targets begin with; None for BOS."""
+    start = config["decoder_start_token_id"]
+    ours = config.rows.index(start) if start in config.rows else start
+    return None if ours == _BOS else int(ours)
+
+
+def _set_stack(stack: Params, config: Config, side: str) -> None:
+    num_layers = config[f"{side}_layers"]
+    heads = config[f"{side}_attention_heads"]
+    hidden = {
+        "hidden_dim": config[f"{side}_ffn_dim"],
+        "activation": _ACTIVATIONS[config["activation_function"]],
+    }
+
+    stack.num_layers = num_layers
+    stack.layer.attention.Set(num_heads=heads, head_dim=config["d_model"] // heads)
+    stack.layer.attention.dropout.rate = config["attention_dropout"]
+    stack.layer.residual_dropout.rate = config["dropout"]
+    stack.dense.Set(**hidden)
+    stack.dense.hidden_dropout.rate = config["activation_dropout"]
+    if stack.moe is None:
+        return
+
+    stack.moe.Set(num_experts=config["num_experts"], **hidden)
+    stack.moe.hidden_dropout.rate = config["activation_dropout"]
+    # A side without experts in a model with some: its first ones would come after the last layer.
+    every = _moe_every(config, side)
+    stack.moe_every = num_layers + 1 if every is None else every
+    if num_layers % stack.moe_every:
+        stack.Set(layers_as=Layers.UNROLLED)
+
+
+def _settings(base: Params, wanted: Params) -> tuple[str, ...]:
+    """Returns the settings in which `wanted` differs from `base`, as --set takes them."""
+    lines = hyperparams.differences(wanted.ToText(), base.ToText())
+    settings = []
+    for line in lines:
+        path, _, values = line.partition(": ")
+        value, _, _ = values.partition(", not ")
+        settings.append(f"{path}={value}")
+    return tuple(settings)
+
+
+def written(task: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+    """Returns the config.json of a task, whose table there has `rows`: see Config.rows.
+
+    Raises ValueError, in one line, for what transformers' models do not have.
+    """
+    problems = _inexpressible(task)
+    if problems:
+        raise ValueError(f"--to=huggingface: it has no {'; nor '.join(problems)}.")
+
+    has_experts = task.encoder.moe is not None
+    is_padded = task.embedding.first_position > 0
+    start = _BOS if task.start_piece is None else task.start_piece
+    config: dict[str, Any] = {
+        "architectures": [
+            "NllbMoeForConditionalGeneration" if has_experts else "M2M100ForConditionalGeneration"
+        ],
+        "model_type": str(Family.NLLB_MOE if has_experts else Family.M2M_100),
+        "vocab_size": task.target_vocab_size,
+        "d_model": task.dim,
+        "scale_embedding": task.embedding.scaled,
+        "tie_word_embeddings": task.shared_embeddings,
+        "activation_function": _activation_name(task),
+        "dropout": task.encoder.layer.residual_dropout.rate,
+        "attention_dropout": task.encoder.layer.attention.dropout.rate,
+        "activation_dropout": task.encoder.dense.hidden_dropout.rate,
+        "max_position_embeddings": 1024,  # No limit: their tables of sinusoids grow.
+        "is_encoder_decoder": True,
+        "pad_token_id": rows[_PAD] if is_padded else -1,
+        "bos_token_id": rows[_BOS],
+        "eos_token_id": rows[_EOS],
+        "decoder_start_token_id": rows[start] if start < len(rows) else start,
+        "torch_dtype": "float32",
+    }
+    for side in _SIDES:
+        stack = task.Get(side)
+        config[f"{side}_layers"] = stack.num_layers
+        config[f"{side}_attention_heads"] = stack.layer.attention.num_heads
+        config[f"{side}_ffn_dim"] = stack.dense.hidden_dim
+        config[f"{side}_layerdrop"] = 0.0
+        if has_experts:
+            is_sparse = stack.moe_every <= stack.num_layers
+            config[f"{side}_sparse_step"] = stack.moe_every if is_sparse else 0
+            config["num_experts"] = stack.moe.num_experts
+    if has_experts:
+        config |= {name: value for name, value in _REQUIRED.items() if name != "eos_token_id"}
+        config["moe_token_dropout"] = 0.0  # What it multiplies by is in the weights already.
+    return config
+
+
+def _activation_name(task: Params) -> str:
+    activation = task.encoder.dense.activation
+    return next(name for name, ours in _ACTIVATIONS.items() if ours is activation)
+
+
+def _inexpressible(task: Params) -> list[str]:
+    """Returns what a task has, and models of transformers do not have, as nouns."""
+    if task.cls is not TranslationTask:
+        return [f"{task.cls.__name__}"]
+    embedding = task.embedding
+    problems = _missing(
+        {
+            "embeddings without sinusoids": embedding.sinusoids,
+            f"first position {embedding.first_position}": embedding.first_position in (0, 2),
+            f"source_vocab_size {task.source_vocab_size} beside target_vocab_size "
+            f"{task.target_vocab_size}": task.source_vocab_size == task.target_vocab_size,
+            "experts on one side alone by task.*.moe=None": (task.encoder.moe is None)
+            == (task.decoder.moe is None),
+            "activations that differ by side": task.encoder.dense.activation
+            is task.decoder.dense.activation,
+        }
+    )
+    for side in _SIDES:
+        problems += [f"{problem} in the {side}" for problem in _of_stack(task.Get(side), task.dim)]
+
+    both_have_experts = task.encoder.moe is not None and task.decoder.moe is not None
+    if both_have_experts and task.encoder.moe.num_experts != task.decoder.moe.num_experts:
+        problems.append("numbers of experts that differ by side")
+    return problems
+
+
+def _of_stack(stack: Params, dim: int) -> list[str]:
+    attention = stack.layer.attention
+    dense = stack.dense
+    problems = _missing(
+        {
+            f"{stack.layer.norm.cls.__name__}": stack.layer.norm.cls is LayerNorm,
+            f"{attention.positions.cls.__name__}": attention.positions.cls is NoPositions,
+            "unscaled products of attention": attention.scaled,
+            f"{attention.num_heads} heads of {attention.head_dim} beside dim {dim}": (
+                attention.num_heads * attention.head_dim == dim
+            ),
+            "gated feed-forwards": not dense.gated,
+        }
+    )
+    moe = stack.moe
+    if moe is None:
+        return problems
+    return problems + _missing(
+        {
+            f"{moe.gating.cls.__name__}": moe.gating.cls is Top2Gating,
+            "shared experts": not moe.num_shared,
+            "gated experts": not moe.gated,
+            f"experts of {moe.hidden_dim} beside layers of {dense.hidden_dim}": (
+                moe.hidden_dim == dense.hidden_dim
+            ),
+            "experts with an activation of their own": moe.activation is dense.activation,
+            "capacity in evaluation": moe.eval_capacity.by is CapacityBy.TOKENS,
+        }
+    )
+
+
+def _missing(is_expressible: dict[str, bool]) -> list[str]:
+    return [noun for noun, is_there in is_expressible.items() if not is_there]
+
+
+def epsilons(task: Params) -> set[float]:
+    """Returns the epsilons of a task's norms that are not that of transformers."""
+    return {task.Get(side).layer.norm.epsilon for side in _SIDES} - {_EPSILON}

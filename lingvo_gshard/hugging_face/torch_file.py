@@ -1,0 +1,191 @@
+"""The tensors of a file that torch.save wrote, without torch: pytorch_model.bin.
+
+Such a file is a zip archive. NAME/data.pkl is a pickle of a dict from names to tensors, each of
+which names a storage, and NAME/data/KEY are the bytes of a storage, uncompressed.
+
+A pickle can call anything, so only opcodes and classes that tensors need are read: a dict, a tensor
+and the names of dtypes. Nothing of the tensors themselves is read here.
+"""
+
+import dataclasses
+import io
+import math
+import pathlib
+import pickle
+import pickletools
+import struct
+import zipfile
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
+import numpy as np
+
+from lingvo_gshard.files.tensor_span import TensorSpan
+
+_MAX_PICKLE_BYTES = 64 * 2**20  # A part with all experts of NLLB-MoE has a hundredth of it.
+_DTYPES = {
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "DoubleStorage": "float64",
+}
+_OPCODES = frozenset(
+    "PROTO FRAME STOP MARK POP MEMOIZE GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID PUT BINPUT "
+    "LONG_BINPUT GET BINGET LONG_BINGET EMPTY_DICT SETITEM SETITEMS EMPTY_LIST APPEND APPENDS "
+    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "
+    "BINUNICODE SHORT_BINUNICODE".split()
+)
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # Of an entry of a zip archive.
+
+
+def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
+    """Returns where each tensor of a file is, by name.
+
+    They have the archive's CRC-32 as digests. Raises ValueError if the file is missing, damaged, of
+    an older format, or holds anything but tensors.
+    """
+    path = pathlib.Path(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _Archive(path, archive).spans()
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing.") from error
+    except (
+        OSError,
+        AttributeError,
+        EOFError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+        pickle.UnpicklingError,
+        struct.error,
+        zipfile.BadZipFile,
+    ) as error:
+        raise ValueError(
+            f"{path}: not a file of tensors that torch.save wrote, or a damaged one ({error!r})."
+        ) from error
+
+
+class _Dict(dict):
+    """An OrderedDict of the pickle, whose attributes are dropped."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Ignores what torch notes beside the tensors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Storage:
+    """The bytes of a storage in the file."""
+
+    offset: int
+    size: int  # In elements.
+    dtype: np.dtype
+    crc32: int
+
+
+class _Archive:
+    """An archive that is open."""
+
+    def __init__(self, path: pathlib.Path, archive: zipfile.ZipFile) -> None:
+        self._path = path
+        self._archive = archive
+        pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ValueError(f"it has {len(pickles)} entries data.pkl")
+        self._root = pickles[0].removesuffix("data.pkl")
+
+    def spans(self) -> dict[str, TensorSpan]:
+        """Returns where the tensors are."""
+        byteorder = f"{self._root}byteorder"
+        if byteorder in self._archive.namelist() and self._read(byteorder) != b"little":
+            raise ValueError("its bytes are not in little-endian order")
+
+        content = self._read(f"{self._root}data.pkl")
+        _check_opcodes(content)
+        tensors = _Unpickler(content, self._storage, self._tensor).load()
+        if not all(isinstance(tensor, TensorSpan) for tensor in tensors.values()):
+            raise ValueError("it holds other things than tensors")
+        return dict(tensors)
+
+    def _read(self, name: str) -> bytes:
+        info = self._archive.getinfo(name)
+        if info.file_size > _MAX_PICKLE_BYTES:
+            raise ValueError(f"{name} has {info.file_size} bytes")
+        return self._archive.read(info)
+
+    def _storage(self, identifier: tuple[Any, ...]) -> _Storage:
+        kind, dtype, key, _, count = identifier
+        if kind != "storage" or not isinstance(dtype, np.dtype):
+            raise ValueError(f"it refers to {kind!r}")
+
+        # The entry's name and extra field lie between its header and its bytes.
+        info = self._archive.getinfo(f"{self._root}data/{key}")
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"data/{key} is compressed")
+        with self._path.open("rb") as file:
+            file.seek(info.header_offset)
+            header = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+        offset = info.header_offset + _LOCAL_HEADER.size + header[-2] + header[-1]
+
+        ends_in_file = offset + info.file_size <= self._path.stat().st_size
+        if count * dtype.itemsize != info.file_size or not ends_in_file:
+            raise ValueError(f"data/{key} has {info.file_size} bytes for {count} of {dtype}")
+        return _Storage(offset, count, dtype, info.CRC)
+
+    def _tensor(
+        self,
+        storage: _Storage,
+        offset: int,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        *_: Any,
+    ) -> TensorSpan:
+        """Returns what torch._utils._rebuild_tensor_v2 would make."""
+        if min(offset, *shape, 0) < 0 or offset + math.prod(shape) > storage.size:
+            raise ValueError(f"a tensor of shape {shape} at {offset} in {storage.size} elements")
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        is_row_major = all(
+            own == expected or size == 1
+            for own, expected, size in zip(stride, strides, shape, strict=True)
+        )
+        if not is_row_major:
+            raise ValueError(f"a tensor of shape {shape} has strides {stride}")
+
+        # The checksum is of a whole storage, which a tensor is unless it is a view.
+        is_whole = math.prod(shape) == storage.size
+        digest = f"crc32:{storage.crc32:08x}" if is_whole else None
+        begin = storage.offset + offset * storage.dtype.itemsize
+        return TensorSpan(self._path, begin, storage.dtype, tuple(shape), digest)
+
+
+def _check_opcodes(content: bytes) -> None:
+    """Raises ValueError unless a pickle's opcodes are those of tensors and take little memory."""
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name not in _OPCODES:
+            raise ValueError(f"its pickle has the opcode {opcode.name}")
+        # A list grows to the index that is put.
+        is_put = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
+        if is_put and (not isinstance(argument, int) or argument > len(content)):
+            raise ValueError(f"its pickle has the index {argument}")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes TensorSpans, and refuses everything else."""
+
+    def __init__(self, content: bytes, storage: Any, tensor: Any) -> None:
+        super().__init__(io.BytesIO(content))
+        self._storage = storage
+        self._tensor = tensor
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return _Dict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return self._tensor
+        if module == "torch" and name in _DTYPES:
+            return np.dtype(_DTYPES[name])
+        raise ValueError(f"it holds {module}.{name}, which is no tensor")
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._storage(pid)

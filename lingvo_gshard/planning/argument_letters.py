@@ -1,0 +1,293 @@
+"""Letters for the dims of a foreign program's arguments: those that a user gives, and proposals.
+
+A user's table of patterns is that of Keras' LayoutMap and of t5x' rules: `.*mlp/wi=M H` gives the
+dims of all arguments whose path has `mlp/wi` the letters M and H. A letter may be a word; `_` is a
+dim that is never split. Dims without a letter get one by what they meet in the program; see
+spmd/foreign_dims.py.
+"""
+
+import collections
+import dataclasses
+import re
+import string
+from collections.abc import Iterator, Mapping, Sequence
+
+from lingvo_gshard.hlo.hlo_module import num_bytes
+from lingvo_gshard.spmd import foreign_dims
+from lingvo_gshard.spmd.foreign import Argument, ForeignProgram
+from lingvo_gshard.spmd.foreign_dims import Dim, Dims, Reading
+
+NONE = "_"  # A dim that is never split.
+_BATCH = "B"  # What the dim of the batch is called if it has no letter.
+
+# The steps from one node of a tree to the next in JAX's names: `['w']`, `[0]`, `.weight`.
+_STEP = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]|\.(\w+)")
+_LETTER = re.compile(r"[A-Za-z]\w*|_")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Letters:
+    """The letters of a program's dims."""
+
+    reading: Reading
+    arguments: tuple[tuple[str, ...], ...]  # Of each argument's dims; `_` for one without.
+    sizes: dict[str, int]
+    batch: str | None  # The letter whose dim all the work is done for; None without letters.
+    of_dim: dict[Dim, str]  # By the dim that stands for its set.
+
+    def of(self, dims: Dims) -> tuple[str, ...]:
+        """Returns the letters of any tensor of the program, `_` for a dim without."""
+        return tuple(self.of_dim.get(self.reading.sets.find(dim), NONE) for dim in dims)
+
+
+def path(name: str) -> str:
+    """Returns an argument's name as a path: of `state['params']['wi']`, `state/params/wi`."""
+    return _STEP.sub(lambda step: "/" + next(filter(None, step.groups()), ""), name)
+
+
+def pattern(name: str) -> tuple[str, ...]:
+    """Returns the steps of an argument's path as regular expressions, of any number for each."""
+    return tuple(re.sub(r"\d+", r"\\d+", re.escape(step)) for step in path(name).split("/"))
+
+
+def read(program: ForeignProgram, texts: Sequence[str]) -> Letters:
+    """Returns the letters of a program, some of which texts `REGEX=LETTERS` give.
+
+    Raises ValueError for another form, a pattern that is found in no argument, two patterns that
+    give one argument different letters, a wrong number of letters, a letter of several sizes, or if
+    no dim can have a letter.
+    """
+    given = _given(program, texts)
+    known = []
+    for letters in given:
+        known.append(tuple(None if letter == NONE else letter for letter in letters or ()))
+    arguments = _proposed(program, foreign_dims.read(program, known))
+    for index, letters in enumerate(given):
+        if letters is not None:
+            arguments[index] = letters
+
+    # Now all have letters, and what has none, which is `_`, keeps apart from what has.
+    reading = foreign_dims.read(program, arguments)
+    sizes: dict[str, int] = {}
+    for argument, letters in zip(program.arguments, arguments, strict=True):
+        for letter, size in zip(letters, argument.array.shape, strict=True):
+            if letter != NONE:
+                sizes.setdefault(letter, size)
+    if not sizes:
+        raise ValueError(
+            f"program {program.name}: no dim of its arguments can have a letter, so that there is "
+            "nothing to split; give some by --letters."
+        )
+
+    of_dim = {}
+    for dim in range(len(reading.sets.sizes)):
+        letter = reading.sets.letter(dim)
+        if letter is not None:
+            of_dim[reading.sets.find(dim)] = letter
+    batch = _batch(program, reading, arguments, of_dim)
+    return Letters(reading, tuple(arguments), sizes, batch, _with_parts(reading, of_dim))
+
+
+def _given(program: ForeignProgram, texts: Sequence[str]) -> list[tuple[str, ...] | None]:
+    """Returns the letters that users give each argument. Raises ValueError as `read`."""
+    given: list[tuple[str, ...] | None] = [None] * len(program.arguments)
+    by: dict[int, str] = {}
+    for text in texts:
+        expression, letters = _parse(text)
+        is_found = False
+        for index, argument in enumerate(program.arguments):
+            if not any(map(expression.search, (path(argument.name), argument.name))):
+                continue
+            is_found = True
+            if given[index] not in (None, letters):
+                raise ValueError(
+                    f"--letters: {path(argument.name)} has different letters, by {by[index]!r} and "
+                    f"{text!r}."
+                )
+            _check_rank(text, letters, argument)
+            given[index] = letters
+            by[index] = text
+
+        if not is_found:
+            examples = ", ".join(path(argument.name) for argument in program.arguments[:3])
+            raise ValueError(
+                f"--letters={text}: found in none of {len(given)} arguments, such as {examples}."
+            )
+    _check_sizes(program.arguments, given)
+    return given
+
+
+def _parse(text: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
+    # An expression may have `=`, and letters have none.
+    expression, _, words = text.rpartition("=")
+    letters = tuple(words.split())
+    if not expression or not letters or not all(map(_LETTER.fullmatch, letters)):
+        raise ValueError(
+            f"--letters={text}: expected REGEX=LETTERS, with a letter or word for each dim and _ "
+            "for one that is never split, such as '.*mlp/wi=M H'."
+        )
+    try:
+        return re.compile(expression), letters
+    except re.error as error:
+        raise ValueError(f"--letters={text}: no regular expression ({error}).") from error
+
+
+def _check_rank(text: str, letters: tuple[str, ...], argument: Argument) -> None:
+    rank = len(argument.array.shape)
+    if len(letters) != rank:
+        raise ValueError(
+            f"--letters={text}: {len(letters)} letters for {path(argument.name)}, which is "
+            f"{argument.array} and has {rank} dims."
+        )
+
+
+def _check_sizes(arguments: Sequence[Argument], given: Sequence[tuple[str, ...] | None]) -> None:
+    first: dict[str, tuple[int, str]] = {}
+    for argument, letters in zip(arguments, given, strict=True):
+        for letter, size in zip(letters or (), argument.array.shape, strict=False):
+            if letter == NONE:
+                continue
+            other, name = first.setdefault(letter, (size, path(argument.name)))
+            if other != size:
+                raise ValueError(
+                    f"--letters: {letter} is {other} in {name} and {size} in {path(argument.name)}."
+                )
+
+
+def _unite_layers(program: ForeignProgram, reading: Reading) -> None:
+    """Makes the dims of layers the same: of arguments whose paths differ in numbers alone.
+
+    Layers that follow each other, as in a perceptron, have what one writes and the next reads in
+    common. If they are all alike, that dim would be both dims of a weight, so they are left apart.
+    """
+    groups = collections.defaultdict[object, list[Dims]](list)
+    for argument, dims in zip(program.arguments, reading.arguments, strict=True):
+        groups[pattern(argument.name), argument.array].append(dims)
+
+    sets = reading.sets
+    for members in groups.values():
+        at_place = [set(map(sets.find, dims)) for dims in zip(*members, strict=True)]
+        if len(set().union(*at_place)) == sum(map(len, at_place)):
+            for dims in members[1:]:
+                for a, b in zip(members[0], dims, strict=True):
+                    sets.unite(a, b)
+
+
+def _proposed(program: ForeignProgram, reading: Reading) -> list[tuple[str, ...]]:
+    """Returns letters of all arguments' dims, with new ones where a reading has none.
+
+    A dim of one element has none, nor has one that loops go through one by one, as a device would
+    need what the others have. The rows of a table that is looked up in have none either: what is
+    read would be split as they are, and all that follows from it, instead of along the batch.
+    """
+    _unite_layers(program, reading)
+    sets = reading.sets
+    roots = list(dict.fromkeys(sets.find(dim) for dims in reading.arguments for dim in dims))
+    of_dim: dict[Dim, str] = {}
+    missing = []
+    for root in roots:
+        letter = sets.letter(root)
+        if letter is not None:
+            of_dim[root] = letter
+        elif sets.sizes[root] > 1 and root not in reading.sequential:
+            missing.append(root)
+
+    # The batch is B, the others have the alphabet's letters in the order of the arguments.
+    names = _free_names({*of_dim.values(), _BATCH})
+    arguments = [tuple(str(sets.find(dim)) for dim in dims) for dims in reading.arguments]
+    unnamed = {root: str(root) for root in roots if root in missing or root in of_dim}
+    batch = _batch(program, reading, arguments, unnamed)
+    for root in missing:
+        is_batch = unnamed[root] == batch and _BATCH not in of_dim.values()
+        of_dim[root] = _BATCH if is_batch else next(names)
+
+    rows_by_table = {}
+    for dims, rows in reading.tables:
+        rows_by_table[tuple(map(sets.find, dims))] = rows
+    proposed = []
+    for dims in reading.arguments:
+        own = tuple(map(sets.find, dims))
+        rows = rows_by_table.get(own, frozenset())
+        letters = [of_dim.get(root, NONE) for root in own]
+        proposed.append(tuple(NONE if i in rows else name for i, name in enumerate(letters)))
+    return proposed
+
+
+def _free_names(taken: set[str]) -> Iterator[str]:
+    number = 0
+    while True:
+        for letter in string.ascii_uppercase:
+            name = f"{letter}{number}" if number else letter
+            if name not in taken:
+                yield name
+        number += 1
+
+
+def _batch(
+    program: ForeignProgram,
+    reading: Reading,
+    arguments: Sequence[Sequence[str]],
+    of_dim: Mapping[Dim, str],
+) -> str | None:
+    """Returns the letter of the batch: that which the most flops of products have.
+
+    It is none of the state's, which are the donated arguments, if there are others. Of several
+    letters it is one of the fewest arguments, and there the first: a sequence is in all products,
+    too.
+    """
+    flops = collections.Counter[str]()
+    for operation in reading.operations:
+        dims = {reading.sets.find(dim) for dim in (*sum(operation.operands, ()), *operation.result)}
+        for letter in {of_dim[dim] for dim in dims if dim in of_dim}:
+            flops[letter] += operation.flops * operation.times
+
+    place: dict[str, int] = {}
+    num_arguments = collections.Counter[str]()
+    of_state = set()
+    known = set(of_dim.values())
+    for argument, letters in zip(program.arguments, arguments, strict=True):
+        num_arguments.update(set(letters))
+        for index, letter in enumerate(letters):
+            if letter in known and letter != NONE:
+                place[letter] = min(index, place.get(letter, index))
+                if argument.is_donated:
+                    of_state.add(letter)
+    if not place:
+        return None
+
+    def rank(letter: str) -> tuple[bool, float, int, int]:
+        is_data = letter not in of_state
+        return is_data, flops[letter], -num_arguments[letter], -place[letter]
+
+    return max(place, key=rank)
+
+
+def _with_parts(reading: Reading, of_dim: Mapping[Dim, str]) -> dict[Dim, str]:
+    """Returns the letters with those that follow where a reshape splits or merges dims.
+
+    The part that varies slowest is split as the whole is: heads are split where their merged dim
+    is, and a batch of rows where its rows are merged with their lengths.
+    """
+    letters = dict(of_dim)
+    is_done = False
+    while not is_done:
+        is_done = True
+        for whole, part in reading.heads.items():
+            whole_root = reading.sets.find(whole)
+            head = reading.sets.find(part)
+            if whole_root in letters and head not in letters:
+                letters[head] = letters[whole_root]
+                is_done = False
+            elif head in letters and whole_root not in letters:
+                letters[whole_root] = letters[head]
+                is_done = False
+    return letters
+
+
+def bytes_by_letter(program: ForeignProgram, letters: Letters) -> dict[str, int]:
+    """Returns the bytes of all arguments that have each letter."""
+    sums = dict.fromkeys(letters.sizes, 0)
+    for argument, names in zip(program.arguments, letters.arguments, strict=True):
+        for letter in set(names) - {NONE}:
+            sums[letter] += num_bytes([argument.array])
+    return sums

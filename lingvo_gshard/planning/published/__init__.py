@@ -1,0 +1,1 @@
+"""Steps that others measured and published, beside our plans of them."""

@@ -1,0 +1,96 @@
+"""Plans of published steps, rebuilt as a dense decoder in plain JAX: made once, and kept.
+
+FOLDER/ID/program_plan.json, report.md    the plan; see any_program.py
+FOLDER/ID/fingerprint                     a digest of what it depends on, written last
+"""
+
+import dataclasses
+import pathlib
+
+import jax
+
+from lingvo_gshard.planning import any_program, fingerprints
+from lingvo_gshard.planning.any_program import AnyPlan
+from lingvo_gshard.planning.compiled import own_process
+from lingvo_gshard.planning.published import dense_decoder
+from lingvo_gshard.planning.published.records import Record
+from lingvo_gshard.spmd import topology
+
+# What a plan of a program that is not this project's depends on.
+_CODE = (
+    "hlo",
+    "planning/any_program.py",
+    "planning/compiled",
+    "planning/estimate",
+    "planning/published/dense_decoder.py",
+    "planning/published/rebuilt.py",
+    "spmd",
+)
+
+
+def load_or_make(record: Record, folder: pathlib.Path) -> AnyPlan:
+    """Returns the plan of a record that is kept in `folder`, or else makes and keeps it.
+
+    It is made in a process of its own, so that a compiler that dies takes nothing with it. Raises
+    ValueError as any_program.of, or if the process died.
+    """
+    own_folder = folder / record.id
+    fingerprint_file = own_folder / "fingerprint"
+    fingerprint = _fingerprint(record)
+    if fingerprint_file.is_file() and fingerprint_file.read_text() == fingerprint:
+        return any_program.load(own_folder)
+
+    made = own_process.call(make, record)
+    # While the fingerprint is missing, a plan that is killed in between counts as none.
+    fingerprint_file.unlink(missing_ok=True)
+    any_program.save(made, own_folder)
+    fingerprint_file.write_text(fingerprint)
+    return made
+
+
+def load(record: Record, folder: pathlib.Path) -> AnyPlan | None:
+    """Returns the plan of a record that is kept in `folder`, whichever code made it, if any."""
+    own_folder = folder / record.id
+    if not (own_folder / any_program.PLAN_JSON).is_file():
+        return None
+    return any_program.load(own_folder)
+
+
+def make(record: Record) -> AnyPlan:
+    """Returns the plan of a record's step. Raises ValueError as any_program.of."""
+    gpu = record.machine if topology.is_gpu(record.topology) else None
+    mesh = dense_decoder.abstract_mesh(record.run, gpu)
+    step = dense_decoder.train_step(record.model, record.run, mesh)
+    args = dense_decoder.arguments(record.model, record.run, mesh)
+    # The kernels for GPUs ask the mesh for the kind of GPU.
+    with jax.sharding.use_abstract_mesh(mesh):
+        return any_program.of(
+            step,
+            args,
+            record.topology,
+            roles=["weights=params", "optimizer=slots", "tokens=tokens"],
+            kernel_flops=dense_decoder.kernel_flops(record.model, record.run),
+            device_order=device_order(record.topology),
+        )
+
+
+def device_order(name: str) -> list[int]:
+    """Returns a topology's devices by slice and coordinates, so that mesh axes are lines of chips.
+
+    JAX counts TPUs host by host, each a square of chips, and trainers put them in order. GPUs are
+    in order. Raises ValueError as topology.places.
+    """
+    places = topology.places(name)
+    per_slice = len(places) // topology.num_slices(name)
+    return sorted(range(len(places)), key=lambda device: (device // per_slice, places[device]))
+
+
+def _fingerprint(record: Record) -> str:
+    """Returns a digest of what a plan depends on: the step, the code, and the compilers."""
+    step = repr((record.model, record.run, record.topology))
+    return fingerprints.of(step, code=_CODE)
+
+
+def with_run(record: Record, **changes: object) -> Record:
+    """Returns a record of the same model whose run is changed, such as by `rows`."""
+    return dataclasses.replace(record, run=dataclasses.replace(record.run, **changes))

@@ -1,0 +1,157 @@
+"""The published training steps in records.toml, each with all that a rebuild of it needs.
+
+[sources.NAME]    where it was published, and what a rebuild has otherwise
+[models.NAME]     the sizes of dense_decoder.Model
+[[records]]       a step: its model, machine, batch, partitioning and rate
+"""
+
+import dataclasses
+import functools
+import pathlib
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from lingvo_gshard.planning.published.dense_decoder import Model, Run
+from lingvo_gshard.spmd import topology
+
+RECORDS = pathlib.Path(__file__).with_name("records.toml")
+
+_TEXTS = ("id", "source", "model", "topology", "published")
+_RUN_FIELDS = ("rows", "length", "data", "fsdp", "tensor", "microbatches", "remat")
+_RESULTS = ("kept", "offloaded")
+_OPTIONAL = ("weights", "tokens_per_sec", "fits", "differs", "no_bound")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A step that was measured and published, and how it is rebuilt."""
+
+    id: str
+    source: str  # The project, and the place there.
+    model_name: str
+    model: Model
+    run: Run
+    topology: str
+    published: str  # The rate as it was published, or whether it ran.
+    tokens_per_sec: float | None  # None if the source tells only whether it ran.
+    fits: bool  # False for a step that ran out of memory.
+    differs: tuple[str, ...]  # What the rebuild has otherwise than the source.
+    weights: int | None  # The number that the source's own formula has.
+    no_bound: str | None  # Why its plan is known to be no bound of it; None for the others.
+
+    @property
+    def machine(self) -> str:
+        """The generation of TPUs or GPUs, such as `v5e`."""
+        return self.topology.partition(":")[0]
+
+    @property
+    def label(self) -> str:
+        """What is planned, for messages."""
+        return f"{self.id} on {self.topology}"
+
+    @property
+    def measured_secs(self) -> float | None:
+        """The published time of a step."""
+        if self.tokens_per_sec is None:
+            return None
+        return self.run.rows * self.run.length / self.tokens_per_sec
+
+
+@functools.cache
+def load(path: pathlib.Path = RECORDS) -> tuple[Record, ...]:
+    """Returns all records of a file, in its order.
+
+    Raises ValueError, which names the record, for a missing or unknown field, a wrong size, an
+    unknown source or model, an id that is used twice, or a topology of another size.
+    """
+    with path.open("rb") as file:
+        try:
+            content = tomllib.load(file)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path}: {error}.") from error
+
+    records: dict[str, Record] = {}
+    for number, fields in enumerate(content.get("records", ()), start=1):
+        what = f"{path.name}: record {fields.get('id', number)}"
+        try:
+            record = _record(fields, content.get("sources", {}), content.get("models", {}))
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"{what}: {reason}") from error
+        if record.id in records:
+            raise ValueError(f"{what}: another one has this id.")
+        records[record.id] = record
+    return tuple(records.values())
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Raises KeyError or ValueError for a table of TOML whose fields are not those of a record."""
+    known = {*_TEXTS, *_RUN_FIELDS, *_RESULTS, *_OPTIONAL}
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"unknown field {name!r}.")
+    for name in ("rows", "length"):
+        fields[name]  # A KeyError tells that it is missing.
+    for name in _TEXTS:
+        if not isinstance(fields[name], str):
+            raise ValueError(f"{name}={fields[name]!r}: expected a text.")
+
+    rate = fields.get("tokens_per_sec")
+    if rate is None and "fits" not in fields:
+        raise ValueError("it has neither 'tokens_per_sec' nor 'fits'.")
+    if rate is not None and (rate <= 0 or not fields.get("fits", True)):
+        raise ValueError(f"tokens_per_sec={rate:g}: expected more than 0, of a step that fits.")
+
+
+def _record(
+    fields: Mapping[str, Any], sources: Mapping[str, Any], models: Mapping[str, Any]
+) -> Record:
+    """Returns the record of a table of TOML; raises KeyError, TypeError or ValueError."""
+    _check_fields(fields)
+    for kind, entries in (("source", sources), ("model", models)):
+        if fields[kind] not in entries:
+            raise ValueError(f"{kind} {fields[kind]!r} is none of {', '.join(entries)}.")
+    source = sources[fields["source"]]
+    sizes = dict(models[fields["model"]])
+    # Sources that learn positions have as many as a row has tokens.
+    if sizes.get("positions") == "learned":
+        sizes["max_length"] = fields["length"]
+
+    is_gpu = topology.is_gpu(fields["topology"])
+    options = {name: fields[name] for name in _RUN_FIELDS if name in fields}
+    results = {name: tuple(fields.get(name, ())) for name in _RESULTS}
+    run = Run(**options, **results, attention="flash" if is_gpu else "splash")
+    num_devices = _num_devices(fields["topology"])
+    if run.devices != num_devices:
+        raise ValueError(
+            f"data * fsdp * tensor is {run.devices}, and {fields['topology']} has {num_devices} "
+            "devices."
+        )
+
+    differs = tuple(source.get("differs", ()))
+    if "differs" in fields:
+        differs += (fields["differs"],)
+    return Record(
+        id=fields["id"],
+        source=source["where"],
+        model_name=fields["model"],
+        model=Model(**sizes),
+        run=run,
+        topology=fields["topology"],
+        published=fields["published"],
+        tokens_per_sec=fields.get("tokens_per_sec"),
+        fits=fields.get("fits", True),
+        differs=differs,
+        weights=fields.get("weights"),
+        no_bound=fields.get("no_bound"),
+    )
+
+
+def _num_devices(name: str) -> int:
+    """Returns how many devices a topology's name asks for, without its compiler."""
+    kind, _, sizes = name.partition(":")
+    count = topology.CORES_PER_CHIP.get(kind, 1)
+    for size in sizes.removesuffix("slices").split("x"):
+        count *= int(size)
+    return count

@@ -1,0 +1,46 @@
+"""A folder with a tokenizer becomes a run that translates from and into its languages."""
+
+import pytest
+
+from bench import import_model
+from lingvo_gshard.hugging_face import importing
+from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.runs.run import open_run
+from tests.input import fairseq_vocabulary_test
+
+_SIZES = {"d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+
+
+def _write(folder, vocab_size):
+    fairseq_vocabulary_test.write_folder(folder, "nllb_bpe")
+    import_model.write(folder, num_experts=2, num_parts=2, vocab_size=vocab_size, **_SIZES)
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path):
+    _write(tmp_path / "theirs", vocab_size=1500)
+    with pytest.raises(ValueError, match="vocab_size 1500, but the tokenizer has .* another size"):
+        importing.import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_translates_between_its_languages(tmp_path):
+    _write(tmp_path / "theirs", vocab_size=1706)
+    done = importing.import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert done.has_vocabulary
+
+    launch = launches.recorded(str(tmp_path / "run")).changed(
+        ["decode.max_target_len=7", "decode.max_source_len=16", "decode.batch_size=4"]
+    )
+    assert len(launch.facts.language_tokens) == 202
+    lines = ["deu_Latn fra_Latn Guten Morgen.", "fra_Latn zul_Latn Bonjour.", "deu_Latn eng_Latn "]
+    found = []
+    for num_partitions in (1, 2):
+        decoder = open_run(launch, str(tmp_path / "run"), num_partitions).text_decoder()
+        assert decoder.spec.sources == launch.facts.language_tokens
+        found.append(list(decoder.decode(lines)))
+    assert found[0] == found[1]
+    assert found[0][0][0].num_tokens == 7 and found[0][2][0].num_tokens == 0
+
+    with pytest.raises(ValueError, match=r"target_lang fra: expected one of .* fra_Latn"):
+        decoder.decode_together(["deu_Latn fra Guten Morgen."])
