@@ -6,6 +6,7 @@ examples with an empty side or a low score.
 
 import hashlib
 import html
+import html.entities
 import re
 
 import ftfy
@@ -65,7 +66,7 @@ def is_escaped(example: Example) -> bool:
     for side in example.sides:
         if _TOKENIZER_MARK.search(side):
             return True
-        if any(html.unescape(entity) != entity for entity in _ENTITY.findall(side)):
+        if any(_text_of(entity) != entity for entity in _ENTITY.findall(side)):
             return True
     return False
 
@@ -83,10 +84,18 @@ def _unescape(text: str) -> str:
     escaped = ""
     while escaped != text:
         escaped = text
-        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), escaped)
+        text = _ENTITY.sub(lambda entity: _text_of(entity[0]), escaped)
     # An entity of a line break or a tab must not make another line, or side.
     text = _BREAK.sub(" ", text)
     return _TOKENIZER_MARK.sub(r"\1", text)
+
+
+def _text_of(entity: str) -> str:
+    """Returns the text of an entity, or itself if there is none of its name."""
+    name = entity.removeprefix("&")
+    if name.startswith("#"):
+        return html.unescape(entity)
+    return html.entities.html5.get(name, entity)
 
 
 def normalize_sides(example: Example, normalization: Normalization = Normalization.NFKC) -> Example:
