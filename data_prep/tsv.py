@@ -3,10 +3,11 @@
 import collections
 import dataclasses
 import gzip
+import io
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from lingvo_gshard.files import atomic_file, text_file
 
@@ -135,7 +136,9 @@ def read_lines(
             yield parsed(line, decode)
 
 
-def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> Iterator[bytes]:
+def _lines(
+    path: pathlib.Path, file: gzip.GzipFile | io.BufferedReader, span: range
+) -> Iterator[bytes]:
     """Yields the lines that begin in a span of a file's bytes."""
     position = 0
     if span.start > 0:

@@ -36,7 +36,7 @@ _READ_BYTES = 1 << 20
 class Stream(Protocol):
     """What lines are read from: a pipe, or a file that is plain or gzip."""
 
-    def read1(self, size: int, /) -> bytes:
+    def read1(self, size: int = -1, /) -> bytes:
         """Returns some bytes as soon as there are any, and none at the end."""
         ...
 

@@ -6,11 +6,11 @@ What is surely something else is refused, with its name, before any of it is tak
 import codecs
 import contextlib
 import gzip
+import io
 import pathlib
 import re
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from lingvo_gshard.files import atomic_file
 
@@ -29,7 +29,7 @@ _OTHER_FORMATS = (
 )
 # One NUL byte is damage to its line, but so many are those of UTF-16, or of no text at all.
 _MIN_NULS = 4
-_MIN_NUL_SHARE = 0.002
+_MIN_NUL_SHARE = 0.1
 
 
 def check_head(head: bytes, name: str) -> None:
@@ -52,7 +52,7 @@ def is_same_as_utf8(charset: str) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[gzip.GzipFile | BinaryIO]:
+def opened(path: pathlib.Path) -> Iterator[gzip.GzipFile | io.BufferedReader]:
     """Opens a file, plain or gzip. Raises ValueError if there is none or it is corrupt gzip."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
@@ -66,7 +66,7 @@ def opened(path: pathlib.Path) -> Iterator[gzip.GzipFile | BinaryIO]:
 
 
 @contextlib.contextmanager
-def opened_text(path: pathlib.Path) -> Iterator[gzip.GzipFile | BinaryIO]:
+def opened_text(path: pathlib.Path) -> Iterator[gzip.GzipFile | io.BufferedReader]:
     """Opens a file of text. Raises ValueError as `opened` and `check_head`."""
     with opened(path) as file:
         check_head(file.read(HEAD_BYTES), str(path))

@@ -112,7 +112,7 @@ def test_training_text_is_normalized_and_repaired_and_what_is_dropped_counts(tmp
         Row("fr", Pair("un", "one")),
     )
     assert _pairs(cleaned) == {
-        ("train", "de"): [Pair("ein fisch", "a fish"), Pair("schön hier", "nice here")],
+        ("train", "de"): [Pair("ein ﬁsch", "a fish"), Pair("schön hier", "nice here")],
         ("train", "fr"): [Pair("un", "one")],
     }
     assert cleaned.dropped == {
