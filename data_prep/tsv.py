@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import gzip
-import io
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -136,9 +135,7 @@ def read_lines(
             yield parsed(line, decode)
 
 
-def _lines(
-    path: pathlib.Path, file: gzip.GzipFile | io.BufferedReader, span: range
-) -> Iterator[bytes]:
+def _lines(path: pathlib.Path, file: text_file.BinaryFile, span: range) -> Iterator[bytes]:
     """Yields the lines that begin in a span of a file's bytes."""
     position = 0
     if span.start > 0:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from lingvo_gshard.files import atomic_file
 
+BinaryFile = gzip.GzipFile | io.BufferedReader
 HEAD_BYTES = 1 << 12  # Of a file's beginning, which tells what it is.
 # What begins with these bytes, and how to make text of it.
 _OTHER_FORMATS = (
@@ -52,7 +53,7 @@ def is_same_as_utf8(charset: str) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[gzip.GzipFile | io.BufferedReader]:
+def opened(path: pathlib.Path) -> Iterator[BinaryFile]:
     """Opens a file, plain or gzip. Raises ValueError if there is none or it is corrupt gzip."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
@@ -66,7 +67,7 @@ def opened(path: pathlib.Path) -> Iterator[gzip.GzipFile | io.BufferedReader]:
 
 
 @contextlib.contextmanager
-def opened_text(path: pathlib.Path) -> Iterator[gzip.GzipFile | io.BufferedReader]:
+def opened_text(path: pathlib.Path) -> Iterator[BinaryFile]:
     """Opens a file of text. Raises ValueError as `opened` and `check_head`."""
     with opened(path) as file:
         check_head(file.read(HEAD_BYTES), str(path))
