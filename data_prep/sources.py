@@ -107,7 +107,10 @@ class LineFile(Source):
         return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
 
     def sampled_rows(self) -> Iterator[Row]:
-        size = 0 if self.path.suffix == ".gz" else self.path.stat().st_size
+        # A compressed file can only be read from its start, and one that is gone tells so.
+        size = 0
+        if self.path.suffix != ".gz" and self.path.is_file():
+            size = self.path.stat().st_size
         if size <= _SAMPLES * _SAMPLE_BYTES:
             yield from self.rows()
             return

@@ -46,7 +46,9 @@ def warn_of_unread(path: pathlib.Path, read: Collection[pathlib.Path]) -> None:
     read = {file.resolve() for file in read}
     unread: list[str] = []
     for folder in (path, *(path / split for split in SPLITS)):
-        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not folder.is_dir():
+            continue
+        for entry in sorted(folder.iterdir()):
             is_read = any(file.is_relative_to(entry.resolve()) for file in read)
             if not is_read and not entry.name.startswith("."):
                 unread.append(str(entry.relative_to(path)))
