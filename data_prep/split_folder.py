@@ -43,14 +43,17 @@ def warn_of_unread(path: pathlib.Path, read: Collection[pathlib.Path]) -> None:
 
     These are files with other endings, and folders with other names. Hidden files need no name.
     """
-    read = {file.resolve() for file in read}
+    # A folder is read if a file in it is.
+    read_paths: set[pathlib.Path] = set()
+    for file in map(pathlib.Path.resolve, read):
+        read_paths.update((file, *file.parents))
+
     unread: list[str] = []
     for folder in (path, *(path / split for split in SPLITS)):
         if not folder.is_dir():
             continue
         for entry in sorted(folder.iterdir()):
-            is_read = any(file.is_relative_to(entry.resolve()) for file in read)
-            if not is_read and not entry.name.startswith("."):
+            if entry.resolve() not in read_paths and not entry.name.startswith("."):
                 unread.append(str(entry.relative_to(path)))
 
     if unread:
