@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from data_prep import config, engines, pipeline
+from data_prep import config, engines, pipeline, report
 from data_prep.sources import Source
 from lingvo_gshard import cli
 from lingvo_gshard.files import atomic_file, storage
@@ -71,6 +71,8 @@ def main() -> None:
         if _THROUGH.value is pipeline.Step.REPORT:
             data = manifest.load(out_dir)
             _log_languages(data)
+            for warning in [*report.many_dropped(data), *report.many_escaped(data)]:
+                logging.warning(warning)
             _warn_of_bytes(data)
             _log_totals(data, time.monotonic() - began)
 
@@ -93,7 +95,7 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
     if folder is None:
         raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
     made = config.BuildConfig(**settings)
-    return config.FOLDERS[Kind(made.kind)](folder), made
+    return config.sources_of_folder(folder, Kind(made.kind)), made
 
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:

@@ -106,6 +106,10 @@ class TextDecoder:
         """Returns the number of input tokens of each line, with BOS or EOS."""
         return [len(self._source.encode(self._source.normalize(line))) for line in lines]
 
+    def written(self, text: str) -> str:
+        """Returns a text, such as a reference, in the form that the model writes, in one line."""
+        return " ".join(self._target.normalize(text).split())
+
     def parts(self, line: str, number: int = 1, seed: int = 0) -> list[Part]:
         """Returns the parts of a line, each of which a row decodes.
 

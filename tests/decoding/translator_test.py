@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lingvo_gshard.decoding.text_decoder import Hypothesis
 from lingvo_gshard.decoding.translator import Translator, split
 from lingvo_gshard.spmd import processes
+from tests.decoding import vocabularies
 from tests.decoding.reverser import Letters, Reverser
 
 
@@ -303,3 +304,16 @@ def test_languages_that_are_not_the_models_are_refused():
     spec = dataclasses.replace(spec, sources=many)
     with pytest.raises(ValueError, match="aat_Latn and 6 more$"):
         spec.beginning("fra_Latn", "12")
+
+
+def test_a_text_that_names_another_target_keeps_its_own(tmp_path):
+    tokenizer = vocabularies.train(tmp_path / "x.model", symbols=("<2de>", "<2fr>"))
+    decoder = Reverser(2, (64,))
+    decoder.spec = dataclasses.replace(decoder.spec, targets=tokenizer.targets)
+    translator = Translator(decoder, tokenizer, tokenizer)
+    for text in ("<2fr> ba", "ke <2fr> <2de> li", "<2de>"):
+        # As a program, or the server, makes a line of it.
+        (part,) = translator.parts(decoder.spec.beginning("de") + text)
+        assert tokenizer.pieces(part.ids)[0] == "<2de>"
+        assert not {"<2de>", "<2fr>"} & set(tokenizer.pieces(part.ids)[1:])
+        assert tokenizer.decode(part.ids) == f"<2de> {text}"

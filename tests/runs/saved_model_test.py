@@ -173,11 +173,13 @@ def test_each_line_may_have_a_target_of_its_own(tmp_path):
     folder = tmp_path / "model"
     saved_model.save(folder, decoder, params, _vocabularies(tmp_path))
 
-    targets = ["de", "fr"] * (len(_LINES) // 2)
+    # What looks like a target in a text is text.
+    all_lines = [*_LINES, "ke <2fr> li", "<2de> ba"]
+    targets = ["de", "fr"] * (len(all_lines) // 2)
     wrong = {"text": ["ba"], "target_lang": ["sw"]}
-    request = [{"text": _LINES, "target_lang": targets}, wrong]
+    request = [{"text": all_lines, "target_lang": targets}, wrong]
     _, _, (answer, refused) = _served(folder, request, tmp_path)
-    lines = [f"<2{code}> {line}" for code, line in zip(targets, _LINES, strict=True)]
+    lines = [f"<2{code}> {line}" for code, line in zip(targets, all_lines, strict=True)]
     _check(answer, list(Translator(decoder, *tokenizers).decode(lines)), 1)
     assert "target_lang: expected one of de, fr" in refused and "sw" in refused
 
