@@ -188,7 +188,7 @@ def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, m
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    decoder = Decoder(types.SimpleNamespace(kind=Kind.PARALLEL), None, None)
+    decoder = Decoder(types.SimpleNamespace(kind=Kind.PARALLEL, sources=()), None, None)
     with pytest.raises(ValueError, match="holds notes.txt, which is no part of a SavedModel"):
         saved_model.save(folder, decoder, None, (folder, folder))
 
@@ -215,3 +215,11 @@ def test_without_tensorflow_text_it_is_refused_in_one_line(monkeypatch):
         ValueError, match=r"^--export_saved_model needs tensorflow-text.*\]'`.*it\.$"
     ):
         saved_model.check_installed()
+
+
+def test_tokens_of_languages_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_model, "check_installed", lambda: None)
+    spec = DecoderSpec("toy", (), 2, (8,), 1, 1, targets=("fra_Latn",), sources=("deu_Latn",))
+    decoder = types.SimpleNamespace(spec=spec)
+    with pytest.raises(ValueError, match="vocabulary of toy has tokens of languages, .* a bundle"):
+        saved_model.save(tmp_path / "saved", decoder, None, ())
