@@ -64,8 +64,9 @@ def target_token(code: str) -> str:
 def literal_parts(text: str, tokens: Collection[str]) -> list[str]:
     """Returns a text, cut so that no part has one of the tokens but the first at its beginning.
 
-    `tokens` are those of `target_token`. A vocabulary takes what looks like a token for it, but only the one that a source begins with is
-    one. Anywhere else it is text, and is cut after its first character.
+    `tokens` are those of `target_token`. A vocabulary takes what looks like a token for it, but
+    only the one that a source begins with is one. Anywhere else it is text, and is cut after its
+    first character.
     """
     parts = [text]
     if text.find(_TOKEN_BEGINNING, 1) == -1:  # As in almost all text.
