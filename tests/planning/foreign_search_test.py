@@ -52,10 +52,10 @@ def _perceptron(rows=64):
 
 
 def _numbers(args):
-    """Returns arrays in the place of ShapeDtypeStructs."""
+    """Returns arrays in the place of ShapeDtypeStructs, small as weights are."""
     leaves, tree = jax.tree.flatten(args)
     generator = np.random.default_rng(0)
-    arrays = [generator.normal(size=leaf.shape).astype(leaf.dtype) for leaf in leaves]
+    arrays = [(0.1 * generator.normal(size=leaf.shape)).astype(leaf.dtype) for leaf in leaves]
     return jax.tree.unflatten(tree, arrays)
 
 

@@ -64,7 +64,7 @@ class ForeignCost:
         self._topology = topology_name
         self._rates = hardware.generation(topology_name)
         self._operations = list(_operations(letters).items())
-        self._traffic = collections.Counter[tuple[str, ...]]()
+        self._traffic = collections.defaultdict[tuple[str, ...], float](float)
         for dims, num_bytes in letters.reading.traffic:
             self._traffic[letters.of(dims)] += num_bytes
         self._secs: dict[tuple[object, ...], float] = {}
