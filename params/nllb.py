@@ -59,6 +59,7 @@ class Nllb(TranslationExperiment):
         if p.moe is not None:
             p.moe_every = self.MOE_EVERY
             p.moe.biases = True
+            p.moe.output_dropout.rate = 0.2
             p.moe.gating.second_expert = SecondExpert.ALL
         return p
 

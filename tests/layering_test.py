@@ -25,6 +25,7 @@ _SHARED = {
     f"{_LIBRARY}.files.lock",
     f"{_LIBRARY}.files.storage",
     f"{_LIBRARY}.files.table",
+    f"{_LIBRARY}.files.text_file",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.input.normalization",
     f"{_LIBRARY}.input.example_codec",

@@ -250,6 +250,7 @@ def _set_stack(stack: Params, config: Config, side: str) -> None:
 
     stack.moe.Set(num_experts=config["num_experts"], **hidden)
     stack.moe.hidden_dropout.rate = config["activation_dropout"]
+    stack.moe.output_dropout.rate = config["moe_token_dropout"]
     # A side without experts in a model with some: its first ones would come after the last layer.
     every = _moe_every(config, side)
     stack.moe_every = num_layers + 1 if every is None else every

@@ -39,6 +39,7 @@ class MoELayer(BaseLayer):
     """
 
     hidden_dropout: DropoutLayer
+    output_dropout: DropoutLayer
     gate: GatingLayer
     shared: FeedForwardLayer
 
@@ -53,6 +54,9 @@ class MoELayer(BaseLayer):
         p.Define("biases", False, "Whether a vector is added to each product of an expert.")
         dropout = DropoutLayer.Params().Set(rate=0.0)
         p.Define("hidden_dropout", dropout, "Dropout within the experts, after the activation.")
+        # NLLB's expert output masking (2022, arXiv:2207.04672).
+        whole = "Dropout of experts' whole outputs: a choice's gate is zeroed, or scaled up."
+        p.Define("output_dropout", dropout.Copy(), whole)
         p.Define("num_experts", REQUIRED, "E, the number of experts.")
         p.Define("num_shared", 0, "Experts besides, which every token takes (DeepSeekMoE).")
 
@@ -74,6 +78,7 @@ class MoELayer(BaseLayer):
         self._check()
         self.CreateChild("gate", self.p.gating.Copy().Set(num_experts=e))
         self.CreateChild("hidden_dropout", self.p.hidden_dropout)
+        self.CreateChild("output_dropout", self.p.output_dropout)
         # `_`, not E: the gate is replicated, although experts are split (section 3.2).
         self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m))
         used = min(num_choices(self.p), e) / e
@@ -125,6 +130,7 @@ class MoELayer(BaseLayer):
             logits_GSE = FLOAT32.project("GSM,ME->GSE", tf.cast(x_GSM, tf.float32), theta.wg)
             logits_GSE = self.annotate(logits_GSE, "GSE")
         gates = self.gate.FProp(theta.gate, logits_GSE, valid_GS, capacity, context)
+        gates = self._masked(theta, gates, context)
 
         def through_experts(gates: Gates, capacity: int, context: Context) -> tf.Tensor:
             # Line 3, dispatch. From here on tensors are split by expert: the first all-to-all.
@@ -169,6 +175,20 @@ class MoELayer(BaseLayer):
             shared_BLM = self.shared.FProp(theta.shared, x, context)
             y_BLM = self.annotate(y_BLM + shared_BLM, "BLM")
         return y_BLM, self._replicated_load(gates.routing)
+
+    def _masked(self, theta: NestedMap, gates: Gates, context: Context) -> Gates:
+        """Returns the gates by which outputs are combined; the losses are those of all choices."""
+        if not self.p.output_dropout.rate:
+            return gates
+
+        # A mask for each choice, not one for all of a token's.
+        gates_GSk = tf.stack([choice.gate_GS for choice in gates.choices], -1)
+        kept_GSk = self.output_dropout.FProp(theta.output_dropout, gates_GSk, "GS_", context)
+        choices = [
+            dataclasses.replace(choice, gate_GS=kept_GSk[..., i])
+            for i, choice in enumerate(gates.choices)
+        ]
+        return dataclasses.replace(gates, choices=tuple(choices))
 
     @property
     def _is_dropless(self) -> bool:

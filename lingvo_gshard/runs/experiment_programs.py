@@ -19,7 +19,13 @@ from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train.steps import ModelPrograms
 
 # The settings of `train` that programs depend on.
-_TRAIN_SETTINGS = ("seed", "scatter_gradients", "gradient_accumulation_steps", "ema_decay")
+_TRAIN_SETTINGS = (
+    "seed",
+    "scatter_gradients",
+    "gradient_accumulation_steps",
+    "ema_decay",
+    "frozen",
+)
 
 
 @dataclasses.dataclass(frozen=True)

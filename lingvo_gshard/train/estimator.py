@@ -469,6 +469,11 @@ class TPUEstimator(Estimator):
             raise ValueError(
                 "TPUEstimator: give model_dir and either a RunConfig, or Params and a partitioning."
             )
+        if "train" in params and params.train.frozen is not None:
+            raise ValueError(
+                f"TPUEstimator: train.frozen={params.train.frozen!r}, but a model_fn updates its "
+                "weights itself."
+            )
         if "train" in params and params.train.gradient_accumulation_steps != 1:
             steps = params.train.gradient_accumulation_steps
             raise ValueError(

@@ -56,6 +56,12 @@ def test_a_kernel_without_a_scope_has_its_instructions_name():
     assert kernels.uncounted(module, {}) == ("my_product", "softmax")
 
 
+def test_a_kernel_without_a_name_has_that_of_the_function_around_it():
+    for scope in ("jit(softmax)", "transpose(jvp(softmax))"):
+        module = hlo_text.module(_KERNELS.replace("COST", _COST).replace("layer/softmax", scope))
+        assert kernels.uncounted(module, {}) == ("softmax",)
+
+
 def test_flops_by_name():
     assert kernels.parse_flops(["flash=8.6e9", "a:b=0"]) == {"flash": 8_600_000_000, "a:b": 0}
 

@@ -115,6 +115,13 @@ def test_data_of_another_vocabulary_is_refused():
         _params("task.source_vocab_size=512")
 
 
+def test_tokens_of_languages_are_forced():
+    facts = dataclasses.replace(_LAUNCH.facts, language_tokens=("deu_Latn", "fra_Latn"))
+    launch = dataclasses.replace(_LAUNCH, facts=facts)
+    assert launches.experiment_params(launch).decode.forces_first
+    assert not launches.experiment_params(_LAUNCH).decode.forces_first
+
+
 def test_data_of_another_kind_is_refused_in_one_line():
     of_text = DataFacts(30, 30, ("web",), "text")
     p = launches.experiment_params(Launch("toy.LmDense4L", (), "/data", of_text))

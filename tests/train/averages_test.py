@@ -99,6 +99,11 @@ def test_a_decay_without_averages_is_refused(tmp_path):
         regression.make(tmp_path, ema_decay=1.0)
 
 
+def test_a_model_fn_freezes_no_weights(tmp_path):
+    with pytest.raises(ValueError, match="train.frozen='theta.b.*', but a model_fn updates its"):
+        regression.make(tmp_path, frozen="theta.b.*")
+
+
 def test_a_model_fn_does_not_accumulate(tmp_path):
     with pytest.raises(ValueError, match="accumulation_steps=2, but a model_fn computes its own"):
         regression.make(tmp_path, gradient_accumulation_steps=2)
