@@ -10,7 +10,7 @@ alike, so one number serves:
 
 The geometric mean makes the squares of log(expected / measured) smallest: a step predicted twice as
 long counts as much as one predicted half as long. More factors, such as one of products and one of
-the rest, predict a record that is left out no better.
+the rest, predict a record that is left out hardly better.
 
 Half of the records are fitted, and the other half are held out to tell how good the factor is.
 Those of a source on a machine are sorted by their names, and every other one is fitted, from the
