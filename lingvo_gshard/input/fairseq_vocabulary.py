@@ -43,7 +43,8 @@ _MODEL_SPECIAL = ("<unk>", "<s>", "</s>")  # Of the SentencePiece models.
 _MASK = "<mask>"
 _MAX_UNUSED = 64  # Tables are padded to multiples of at most this.
 
-_Proto = sentencepiece_model_pb2.ModelProto
+# Its module makes its classes when it is imported.
+_Proto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 _Piece = _Proto.SentencePiece
 
 
