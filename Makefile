@@ -3,7 +3,9 @@ PY := .venv/bin/python
 # The corpus of the demo: a folder of {train,dev,test}/<lang>-en.tsv[.gz], or of such files alone.
 # By default it is generated, in constructed languages.
 CORPUS ?=
-DEMO := out/$(if $(CORPUS),demo$(subst /,-,$(abspath $(CORPUS))),demo)
+# Names of targets have no spaces, whatever the corpus is called: its path, with - for all but letters.
+DEMO_NAME := $(if $(CORPUS),$(shell realpath -m -- '$(CORPUS)' | LC_ALL=C tr -c 'A-Za-z0-9._\n' '-'))
+DEMO := out/demo$(DEMO_NAME)
 DEMO_CORPUS := $(if $(CORPUS),$(CORPUS),$(DEMO)/corpus)
 DEMO_MODEL := toy.MoE8E4L
 # Sizes for the constructed languages; another corpus gets data_prep's defaults.
@@ -60,7 +62,7 @@ test-exhaustive: setup-tpu setup-plan-gpu
 BAZEL_TARGETS ?= //...
 bazel-test: setup
 	tools/setup_bazel.sh
-	PATH=$(CURDIR)/.venv/bin:$$PATH bazel test --config=offline $(BAZEL_TARGETS)
+	PATH="$(CURDIR)/.venv/bin:$$PATH" bazel test --config=offline $(BAZEL_TARGETS)
 
 wheel-test: setup
 	tools/test_wheel.sh
@@ -73,17 +75,17 @@ check: setup
 # The environment of the benchmarks' PyTorch peers.
 .venv-torch/ready: bench/torch_peer/requirements.txt | setup
 	.venv/bin/python -m venv .venv-torch
-	.venv-torch/bin/pip install --quiet -r $<
+	.venv-torch/bin/python -m pip install --quiet -r $<
 	touch $@
 
 # The documentation site, in site/: docs/ and the docstrings. Every warning is an error.
 .venv-docs/ready: requirements-docs.txt | setup
 	.venv/bin/python -m venv .venv-docs
-	.venv-docs/bin/pip install --quiet -r $<
+	.venv-docs/bin/python -m pip install --quiet -r $<
 	touch $@
 
 docs: .venv-docs/ready
-	.venv-docs/bin/mkdocs build --quiet
+	.venv-docs/bin/python -m mkdocs build --quiet
 
 bench: setup .venv-torch/ready
 	$(PY) -m bench.step
@@ -102,7 +104,7 @@ demo: $(DEMO)/data/manifest.json
 	@echo "Pictures: $(DEMO)/run/decode_test/bleu.png and $(DEMO)/run/expert_load.png"
 
 $(DEMO)/data/manifest.json: | setup $(if $(CORPUS),,$(DEMO)/corpus/complete)
-	$(PY) -m data_prep.build --input=$(DEMO_CORPUS) --out=$(DEMO)/data $(DEMO_VOCABULARIES)
+	$(PY) -m data_prep.build '--input=$(DEMO_CORPUS)' --out=$(DEMO)/data $(DEMO_VOCABULARIES)
 
 $(DEMO)/corpus/complete: | setup
 	$(PY) -m data_prep.constructed --out=$(DEMO)/corpus

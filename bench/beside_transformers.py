@@ -87,7 +87,9 @@ def _transformers(folder: pathlib.Path, batch: pathlib.Path) -> dict[str, Any]:
         "forced_bos_token_id": _FORCED,
         "early_stopping": False,
     }
-    command = [_PYTHON.value, "-m", "bench.transformers_peer", str(folder), str(batch)]
+    # As a file: the package bench needs JAX.
+    peer = pathlib.Path(__file__).with_name("transformers_peer.py")
+    command = [_PYTHON.value, str(peer), str(folder), str(batch)]
     return _output([*command, json.dumps(settings)])
 
 

@@ -122,7 +122,7 @@ def _process_tree(pid: int) -> list[int]:
     children: list[str] = []
     try:
         for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-            children += (task / "children").read_text().split()
+            children += (task / "children").read_text(encoding="utf-8").split()
     except OSError:
         return []
 
@@ -135,7 +135,7 @@ def _process_tree(pid: int) -> list[int]:
 def _memory_kib(pid: int) -> int:
     """Returns a process's proportional share of memory (PSS), without the pages of files."""
     try:
-        rollup = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+        rollup = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
     except OSError:
         return 0
     kib = dict(re.findall(r"^(\w+): +(\d+) kB$", rollup, re.MULTILINE))

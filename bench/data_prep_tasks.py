@@ -60,7 +60,7 @@ class Meter:
 
     def usage(self) -> Usage:
         """Returns what this process has done so far."""
-        lines = pathlib.Path("/proc/self/io").read_text().splitlines()
+        lines = pathlib.Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
         done = dict(line.split(": ") for line in lines)
         return Usage(self._opens, int(done["rchar"]), int(done["wchar"]), time.process_time())
 

@@ -71,7 +71,7 @@ def start_worker(folder: str, params: Params, theta: NestedMap, batch: NestedMap
       FileNotFoundError: the peer's virtual environment is missing.
     """
     path = pathlib.Path(folder)
-    (path / "sizes.json").write_text(sizes_json(params))
+    (path / "sizes.json").write_text(sizes_json(params), encoding="utf-8")
     np.savez(path / "weights.npz", **_state_dict(theta))
     labels = batch.labels.target_labels
     np.savez(path / "batch.npz", **batch.features, target_labels=labels)

@@ -1,6 +1,6 @@
 """Generates with a model of transformers, timed: bench.beside_transformers starts it.
 
-    python -m bench.transformers_peer FOLDER BATCH.npz SETTINGS
+    python bench/transformers_peer.py FOLDER BATCH.npz SETTINGS
 
 It runs where torch and transformers are installed, and prints a JSON object: the ids, the best
 seconds of a call, and the peak memory in bytes.

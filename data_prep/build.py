@@ -25,12 +25,13 @@ from typing import Any
 
 from absl import flags, logging
 
-from data_prep import config, engines, pipeline
+from data_prep import config, engines, pipeline, report
 from data_prep.sources import Source
 from lingvo_gshard import cli
 from lingvo_gshard.files import atomic_file, storage
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.spmd import environment
 
 _INPUT = flags.DEFINE_string("input", None, "A folder of text.")
 _CONFIG = flags.DEFINE_string("config", None, "A TOML file that names the sources.")
@@ -38,7 +39,7 @@ _OUT = flags.DEFINE_string("out", None, "The folder to prepare.", required=True)
 _THROUGH = flags.DEFINE_enum_class("through", pipeline.Step.REPORT, pipeline.Step, "The last step.")
 _ENGINE = flags.DEFINE_enum("engine", "local", ["local", "dask"], "What runs the tasks.")
 _SCHEDULER = flags.DEFINE_string("scheduler", None, "HOST:PORT of a Dask cluster's scheduler.")
-_WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Local processes.", 1)
+_WORKERS = flags.DEFINE_integer("workers", environment.num_cores(), "Local processes.", 1)
 # Settings of BuildConfig. These flags override the file.
 _SETTINGS = (
     flags.DEFINE_enum("kind", None, list(Kind), "What the text is: pairs or documents."),
@@ -70,6 +71,8 @@ def main() -> None:
         if _THROUGH.value is pipeline.Step.REPORT:
             data = manifest.load(out_dir)
             _log_languages(data)
+            for warning in [*report.many_dropped(data), *report.many_escaped(data)]:
+                logging.warning(warning)
             _warn_of_bytes(data)
             _log_totals(data, time.monotonic() - began)
 
@@ -92,7 +95,7 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
     if folder is None:
         raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
     made = config.BuildConfig(**settings)
-    return config.FOLDERS[Kind(made.kind)](folder), made
+    return config.sources_of_folder(folder, Kind(made.kind)), made
 
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:

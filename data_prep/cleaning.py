@@ -5,6 +5,8 @@ examples with an empty side or a low score.
 """
 
 import hashlib
+import html
+import html.entities
 import re
 
 import ftfy
@@ -29,6 +31,10 @@ _CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 # Windows-1252 leaves a few of these bytes undefined.
 _NEXT_BYTES = "".join(_CONTINUATION_BYTES.decode(encoding, "ignore") for encoding in _WESTERN)
 _DAMAGE = re.compile(f"[{_LEAD_BYTES}][{re.escape(_NEXT_BYTES)}]")
+_ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z][A-Za-z0-9]*);")
+# Where a tokenizer has split a word at a hyphen, or a number at its point.
+_TOKENIZER_MARK = re.compile(r"(?<=\S) @([-,.])@ (?=\S)")
+_BREAK = re.compile(r"[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 ENGLISH_SCRIPTS = frozenset({"Latn"})
 
@@ -53,6 +59,43 @@ def repair_sides(example: Example, own_scripts: frozenset[str]) -> Example:
     """Returns an example with all sides repaired; the first one is written in `own_scripts`."""
     repaired = map(repair, example.sides, (own_scripts, ENGLISH_SCRIPTS))
     return tsv.with_sides(example, repaired)
+
+
+def is_escaped(example: Example) -> bool:
+    """Returns whether a side has an HTML entity, or a mark of a tokenizer, such as @-@."""
+    for side in example.sides:
+        if _TOKENIZER_MARK.search(side):
+            return True
+        if any(_text_of(entity) != entity for entity in _ENTITY.findall(side)):
+            return True
+    return False
+
+
+def unescape_sides(example: Example) -> Example:
+    """Returns an example without the escapes of `is_escaped`: it's, for it &apos;s.
+
+    White space is left as it is, but beside a mark.
+    """
+    return tsv.with_sides(example, map(_unescape, example.sides))
+
+
+def _unescape(text: str) -> str:
+    # What was escaped twice, as `&amp;quot;`, is text after two turns.
+    escaped = ""
+    while escaped != text:
+        escaped = text
+        text = _ENTITY.sub(lambda entity: _text_of(entity[0]), escaped)
+    # An entity of a line break or a tab must not make another line, or side.
+    text = _BREAK.sub(" ", text)
+    return _TOKENIZER_MARK.sub(r"\1", text)
+
+
+def _text_of(entity: str) -> str:
+    """Returns the text of an entity, or itself if there is none of its name."""
+    name = entity.removeprefix("&")
+    if name.startswith("#"):
+        return html.unescape(entity)
+    return html.entities.html5.get(name, entity)
 
 
 def normalize_sides(example: Example, normalization: Normalization = Normalization.NFKC) -> Example:

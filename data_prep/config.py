@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import glob
 import inspect
+import itertools
 import math
 import os
 import pathlib
@@ -14,7 +15,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data_prep import directions, languages, patterns, text_folder, tsv_folder
+from data_prep import directions, languages, patterns, split_folder, text_folder, tsv_folder
 from data_prep.documents import (
     DOCUMENTS,
     SIDES,
@@ -105,6 +106,8 @@ class BuildConfig:
     max_chars: int = _number(1000, 1, kind=Kind.PARALLEL)  # Of a training pair's longer side.
     # Between the sides' lengths in characters.
     max_length_ratio: float = _number(5.0, 1, kind=Kind.PARALLEL)
+    # Whether to make text of HTML entities, and of the marks of a tokenizer, such as @-@.
+    unescape: bool = False
     check_language: bool = False  # Whether to drop sentences that are surely in another language.
     # ISO 15924 codes by language, if its text should not decide.
     scripts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -139,6 +142,10 @@ class BuildConfig:
         settings = dataclasses.asdict(self)
         for name in self._of_other_kinds():
             del settings[name]
+
+        # Older plans and manifests do not have it.
+        if not self.unescape:
+            del settings["unescape"]
 
         # Of pairs alone, plans and manifests are those from before there were other kinds, and
         # without a vocabulary those from before one could be given.
@@ -184,7 +191,7 @@ def load(
     """
     # Whatever is wrong in the file, also with a value's type, is told with the file's name.
     try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        fields = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         if "vocabulary" in fields:
             fields["vocabulary"] = str((folder or path.parent) / fields["vocabulary"])
         fields |= settings
@@ -205,12 +212,28 @@ def load(
         for table in tables:
             sources += _sources(table, folder or path.parent, Kind(config.kind))
         _check_distinct(sources)
+        for table in tables:
+            if table["format"] == "folder":
+                warn_of_unread((folder or path.parent) / table["path"], sources)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from error
 
     if not sources:
         raise ValueError(f"{path} has no [[sources]]: expected one or more")
     return tuple(sources), config
+
+
+def sources_of_folder(folder: pathlib.Path, kind: Kind) -> Sequence[Source]:
+    """Returns the sources in a folder of text, the simplest corpus; warns of what it leaves out."""
+    sources = FOLDERS[kind](folder)
+    warn_of_unread(folder, sources)
+    return sources
+
+
+def warn_of_unread(folder: pathlib.Path, sources: Sequence[Source]) -> None:
+    """Names what is in a folder of text that none of the sources reads."""
+    files = itertools.chain.from_iterable(source.files for source in sources)
+    split_folder.warn_of_unread(folder, list(files))
 
 
 def _scripts(

@@ -6,7 +6,7 @@ gives a loss for it, and cleaning takes it for the language if it is the code of
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from data_prep import languages, parquet, sources, tsv
@@ -42,6 +42,9 @@ class TextFile(LineFile, _CorpusFile):
     def spans(self) -> list[range]:
         # A block may lie in two ranges of bytes.
         return super().spans() if self.document == "line" else [tsv.WHOLE]
+
+    def sampled_rows(self) -> Iterator[Row]:
+        return super().sampled_rows() if self.document == "line" else self.rows()
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         if self.document == "line":
@@ -107,13 +110,12 @@ class TfdsDocuments(TfdsSource):
     data_dir: pathlib.Path | None = None
     split: str | None = None
 
-    def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        for example in self.examples():
-            text = example.get(self.feature)
-            if not isinstance(text, bytes):
-                known = ", ".join(sorted(example))
-                raise ValueError(f"{self} has no text in feature {self.feature!r}, only {known}")
-            yield Row(self.corpus, tsv.parsed(text, _decoded))
+    def _rows_of(self, example: dict[str, Any]) -> Iterable[Row]:
+        text = example.get(self.feature)
+        if not isinstance(text, bytes):
+            known = ", ".join(sorted(example))
+            raise ValueError(f"{self} has no text in feature {self.feature!r}, only {known}")
+        return [Row(self.corpus, tsv.parsed(text, _decoded))]
 
 
 def _decoded(text: bytes) -> Document:
@@ -143,8 +145,14 @@ class OneSide(Source):
     def spans(self) -> list[range]:
         return self.pairs.spans()
 
+    def sampled_rows(self) -> Iterator[Row]:
+        return self._of_side(self.pairs.sampled_rows())
+
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        for row in self.pairs.rows(span):
+        return self._of_side(self.pairs.rows(span))
+
+    def _of_side(self, rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
             language = row.language if self.side == "source" else languages.ENGLISH
             example = row.example
             if isinstance(example, Pair):

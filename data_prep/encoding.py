@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from data_prep import cleaning, languages, text_chunks, tsv
+from data_prep import languages, text_chunks, tsv
 from data_prep.directions import Direction
 from data_prep.rules import Dropped, Rule
 from data_prep.shards import Shard
@@ -143,12 +143,14 @@ class _Encoder:
             for example in kept:
                 yield example_codec.encode(example.source_ids, example.target_ids)
 
-    def normalized(self, example: Example) -> Example:
-        """Returns an example in the form that its vocabularies want."""
-        return cleaning.normalize_sides(example, self._tokenizers[-1].normalization)
+    def _texts(self, example: Example) -> tuple[str, ...]:
+        """Returns a pair's source and target, or a document, in the forms of their vocabularies."""
+        sides = self._direction.turned(example)
+        forms = (tokenizer.normalize for tokenizer in self._tokenizers)
+        return tuple(form(side) for form, side in zip(forms, sides, strict=True))
 
     def _tokenized(self, batch: Sequence[Example]) -> list[_Tokenized]:
-        texts = [self._direction.turned(example) for example in batch]
+        texts = list(map(self._texts, batch))
 
         # The whole batch in one call, which takes less time than a call for each sentence.
         ids_of_sides = []
@@ -201,13 +203,10 @@ def encode(
     more than `max_pieces` of its model, with EOS, are dropped.
     """
     is_training = shard.chunks[0].split == "train"
+    # A test set loses nothing to a limit.
     encoder = _Encoder(direction, models, max_pieces if is_training else math.inf)
-    examples: Iterable[Example] = shard.examples()
-    if not is_training:
-        # Their chunks are as they were read, and a test set loses nothing to a limit.
-        examples = map(encoder.normalized, examples)
     records_path = f"{name}.array_record"
-    num_examples = write_records(data_dir / records_path, encoder.records(examples))
+    num_examples = write_records(data_dir / records_path, encoder.records(shard.examples()))
 
     # In the smallest type that holds the longest: most shards need one byte a length.
     lengths = np.array(encoder.lengths, np.int64).reshape(-1, 2)

@@ -1,20 +1,33 @@
 """Sources of text in many languages, each of which is paired with English: TMX, and TFDS."""
 
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lxml import etree
 
-from data_prep import languages, tsv
+from data_prep import languages, tsv, xml_repair
 from data_prep.rules import Rule
 from data_prep.sources import Row, Source
 from data_prep.tsv import Pair
+from lingvo_gshard.files import text_file
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+_SAMPLED_EXAMPLES = 4000
 # TMX's inline elements that hold codes of another format instead of text.
 _TMX_CODES = ("{*}bpt", "{*}ept", "{*}it", "{*}ph", "{*}ut")
+# Those that stand for something, such as a line break; the others are the format of what they
+# enclose, which may be a part of a word.
+_TMX_PLACEHOLDERS = ("{*}ph", "{*}ut")
+_PLACEHOLDER = "\ufdd0"  # No character of any text.
+# Letters of scripts that are written without spaces: Thai to Burmese, Khmer, kana and Han.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+_BETWEEN_WORDS = re.compile(
+    rf"(?<=\w){_PLACEHOLDER}+(?=\w)(?:(?<![{_UNSPACED}]{_PLACEHOLDER})|(?![{_UNSPACED}]))"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +41,15 @@ class TmxFile(Source):
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         try:
-            with tsv.open_binary(self.path) as file:
+            with text_file.opened(self.path) as file:
                 # Nothing outside the file is read, whatever it names.
                 units = etree.iterparse(
-                    file, tag="{*}tu", resolve_entities=False, no_network=True, load_dtd=False
+                    xml_repair.Repaired(file),
+                    tag="{*}tu",
+                    resolve_entities=False,
+                    no_network=True,
+                    load_dtd=False,
+                    huge_tree=True,  # A segment over 10 MB is too long, and no damage.
                 )
                 for _, unit in units:
                     yield from _rows_of(_texts_of_unit(unit), self)
@@ -46,6 +64,8 @@ class TmxFile(Source):
 
 def _texts_of_unit(unit: Any) -> list[tuple[str, str]]:
     """Returns the (language, text) pairs of a translation unit, an element of lxml."""
+    for placeholder in unit.iter(*_TMX_PLACEHOLDERS):
+        placeholder.tail = _PLACEHOLDER + (placeholder.tail or "")
     etree.strip_elements(unit, *_TMX_CODES, with_tail=False)
     texts = []
     for variant in unit.iterchildren("{*}tuv"):
@@ -53,8 +73,13 @@ def _texts_of_unit(unit: Any) -> list[tuple[str, str]]:
         tag = variant.get(_XML_LANG) or variant.get("lang")
         segment = variant.find("{*}seg")
         text = "" if segment is None else "".join(segment.itertext())
-        texts.append((tag or "", text))
+        texts.append((tag or "", _without_placeholders(text)))
     return texts
+
+
+def _without_placeholders(text: str) -> str:
+    """Returns a text with a space for each placeholder between words that spaces separate."""
+    return _BETWEEN_WORDS.sub(" ", text).replace(_PLACEHOLDER, "")
 
 
 class TfdsSource(Source):
@@ -67,8 +92,22 @@ class TfdsSource(Source):
     def __str__(self) -> str:
         return f"tfds {self.name}, split {self.tfds_split}"
 
-    def examples(self) -> Iterator[dict[str, Any]]:
-        """Yields the split's examples. Raises ValueError if it, or the library, is not there."""
+    def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
+        return itertools.chain.from_iterable(map(self._rows_of, self.examples()))
+
+    def sampled_rows(self) -> Iterator[Row]:
+        sample = self.examples(_SAMPLED_EXAMPLES)
+        return itertools.chain.from_iterable(map(self._rows_of, sample))
+
+    def _rows_of(self, example: dict[str, Any]) -> Iterable[Row]:
+        """Returns the rows that an example has."""
+        raise NotImplementedError
+
+    def examples(self, at_least: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yields the split's examples, or `at_least` so many at even distances, if it has them.
+
+        Raises ValueError if the split, or the library, is not there.
+        """
         # It loads TensorFlow, which takes seconds and which the other sources don't need.
         try:
             import tensorflow_datasets as tfds
@@ -81,6 +120,10 @@ class TfdsSource(Source):
             data = tfds.load(self.name, split=self.tfds_split, data_dir=self.data_dir)
         except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
             raise ValueError(f"{self}: {error}") from error
+
+        if at_least is not None:
+            # The number of examples is negative if it is not known.
+            data = data.shard(max(1, int(data.cardinality()) // at_least), 0)
         yield from tfds.as_numpy(data)
 
 
@@ -95,9 +138,8 @@ class TfdsSplit(TfdsSource):
     split: str | None = None
     language_codes: str = "standard"
 
-    def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        for example in self.examples():
-            yield from _rows_of(self._texts(example), self)
+    def _rows_of(self, example: dict[str, Any]) -> Iterable[Row]:
+        return _rows_of(self._texts(example), self)
 
     def _texts(self, example: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns the (language, text) pairs of an example."""

@@ -14,6 +14,8 @@ from data_prep.rules import Rule
 from data_prep.sources import Row, Source
 from data_prep.tsv import Example, Pair
 
+_SAMPLED_GROUPS = 16
+
 
 class Table(Source):
     """A file of row groups; dots in a column's name lead into structs."""
@@ -55,6 +57,15 @@ class Table(Source):
                 for record in batch.to_pylist():
                     yield Row(self._row_language, tsv.parsed(record, self._example))
 
+    def sampled_rows(self) -> Iterator[Row]:
+        # A row group is read as a whole, so few of them are.
+        with self._opened() as file:
+            num_groups = file.num_row_groups
+        num_samples = min(num_groups, _SAMPLED_GROUPS)
+        for i in range(num_samples):
+            group = i * num_groups // num_samples
+            yield from self.rows(range(group, group + 1))
+
     @contextlib.contextmanager
     def _opened(self) -> Iterator[parquet.ParquetFile]:
         if not self.path.is_file():
@@ -89,7 +100,8 @@ class ParquetFile(Table, sources.File):
     def _example(self, record: dict[str, Any]) -> Pair | Rule:
         if self.score_column is not None:
             score = sources.value_at(record, self.score_column)
-            if score is None or not float(score) >= self.min_score:  # NaN is no score.
+            # NaN is no score.
+            if score in (None, sources.MISSING) or not float(score) >= self.min_score:
                 return Rule.LOW_SCORE
         source = sources.text_at(record, self.source_column)
         english = sources.text_at(record, self.english_column)

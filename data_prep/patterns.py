@@ -10,8 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from absl import logging
+
 from data_prep import languages
 
+_TOLD_FILES = 10  # In a warning.
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 # What each placeholder may stand for.
 _EXPRESSIONS = {
@@ -82,9 +85,20 @@ def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str
     """Yields the files that match a pattern, and what each placeholder stands for."""
     expression = _expression(pattern)
     wildcards = _PLACEHOLDER.sub("*", pattern)
+    unread: list[str] = []
     for path in sorted(glob.glob(wildcards, root_dir=folder)):
-        if match := re.fullmatch(expression, path):
+        match = re.fullmatch(expression, path)
+        if match is None:
+            unread.append(path)
+        else:
             yield path, match.groupdict()
+
+    # Such as a split by another name.
+    if unread:
+        names = ", ".join(unread[:_TOLD_FILES])
+        logging.warning(
+            "path %r: %d files in %s are not read: %s", pattern, len(unread), folder, names
+        )
 
 
 def _expression(pattern: str) -> str:

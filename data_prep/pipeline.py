@@ -97,7 +97,7 @@ class Job:
     @property
     def normalization(self) -> Normalization:
         """The form in which training text is written."""
-        return Normalization.NFKC if self.given is None else self.given.normalization
+        return Normalization.NFC if self.given is None else self.given.normalization
 
     @property
     def max_pieces(self) -> float:
@@ -106,6 +106,8 @@ class Job:
 
     def directions_of(self, language: str, corpus: "Corpus") -> list[Direction]:
         """Returns a language's directions. Only languages with training text are targets."""
+        if corpus.num_examples(language) == 0:
+            return []
         of_language = directions.of(language, self.config.directions, self.given)
         if ("train", language) in corpus.chunks:
             return of_language
@@ -118,9 +120,18 @@ class Corpus:
 
     # By split and language, in the order of the sources.
     chunks: dict[_SplitKey, list[Chunk]]
-    read: collections.Counter[str]  # By language, like the next two.
+    read: collections.Counter[str]  # By language, like the next three.
     dropped: Dropped
     repaired: collections.Counter[str]
+    escaped: collections.Counter[str]
+
+    def num_examples(self, language: str) -> int:
+        """Returns the number of a language's examples, in all splits."""
+        num_examples = 0
+        for (_, of_chunks), chunks in self.chunks.items():
+            if of_chunks == language:
+                num_examples += sum(chunk.num_examples for chunk in chunks)
+        return num_examples
 
     @property
     def train(self) -> dict[str, list[Chunk]]:
@@ -241,14 +252,17 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
     sources = [source_cleaning.join(source, spans, max_share) for source, spans in spans_of.items()]
     read: collections.Counter[str] = collections.Counter()
     repaired: collections.Counter[str] = collections.Counter()
+    escaped: collections.Counter[str] = collections.Counter()
     for cleaned in sources:
         read.update(cleaned.read)
         repaired.update(cleaned.repaired)
+        escaped.update(cleaned.escaped)
     return Corpus(
         chunks=_numbered([cleaned.chunks for cleaned in sources], job.config.pairs_per_chunk),
         read=read,
         dropped=_sum_of_dropped(sources),
         repaired=repaired,
+        escaped=escaped,
     )
 
 
@@ -385,10 +399,14 @@ def write_report(
     texts = _write_texts(job, corpus)
     dropped = corpus.dropped + _sum_of_dropped(selected.values())
 
-    # Also languages that lost all of their examples.
     described: list[manifest.Language] = []
     for code in sorted(corpus.read):
-        for direction in job.directions_of(code, corpus):
+        of_language = job.directions_of(code, corpus)
+        if not of_language:
+            # It lost all of its examples, or has none to learn to write it from.
+            of_language = [Direction(code, from_english=False, token="")]
+            dropped[code, Rule.NO_TARGET] = corpus.num_examples(code)
+        for direction in of_language:
             described.append(_describe(direction, scripts, corpus, dropped, records, texts))
 
     of_train = [records.get(("train", language.code), Encoded()) for language in described]
@@ -462,7 +480,8 @@ def _describe(
         repaired=corpus.repaired[direction.language],
         scripts=tuple(sorted(scripts.get(direction.language, ()))),
         read=corpus.read[direction.language],
-        kept=_num_kept(direction, corpus, by_split),
+        kept=_num_kept(direction, corpus, by_split, texts),
+        escaped=corpus.escaped[direction.language],
     )
     num_accounted = described.kept + sum(dropped_by_rule.values())
     assert described.read == num_accounted, (
@@ -471,13 +490,19 @@ def _describe(
     return described
 
 
-def _num_kept(direction: Direction, corpus: Corpus, records: dict[str, Encoded]) -> int:
-    """Returns the number of a direction's examples, given its records by split."""
+def _num_kept(
+    direction: Direction,
+    corpus: Corpus,
+    records: dict[str, Encoded],
+    texts: dict[_SplitKey, digests.File],
+) -> int:
+    """Returns the number of a direction's examples, given its records by split, and all texts."""
     num_kept = sum(encoded.records.num_examples for encoded in records.values())
 
     # Those of splits that are only decoded have no records.
     for (split, language), chunks in corpus.chunks.items():
-        if language == direction.language and split not in manifest.SPLITS:
+        is_text_alone = split not in manifest.SPLITS and (split, direction.code) in texts
+        if language == direction.language and is_text_alone:
             num_kept += sum(chunk.num_examples for chunk in chunks)
     return num_kept
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.encoding import Encoded, SideStatistics
+from data_prep.rules import Rule
 from lingvo_gshard.files import table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
@@ -26,6 +27,19 @@ _LENGTHS = ("mean", *_QUANTILES, "longest")
 _COVERAGE = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
 # The lengths of rows of which the report tells how many pairs are longer.
 _ROW_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
+_MANY_ESCAPED = 0.01
+_MANY_DROPPED = 0.03  # By one rule, as a share of what was read.
+# What the user may change if a rule drops too much.
+_SETTING_OF_RULE = {
+    Rule.UNKNOWN_LANGUAGE: 'language_codes = "source" takes names as they are',
+    Rule.MALFORMED: "the log names the first of them",
+    Rule.LOW_SCORE: "min_score decides",
+    Rule.TOO_LONG: "max_chars decides",
+    Rule.RATIO: "max_length_ratio decides",
+    Rule.WRONG_SCRIPT: "[scripts] names a language's scripts in place of the survey",
+    Rule.WRONG_LANGUAGE: "check_language = false keeps them",
+    Rule.TOO_MANY_PIECES: "max_pieces decides",
+}
 _Row = Mapping[str, Any]  # An entry of report.json.
 
 
@@ -40,9 +54,40 @@ def write(
     # From high to low resource, as in the paper's figures.
     rows.sort(key=lambda row: (-row[_plural(kind)]["train"], row["code"]))
 
-    (folder / "report.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    (folder / "report.md").write_text(_page(rows, kind))
+    text = json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+    (folder / "report.json").write_text(text, encoding="utf-8")
+    (folder / "report.md").write_text(_page(rows, kind), encoding="utf-8")
     _draw_sizes(rows, kind, folder / "sizes.png")
+
+
+def many_dropped(data: manifest.Manifest) -> list[str]:
+    """Returns a warning for each rule that dropped more than a few percent of a language."""
+    warnings: list[str] = []
+    for language in data.languages:
+        for name, number in language.dropped.items():
+            share = number / max(language.read, 1)
+            if share > _MANY_DROPPED:
+                warning = (
+                    f"{language.code}: the rule {name} dropped {100 * share:.1f} % of what was "
+                    f"read, {number} of {language.read}"
+                )
+                advice = _SETTING_OF_RULE.get(Rule(name))
+                warnings.append(f"{warning}: {advice}" if advice else warning)
+    return warnings
+
+
+def many_escaped(data: manifest.Manifest) -> list[str]:
+    """Returns a warning for each language with HTML entities, or marks of a tokenizer, in it."""
+    warnings: list[str] = []
+    for language in data.languages:
+        share = language.escaped / max(language.read, 1)
+        if share > _MANY_ESCAPED:
+            warnings.append(
+                f"{language.code}: {100 * share:.1f} % of what was read has HTML entities, such as "
+                "&apos;, or marks of a tokenizer, such as @-@, which are learned as they are: "
+                "unescape = true makes text of them"
+            )
+    return warnings
 
 
 def _plural(kind: Kind) -> str:
@@ -59,6 +104,7 @@ def _numbers(language: manifest.Language, train: Encoded, kind: Kind) -> dict[st
         "kept": language.kept,
         "dropped": language.dropped,
         "repaired": language.repaired,
+        "escaped": language.escaped,
     }
     if kind is Kind.PARALLEL:
         numbers["longer_than_rows"] = _shares_longer(train.longer_sides)

@@ -35,6 +35,7 @@ class Rule(enum.StrEnum):
     # Of the whole corpus, and of the vocabularies.
     HELD_OUT = "held_out"  # The English, or the source, or the document is also in dev or test.
     DUPLICATE = "duplicate"  # The same example occurs earlier in this language or corpus.
+    NO_TARGET = "no_target"  # Pairs: the language that they lead into has no training text.
     TOO_MANY_PIECES = "too_many_pieces"  # Pairs: a side has too many pieces of its vocabulary.
 
 

@@ -59,7 +59,7 @@ def plan(sources: Sequence[Source], config: BuildConfig, earlier: str = "") -> s
     files = list(config.vocabulary_files)
     for source in sources:
         files += source.files
-    known = dict(match.group("file", "digest") for match in _FILE.finditer(earlier))
+    known = {match["file"]: match["digest"] for match in _FILE.finditer(earlier)}
     with ThreadPoolExecutor() as threads:  # Hashing releases the interpreter's lock.
         existing = [path for path in files if path.is_file()]
         lines += threads.map(functools.partial(_file_line, known), existing)
@@ -69,7 +69,8 @@ def plan(sources: Sequence[Source], config: BuildConfig, earlier: str = "") -> s
 def _file_line(known: Mapping[str, str], path: pathlib.Path) -> str:
     """Returns the plan's line on a file; `known` has the digests of earlier ones."""
     stat = path.stat()
-    file = f"{path}: {stat.st_size} bytes, modified {stat.st_mtime_ns}"
+    name = str(path).encode("utf-8", "backslashreplace").decode()  # It may be no UTF-8.
+    file = f"{name}: {stat.st_size} bytes, modified {stat.st_mtime_ns}"
     digest = known.get(file) or digests.describe(path.parent, path.name).sha256
     return f"{file}, SHA-256 {digest}"
 

@@ -5,7 +5,6 @@ A source is cleaned in tasks, span by span, and what became of its spans is join
 
 import collections
 import dataclasses
-import itertools
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -19,7 +18,7 @@ from data_prep.text_chunks import Chunk, ChunkWriter
 from data_prep.tsv import Example
 from lingvo_gshard.input.normalization import Normalization
 
-_SURVEYED_ROWS = 2000  # Of each source: enough to tell its scripts.
+_SURVEYED_ROWS = 2000  # Of each language of a source, or up to twice as many.
 _LOGGED_LINES = 10
 
 
@@ -34,6 +33,8 @@ class Cleaned:
     malformed: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     # Rows by language, counted as they are read.
     read: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    # Training examples with HTML entities or marks of a tokenizer, by language.
+    escaped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def num_rows(self) -> int:
@@ -48,13 +49,41 @@ class Cleaned:
 
 
 def survey(source: Source) -> dict[str, collections.Counter[str]]:
-    """Counts the characters of each script in a source's first rows, by language."""
-    # English is known to be in Latin letters, so only the first side of a pair is counted.
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for row in itertools.islice(source.rows(), _SURVEYED_ROWS):
+    """Counts the characters of each script in rows from all over a source, by language.
+
+    A file may begin with text that is unlike the rest of it.
+    """
+    samples: dict[str, _Sample] = collections.defaultdict(_Sample)
+    for row in source.sampled_rows():
         if isinstance(row.example, Example):
-            counts[row.language] += languages.count_scripts(row.example.sides[0])
-    return dict(counts)
+            # English is known to be in Latin letters, so only the first side is counted.
+            samples[row.language].add(row.example.sides[0])
+
+    counts: dict[str, collections.Counter[str]] = {}
+    for language, sample in samples.items():
+        counts[language] = collections.Counter()
+        for text in sample.texts:
+            counts[language] += languages.count_scripts(text)
+    return counts
+
+
+@dataclasses.dataclass
+class _Sample:
+    """Texts at even distances in a stream whose length is not known before its end."""
+
+    texts: list[str] = dataclasses.field(default_factory=list)
+    distance: int = 1
+    num_seen: int = 0
+
+    def add(self, text: str) -> None:
+        """Takes the next text of the stream, or leaves it out."""
+        if self.num_seen % self.distance == 0:
+            self.texts.append(text)
+        self.num_seen += 1
+
+        if len(self.texts) == 2 * _SURVEYED_ROWS:
+            self.texts = self.texts[::2]
+            self.distance *= 2
 
 
 def scripts_by_language(
@@ -79,7 +108,7 @@ def clean(
     folder: pathlib.Path,
     scripts: Mapping[str, frozenset[str]],
     config: BuildConfig,
-    normalization: Normalization = Normalization.NFKC,
+    normalization: Normalization = Normalization.NFC,
 ) -> Cleaned:
     """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
 
@@ -91,13 +120,14 @@ def clean(
 
     with ChunkWriter(folder, config.pairs_per_chunk) as writer:
         for language, example in _well_formed(source.rows(span), cleaned):
-            # A language that begins after the rows that were surveyed.
+            # A language of which the survey met no row.
             if language not in known_scripts:
                 known_scripts[language] = languages.own_scripts(language, {}, config.scripts)
             own_scripts = known_scripts[language]
+            readable = cleaning.unescape_sides(example) if config.unescape else example
 
-            # Dev and test, too, are normalized to be compared with training text.
-            repaired = cleaning.repair_sides(example, own_scripts)
+            # Rules, and what compares dev and test with training text, look at it as it is read.
+            repaired = cleaning.repair_sides(readable, own_scripts)
             normalized = cleaning.normalize_sides(repaired)
             split = source.split or _split_of(normalized.sides[-1], config.held_out_share)
 
@@ -106,7 +136,7 @@ def clean(
                 written = cleaning.normalize_sides(repaired, normalization)
                 rule = cleaning.broken_rule(normalized, language, own_scripts, config)
             else:
-                written = example
+                written = readable
                 rule = None if all(normalized.sides) else Rule.EMPTY
 
             if rule is not None:
@@ -115,6 +145,8 @@ def clean(
             writer.add(split, language, written, normalized)
             if split == "train" and repaired != example:
                 cleaned.repaired[language] += 1
+            if split == "train" and cleaning.is_escaped(written):
+                cleaned.escaped[language] += 1
 
         cleaned.chunks.extend(writer.close())
     return cleaned
@@ -158,6 +190,7 @@ def join(source: Source, spans: Sequence[Cleaned], max_malformed_share: float) -
         joined.read.update(span.read)
         joined.dropped.update(span.dropped)
         joined.repaired.update(span.repaired)
+        joined.escaped.update(span.escaped)
 
     for number, reason in joined.malformed:
         logging.warning("%s:%d: skipped: %s", source, number, reason)

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -16,7 +17,18 @@ import polib
 from data_prep import tsv
 from data_prep.rules import Rule
 from data_prep.tsv import Example, Malformed, Pair
+from lingvo_gshard.files import text_file
 from lingvo_gshard.input.manifest import Kind
+
+# What is read of a large plain file for a sample of its rows.
+_SAMPLES = 64
+_SAMPLE_BYTES = 1 << 16
+
+
+# As a catalog's header has it.
+_CHARSET = re.compile(rb'"Content-Type: *text/plain; *charset=([\w-]+)')
+_OTHER_LINE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+MISSING = object()  # In place of the value of a field that is not there.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +74,10 @@ class Source:
         """Yields a span's rows in order. Raises ValueError if the text has another format."""
         raise NotImplementedError
 
+    def sampled_rows(self) -> Iterator[Row]:
+        """Yields rows from all over the source, in order: all of them, if it can't be entered."""
+        return self.rows()
+
 
 @dataclasses.dataclass(frozen=True)
 class File(Source):
@@ -89,6 +105,20 @@ class LineFile(Source):
         num_spans = max(1, math.ceil(size / tsv.BYTES_PER_SPAN))
         bounds = [i * size // num_spans for i in range(num_spans + 1)]
         return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+    def sampled_rows(self) -> Iterator[Row]:
+        # A compressed file can only be read from its start, and one that is gone tells so.
+        size = 0
+        if self.path.suffix != ".gz" and self.path.is_file():
+            size = self.path.stat().st_size
+        if size <= _SAMPLES * _SAMPLE_BYTES:
+            yield from self.rows()
+            return
+
+        # Lines that begin in short ranges at even distances.
+        for i in range(_SAMPLES):
+            start = i * size // _SAMPLES
+            yield from self.rows(range(start, start + _SAMPLE_BYTES))
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         examples = tsv.read_lines(self.path, self._parse_unless_blank, span)
@@ -152,8 +182,12 @@ class MosesFiles(Source):
         englishes = tsv.read_lines(self.english, str)
         lines = itertools.zip_longest(sources, englishes)
         for number, (source, english) in enumerate(lines, start=1):
-            # One file has ended before the other.
+            # One file has ended before the other. An empty last line is no damage.
             if source is None or english is None:
+                rest = english if source is None else source
+                if rest == "" and not isinstance(rest, Malformed):
+                    yield Row(self.language, Rule.EMPTY)
+                    continue
                 shorter = self.source if source is None else self.english
                 differ = f"{self} differ in their number of lines"
                 raise ValueError(f"{differ}: {shorter.name} ends after {number - 1}")
@@ -190,11 +224,18 @@ class PoFile(File):
     split: str | None = None
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        if not self.path.is_file():
-            raise ValueError(f"{self.path}: there is no such file")
+        with text_file.opened_text(self.path) as file:
+            content = file.read()
+
+        # Bytes that are no text cost their message: it has a replacement character.
+        charset = _CHARSET.search(content)
+        encoding = "utf-8" if charset is None else charset[1].decode("ascii")
         try:
-            catalog = polib.pofile(str(self.path))
-        except (OSError, UnicodeDecodeError) as error:
+            text = content.decode(encoding, "replace").removeprefix("\ufeff")
+            # Text with a newline is no path, and polib would take others for ends of lines.
+            text = _OTHER_LINE_ENDS.sub(" ", text) + "\n"
+            catalog = polib.pofile(text, encoding="utf-8")
+        except (OSError, LookupError) as error:
             raise ValueError(f"{self.path} is not a gettext catalog: {error}") from error
 
         for message in catalog:
@@ -229,15 +270,31 @@ def parse_json(line: str) -> Any:
 
 
 def value_at(fields: Any, dotted: str) -> Any:
-    """Returns the value of a field, None if there is none; dots lead into inner objects."""
-    for name in dotted.split("."):
-        fields = fields.get(name) if isinstance(fields, dict) else None
-    return fields
+    """Returns the value of a field, MISSING if there is none.
+
+    Dots lead into inner objects, unless a field has them in its own name.
+    """
+    if not isinstance(fields, dict):
+        return MISSING
+    if dotted in fields:
+        return fields[dotted]
+
+    names = dotted.split(".")
+    for i in range(len(names) - 1, 0, -1):
+        outer = ".".join(names[:i])
+        if outer in fields:
+            return value_at(fields[outer], ".".join(names[i:]))
+    return MISSING
 
 
 def text_at(fields: Any, dotted: str) -> str:
-    """Returns the text of a field. Raises ValueError if it is missing or not valid Unicode."""
+    """Returns the text of a field; null has none.
+
+    Raises ValueError if the field is missing, or is not valid Unicode.
+    """
     text = value_at(fields, dotted)
+    if text is None:
+        return ""
     if not isinstance(text, str):
         raise ValueError(f"no text in field {dotted!r}")
     text.encode()  # Raises ValueError: JSON can spell half of a character.

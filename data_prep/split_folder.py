@@ -5,7 +5,9 @@ DIR/<name><suffix>[.gz]                     the build holds out dev and test
 """
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+
+from absl import logging
 
 from lingvo_gshard.input.manifest import SPLITS
 
@@ -34,3 +36,27 @@ def files_in(
         if num_files == 0:  # The first folder is that of training text.
             name = f"{expected_name}{suffix}"
             raise ValueError(f"no {name} or {name}.gz files in {folder}")
+
+
+def warn_of_unread(path: pathlib.Path, read: Collection[pathlib.Path]) -> None:
+    """Names what is in a folder of text and in its splits, but is none of the files `read`.
+
+    These are files with other endings, and folders with other names. Hidden files need no name.
+    """
+    # A folder is read if a file in it is.
+    read_paths: set[pathlib.Path] = set()
+    for file in map(pathlib.Path.resolve, read):
+        read_paths.update((file, *file.parents))
+
+    unread: list[str] = []
+    for folder in (path, *(path / split for split in SPLITS)):
+        if not folder.is_dir():
+            continue
+        for entry in sorted(folder.iterdir()):
+            if entry.resolve() not in read_paths and not entry.name.startswith("."):
+                unread.append(str(entry.relative_to(path)))
+
+    if unread:
+        logging.warning(
+            "%s: not read: %s; see docs/data.md for the names that are", path, ", ".join(unread)
+        )

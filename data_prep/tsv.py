@@ -1,16 +1,14 @@
 """Files with a pair a line, `source<TAB>english`, or a document a line, plain or gzip."""
 
 import collections
-import contextlib
 import dataclasses
 import gzip
 import pathlib
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
-from lingvo_gshard.files import atomic_file
+from lingvo_gshard.files import atomic_file, text_file
 
 WHOLE = range(sys.maxsize)  # The span of a whole file.
 BYTES_PER_SPAN = 1 << 26  # The text of one task.
@@ -93,7 +91,13 @@ def parse(line: str) -> Pair:
     sides = line.split("\t")
     if len(sides) != 2:
         raise ValueError(f"expected 1 tab, got {len(sides) - 1}")
-    return Pair(sides[0].strip(), sides[1].strip())
+    source, english = map(_in_one_line, sides)
+    return Pair(source, english)
+
+
+def _in_one_line(text: str) -> str:
+    """Returns a text without line breaks of any kind, so that its files have a line for each."""
+    return " ".join(text.splitlines()).strip()
 
 
 def grouped(items: Sequence[_T], sizes: Iterable[int], per_group: int) -> list[list[_T]]:
@@ -115,23 +119,23 @@ def read_lines(
 ) -> Iterator[_T | Malformed]:
     """Yields parse(line) for each line of a text file that begins in a span of its bytes.
 
-    Lines are given to `parse` without their ends. One that is not UTF-8, or for which `parse`
-    raises ValueError, is Malformed. Raises ValueError if the file is missing, ends before the span
-    does, is corrupt gzip, or is binary (it holds a NUL byte).
+    Lines are given to `parse` without their ends. One that is not UTF-8, has a NUL byte, or for
+    which `parse` raises ValueError, is Malformed. Raises ValueError if the file is missing, ends
+    before the span does, or is no text: see text_file.py.
     """
 
     def decode(line: bytes) -> _T:
+        if b"\0" in line:
+            raise ValueError("holds a NUL byte")
         # Editors on Windows begin a file with a byte order mark.
         return parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
 
-    with open_binary(path) as file:
+    with text_file.opened_text(path) as file:
         for line in _lines(path, file, span):
-            if b"\0" in line:
-                raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
             yield parsed(line, decode)
 
 
-def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> Iterator[bytes]:
+def _lines(path: pathlib.Path, file: text_file.BinaryFile, span: range) -> Iterator[bytes]:
     """Yields the lines that begin in a span of a file's bytes."""
     position = 0
     if span.start > 0:
@@ -158,20 +162,6 @@ def parsed(row: Any, parse: Callable[[Any], _T]) -> _T | Malformed:
         return Malformed(f"not UTF-8: {error.reason} at byte {error.start}")
     except ValueError as error:
         return Malformed(str(error))
-
-
-@contextlib.contextmanager
-def open_binary(path: pathlib.Path) -> Iterator[gzip.GzipFile | BinaryIO]:
-    """Opens a file, plain or gzip. Raises ValueError if there is none or it is corrupt gzip."""
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
-
-    open_file = gzip.open if path.suffix == ".gz" else open
-    with atomic_file.naming(path), open_file(path, "rb") as file:
-        try:
-            yield file
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is corrupt gzip: {error}") from error
 
 
 def write(path: pathlib.Path, examples: Iterable[Example]) -> None:

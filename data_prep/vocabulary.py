@@ -6,6 +6,7 @@ threads, on which the order of floating-point sums depends, is constant.
 """
 
 import enum
+import itertools
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,11 +22,15 @@ from data_prep.directions import Direction
 from data_prep.text_chunks import Chunk
 from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import manifest
-from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID, literal_parts
 from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.input.normalization import Normalization
 
 _NUM_THREADS = 2
-_MAX_SEGMENT_CHARS = 1000  # SentencePiece leaves out texts of more than 4192 bytes.
+# SentencePiece leaves out texts of more bytes, and those with its mark of what is unknown.
+_MAX_TEXT_BYTES = 4192
+_UNKNOWN_MARK = "\u2585"
+_MAX_SEGMENT_CHARS = 1000  # At most four bytes each.
 _ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads numbers that differ in few bits.
 
 
@@ -99,13 +104,13 @@ def train_drawn(
     if side is Side.SOURCE:
         tokens = sorted({direction.token for direction, _ in files} - {""})
 
-    sentences: Iterable[str] = _sentences(files, side)
+    sentences: Iterable[str] = learnable(_sentences(files, side), tokens)
     if side is Side.TEXT:
 
         def read() -> Iterator[str]:
             return segments(_sentences(files, side))
 
-        sentences = sample(read, config.max_vocab_sentences)
+        sentences = learnable(sample(read, config.max_vocab_sentences))
     if side is Side.TARGET and config.directions == "many_to_english":
         sentences = dict.fromkeys(sentences)  # Many languages share sentences, which count once.
 
@@ -116,15 +121,31 @@ def train_drawn(
 
 def _sentences(files: Iterable[tuple[Direction, pathlib.Path]], side: Side) -> Iterator[str]:
     """Yields one side of every example in some files, each read in a direction."""
+    normalize = Normalization.NFKC.of if side is Side.SOURCE else Normalization.NFC.of
     for direction, path in files:
         with path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
                 sides = direction.turned(tsv.of_line(line))
-                yield sides[0] if side is Side.SOURCE else sides[-1]
+                yield normalize(sides[0] if side is Side.SOURCE else sides[-1])
+
+
+def learnable(texts: Iterable[str], tokens: Sequence[str] = ()) -> Iterator[str]:
+    """Yields texts, or all of their parts, so that SentencePiece leaves none out.
+
+    It learns nothing from what looks like one of the tokens, so that is cut, too.
+    """
+    for text in itertools.chain.from_iterable(literal_parts(text, tokens) for text in texts):
+        if _UNKNOWN_MARK in text:
+            # It can be no piece: bytes spell it.
+            text = text.replace(_UNKNOWN_MARK, " ")
+        if len(text.encode()) > _MAX_TEXT_BYTES:
+            yield from segments([text])
+        else:
+            yield text
 
 
 def segments(documents: Iterable[str]) -> Iterator[str]:
-    """Yields documents, cut at spaces into texts that SentencePiece takes."""
+    """Yields documents, cut at spaces into texts that are short enough for SentencePiece."""
     for document in documents:
         start = 0
         while len(document) - start > _MAX_SEGMENT_CHARS:
@@ -179,7 +200,8 @@ def train(
                 vocab_size=wanted_size,
                 model_type=config.model_type,
                 character_coverage=config.character_coverage,
-                normalization_rule_name="nfkc",
+                # As normalization.py: what is read is in NFKC, and what is written stays as it is.
+                normalization_rule_name="nfkc" if side is Side.SOURCE else "identity",
                 user_defined_symbols=list(tokens),  # The library takes no tuple.
                 **prefix_options,
                 byte_fallback=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import re
 import signal
@@ -164,7 +165,10 @@ def run(program: str, main: Callable[[], None]) -> None:
     that is not installed and a loss that is not finite end the process with one line and exit
     status 1; --verbosity=1 shows the traceback. If the reader of standard output goes away or the
     user presses Ctrl-C, the exit status is the one that a shell gives to SIGPIPE or SIGINT.
+
+    Paths and text are in UTF-8, whatever the locale is.
     """
+    _use_utf8()
 
     def guarded(argv: list[str]) -> None:
         try:
@@ -199,6 +203,23 @@ def run(program: str, main: Callable[[], None]) -> None:
             sys.exit(128 + signal.SIGINT)
 
     app.run(guarded, flags_parser=lambda argv: _parse(program, argv))
+
+
+def _use_utf8() -> None:
+    """Starts the program again in Python's UTF-8 mode if the locale has another encoding.
+
+    Otherwise what it records, such as paths, would mean something else in another locale, and with
+    ASCII alone it could not print or write all of it.
+    """
+    can_start_again = not sys.flags.utf8_mode and os.environ.get("PYTHONUTF8") != "1"
+    if sys.getfilesystemencoding() != "utf-8" and can_start_again:
+        os.environ["PYTHONUTF8"] = "1"  # For processes that this one starts, too.
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+    # The name of a file may be no UTF-8, and standard output's encoding is the user's choice.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parse(program: str, argv: list[str]) -> list[str]:

@@ -6,16 +6,17 @@ import functools
 import hashlib
 import io
 import itertools
+import logging
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
 
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
-from lingvo_gshard.files import atomic_file
+from lingvo_gshard.files import atomic_file, text_file
 
 if TYPE_CHECKING:
     from lingvo_gshard.decoding.bundle import DecoderSpec
@@ -30,6 +31,14 @@ flags.adopt_module_key_flags(decoder_flags)
 
 # How much is read at a time at most; a pipe returns what it holds.
 _READ_BYTES = 1 << 20
+
+
+class Stream(Protocol):
+    """What lines are read from: a pipe, or a file that is plain or gzip."""
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Returns some bytes as soon as there are any, and none at the end."""
+        ...
 
 
 def run(
@@ -58,7 +67,7 @@ def run(
 def _decode_stdin(text_decoder: TextDecoder, beginning: str, seed: int) -> None:
     """Writes each line's results as soon as it has come."""
     first_number = 1
-    for lines in read_lines(cast(io.BufferedReader, sys.stdin.buffer)):
+    for lines in read_lines(cast(io.BufferedReader, sys.stdin.buffer), "standard input"):
         decode = functools.partial(text_decoder.decode, first_number=first_number, seed=seed)
         for results in decode(beginning + line for line in lines):
             # In UTF-8, whatever the locale is, and at once, for whoever reads a pipe.
@@ -93,9 +102,11 @@ def _decode_locked(
     from lingvo_gshard.spmd import processes
 
     with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    with text_file.opened_text(source) as stream:
         # Parts of other text, or made with other flags, are not taken for these.
         identity = {
-            "text": hashlib.file_digest(file, "sha256").hexdigest(),
+            "text": digest,
             "nbest": decoder_flags.NBEST.value,
             "scores": _SCORES.value,
         }
@@ -104,9 +115,7 @@ def _decode_locked(
         folder = pathlib.Path(f"{target}.parts")
         parts = chunks.Parts(folder, text_decoder, _line, identity, seed)
 
-        # The hash has read the file to its end.
-        file.seek(0)
-        lines: Iterable[str] = itertools.chain.from_iterable(read_lines(file))
+        lines: Iterable[str] = itertools.chain.from_iterable(read_lines(stream, str(source)))
         num_parts = parts.write(beginning + line for line in lines)
 
     # Every part is on the disk by now, whichever process wrote it.
@@ -116,19 +125,47 @@ def _decode_locked(
         shutil.rmtree(parts.folder)
 
 
-def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
+def read_lines(stream: Stream, name: str = "the text") -> Iterator[list[str]]:
     """Yields the lines of a stream of bytes, without their ends, as soon as they arrive.
 
-    Only a newline ends a line, not U+2028. Bytes not UTF-8 become replacement characters.
+    Only a newline ends a line, not U+2028. Bytes not UTF-8 become replacement characters, which is
+    told of the first line that has some. Raises ValueError, with the stream's `name`, if it is no
+    text: see text_file.py.
     """
+    num_lines = 0
+    is_told = False
     unfinished = b""  # A line whose end has not arrived.
     while data := stream.read1(_READ_BYTES):
+        if num_lines == 0 and not unfinished:
+            text_file.check_head(data[: text_file.HEAD_BYTES], name)
         *lines, unfinished = (unfinished + data).split(b"\n")
-        if lines:
-            yield [line.decode("utf-8", errors="replace") for line in lines]
+        if not lines:
+            continue
+
+        decoded = [line.decode("utf-8", errors="replace") for line in lines]
+        if not is_told:
+            is_told = _tell_of_damage(lines, num_lines, name)
+        num_lines += len(lines)
+        yield decoded
 
     if unfinished:
+        if not is_told:
+            _tell_of_damage([unfinished], num_lines, name)
         yield [unfinished.decode("utf-8", errors="replace")]
+
+
+def _tell_of_damage(lines: Sequence[bytes], num_before: int, name: str) -> bool:
+    """Warns of the first of these lines that is not UTF-8; returns whether there is one."""
+    for number, line in enumerate(lines, start=num_before + 1):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            logging.warning(
+                f"{name}: line {number} is not UTF-8 ({error.reason} at byte {error.start}); what "
+                "cannot be read there, and in later lines, becomes a replacement character."
+            )
+            return True
+    return False
 
 
 def _line(results: NBest) -> str:

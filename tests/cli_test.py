@@ -1,5 +1,6 @@
 """Mistakes are reported in one line by processes that can import neither TensorFlow nor JAX."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -151,3 +152,35 @@ def test_a_warning_is_one_line_with_its_place():
 
 def _module(name):
     return name if name.startswith("data_prep") else f"lingvo_gshard.{name}"
+
+
+_TELLS = """
+import pathlib
+import sys
+from lingvo_gshard import cli
+
+def main():
+    path = pathlib.Path("Größe 日本")
+    path.write_text(str(path.resolve()))  # In the encoding that Python has by default.
+    print(path, path.exists(), sys.flags.utf8_mode)
+
+cli.run("tells", main)
+"""
+
+
+@pytest.mark.parametrize("encoding", [{}, {"PYTHONIOENCODING": "ascii"}])
+def test_paths_and_text_are_utf8_in_a_locale_of_ascii(tmp_path, encoding):
+    (tmp_path / "tells.py").write_text(_TELLS, encoding="utf-8")
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "tells.py"],
+        cwd=tmp_path,
+        env=os.environ | ascii_alone | encoding | {"PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    path = "Größe 日本"
+    shown = path.encode("ascii", "backslashreplace") if encoding else path.encode()
+    assert done.stdout == shown + b" True 1\n"
+    assert (tmp_path / path).read_text(encoding="utf-8") == str(tmp_path / path)

@@ -55,7 +55,7 @@ class Run:
         if layout.processes > 1:
             command += [f"--coordinator=127.0.0.1:{_free_port()}"]
             command += [f"--num_processes={layout.processes}"]
-        with self.folder.with_suffix(".log").open("a") as log:
+        with self.folder.with_suffix(".log").open("a", encoding="utf-8") as log:
             return [
                 subprocess.Popen([*command, f"--process_id={i}"], stdout=log, stderr=log)
                 for i in range(layout.processes)
@@ -95,7 +95,7 @@ class Run:
     def fingerprints(self) -> dict[str, list[str]]:
         """Returns the newest checkpoint's fingerprints of every array and expert."""
         newest = self.folder / "checkpoints" / str(self.saved_step())
-        return json.loads((newest / "about/metadata").read_text())["fingerprints"]
+        return json.loads((newest / "about/metadata").read_text(encoding="utf-8"))["fingerprints"]
 
 
 class ProgressWatcher:

@@ -34,7 +34,7 @@ def arrows() -> dict[str, set[str]]:
 
 def _imports(path: pathlib.Path) -> list[str]:
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -76,4 +76,5 @@ def drawn(document: str) -> str:
 
 
 if __name__ == "__main__":
-    _DOCUMENT.write_text(drawn(_DOCUMENT.read_text()))
+    document = _DOCUMENT.read_text(encoding="utf-8")
+    _DOCUMENT.write_text(drawn(document), encoding="utf-8")

@@ -211,7 +211,7 @@ def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
         vocabularies,
         lambda: _pieces(*map(Tokenizer, launches.vocabularies(logdir))),
     )
-    text = (folder / "params.txt").read_text()
+    text = (folder / "params.txt").read_text(encoding="utf-8")
     prefixes = ("task", "optimizer.cls")
     check = lambda: config.check_folder(folder, text, prefixes)  # noqa: E731
     yield Kind("params.txt", [folder / "params.txt"], check)

@@ -13,7 +13,7 @@ version_of() { "$1" -c 'import ensurepip, sys, venv; print("%d.%d" % sys.version
 find_python() {
   local version candidate
   for version in "${versions[@]}"; do
-    for candidate in "python$version" python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python \
+    for candidate in "python$version" python3 "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/"$version".*/bin/python \
       "$(command -v uv >/dev/null && uv python find --no-python-downloads "$version" 2>/dev/null)"; do
       if [ -n "$candidate" ] && [ "$(version_of "$candidate")" = "$version" ]; then
         echo "$candidate"
@@ -64,4 +64,12 @@ echo "setup: Python $version ($python) in $venv"
 # Other targets install with the same constraints.
 cp "constraints/$version.txt" "$venv/constraints.txt"
 "$venv/bin/python" -m pip install --quiet -r requirements-dev.txt -c "$venv/constraints.txt"
+# So that the programs run from any folder in the activated environment.
+"$venv/bin/python" - "$PWD" <<'END'
+import pathlib
+import site
+import sys
+
+pathlib.Path(site.getsitepackages()[0], "checkout.pth").write_text(f"{sys.argv[1]}\n", encoding="utf-8")
+END
 touch "$venv/ready"

@@ -202,7 +202,7 @@ def _run_to_end(run: Run, layout: Layout) -> float:
     with _killed_at_exit(processes):
         statuses = [process.wait() for process in processes]
     if any(statuses):
-        log = run.folder.with_suffix(".log").read_text()
+        log = run.folder.with_suffix(".log").read_text(encoding="utf-8")
         raise app.Error(f"The trainer exited with {statuses}: {log[-2000:]}")
     return time.monotonic() - began
 

@@ -231,7 +231,7 @@ def _status(stage: Stage, folder: pathlib.Path, timeout_secs: float | None = Non
 
 def _check_success(stage: Stage, status: int, folder: pathlib.Path) -> None:
     if status:
-        log = (folder / f"{stage.name}.log").read_text(errors="replace")
+        log = (folder / f"{stage.name}.log").read_text(encoding="utf-8", errors="replace")
         raise app.Error(f"{stage.name} ended with status {status}: {log[-2000:]}")
 
 

@@ -82,14 +82,16 @@ def _generate(peer: NllbMoeForConditionalGeneration, ids: torch.Tensor, beam: in
 
 def _extra_mib(call: Callable[[], object]) -> float:
     """Returns how far the process's resident memory rose during the call, in MiB."""
-    (_PROCESS / "clear_refs").write_text("5")  # Resets the peak to the present memory.
+    (_PROCESS / "clear_refs").write_text(
+        "5", encoding="utf-8"
+    )  # Resets the peak to the present memory.
     before = _status_kib("VmRSS")
     call()
     return (_status_kib("VmHWM") - before) / 1024
 
 
 def _status_kib(field: str) -> int:
-    status = (_PROCESS / "status").read_text()
+    status = (_PROCESS / "status").read_text(encoding="utf-8")
     found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
     assert found, field
     return int(found[1])

@@ -34,7 +34,7 @@ class Worker:
         """Reads the sizes, the weights and the batch from the folder."""
         torch.set_num_threads(_THREADS)
         torch.manual_seed(0)
-        sizes = Sizes(**json.loads((folder / "sizes.json").read_text()))
+        sizes = Sizes(**json.loads((folder / "sizes.json").read_text(encoding="utf-8")))
         self._model = Translator(sizes)
         self._model.load_state_dict(_tensors(folder / "weights.npz"))
         self._batch = {k: x.long() for k, x in _tensors(folder / "batch.npz").items()}

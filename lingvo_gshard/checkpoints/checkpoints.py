@@ -112,7 +112,7 @@ def _committed_secs(path: epath.Path) -> float:
     The times of its files are no guide, since copying a checkpoint changes them.
     """
     try:
-        about = json.loads((path / "_CHECKPOINT_METADATA").read_text())
+        about = json.loads((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
         return about["commit_timestamp_nsecs"] / 1e9
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0

@@ -241,7 +241,7 @@ def _write_library(folder: pathlib.Path) -> None:
 
     # JAX promises to read its programs for six months, and not for ever.
     pins = [f"{name}=={importlib.metadata.version(name)}\n" for name in _REQUIREMENTS]
-    (folder / _PINS).write_text("".join(pins))
+    (folder / _PINS).write_text("".join(pins), encoding="utf-8")
 
 
 def load_spec(folder: str | pathlib.Path) -> DecoderSpec:

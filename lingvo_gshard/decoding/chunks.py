@@ -77,7 +77,7 @@ class Parts:
         note = self.folder / "belongs_to.txt"
         wanted = json.dumps(self._identity(), indent=2)
         if note.exists():
-            chunk_lines, _, held = note.read_text().partition("\n")
+            chunk_lines, _, held = note.read_text(encoding="utf-8").partition("\n")
             if held == wanted:
                 return int(chunk_lines)
 

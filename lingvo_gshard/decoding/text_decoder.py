@@ -52,7 +52,18 @@ class Part:
     first_id: int = -1  # The first token of its translation, if its languages force one.
 
 
-NBest = tuple[Hypothesis, ...]  # Best first; at least one.
+NBest = tuple[Hypothesis, ...]  # Best first; at least one. Of a beam, no text comes twice.
+
+
+def distinct(hypotheses: Iterable[Hypothesis]) -> NBest:
+    """Returns the hypotheses, best first, without those whose text a better one has.
+
+    Different pieces may spell the same text.
+    """
+    best: dict[str, Hypothesis] = {}
+    for hypothesis in hypotheses:
+        best.setdefault(hypothesis.text, hypothesis)
+    return tuple(best.values())
 
 
 class TextDecoder:
@@ -94,6 +105,10 @@ class TextDecoder:
     def num_tokens(self, lines: Sequence[str]) -> list[int]:
         """Returns the number of input tokens of each line, with BOS or EOS."""
         return [len(self._source.encode(self._source.normalize(line))) for line in lines]
+
+    def written(self, text: str) -> str:
+        """Returns a text, such as a reference, in the form that the model writes, in one line."""
+        return " ".join(self._target.normalize(text).split())
 
     def parts(self, line: str, number: int = 1, seed: int = 0) -> list[Part]:
         """Returns the parts of a line, each of which a row decodes.
@@ -196,4 +211,5 @@ class TextDecoder:
             text = self._text(source, ids)
             hypotheses.append(Hypothesis(text, float(row["scores"][i]), length, attention))
 
-        return tuple(hypotheses)
+        # A text that is drawn twice is two samples.
+        return tuple(hypotheses) if self.spec.is_sampled else distinct(hypotheses)

@@ -10,6 +10,7 @@ N lines, P parts of lines, C cuts of a part.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -18,7 +19,7 @@ from lingvo_gshard.decoding.translator import CLOSING_MARKS, DASHES, PAUSES, SEN
 from lingvo_gshard.input.normalization import CONTROL
 
 # Stands where a text may be cut. `normalize` removes it from the text itself.
-_CUT = "\x01"
+CUT = "\x01"
 # A cut leaves at least 1 / 8 of the text on both sides, as in translator.py.
 _MIN_SHARE_INVERSE = 8
 
@@ -31,6 +32,17 @@ def normalize(text: tf.Tensor) -> tf.Tensor:
     text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
     text = tf.strings.regex_replace(text, _re2(CONTROL.pattern), "")
     return single_spaces(tf_text.normalize_utf8(text, "NFKC"))
+
+
+def cut_tokens(text: tf.Tensor, tokens: Sequence[str]) -> tf.Tensor:
+    """Returns normalized strings with CUT after the first character of each of the tokens in them.
+
+    So the parts are those of example_codec.literal_parts.
+    """
+    for token in tokens:
+        marked = f"{token[0]}{CUT}{token[1:]}"
+        text = tf.strings.regex_replace(text, re.escape(token), marked)
+    return text
 
 
 def single_spaces(text: tf.Tensor) -> tf.Tensor:
@@ -104,7 +116,7 @@ def _middle(text: tf.Tensor) -> tf.Tensor:
 
 def _cuts(marked: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
     """Returns the places of the marks in each text, int32 [P, C], of which some are its end."""
-    pieces = tf.strings.split(marked, _CUT)
+    pieces = tf.strings.split(marked, CUT)
     piece_lengths = tf.ragged.map_flat_values(_lengths, pieces).to_tensor()
     # With the end itself, there is at least one.
     return tf.concat([tf.cumsum(piece_lengths, axis=1), length[:, None]], 1)
@@ -117,18 +129,18 @@ def _after_sentences(text: tf.Tensor) -> tf.Tensor:
 def _at_pauses(text: tf.Tensor) -> tf.Tensor:
     # A space that a comma has before its mark begins no dash.
     marked = _marked_after(text, f"[{PAUSES}]")
-    return tf.strings.regex_replace(marked, f" [{DASHES}] ", rf"\0{_CUT}")
+    return tf.strings.regex_replace(marked, f" [{DASHES}] ", rf"\0{CUT}")
 
 
 def _between_words(text: tf.Tensor) -> tf.Tensor:
-    return tf.strings.regex_replace(text, " +", rf"\0{_CUT}")
+    return tf.strings.regex_replace(text, " +", rf"\0{CUT}")
 
 
 def _marked_after(text: tf.Tensor, end: str) -> tf.Tensor:
     """Marks the places after what matches `end` and its spaces, unless [0-9A-Za-z] follows."""
-    text = tf.strings.regex_replace(text, end, rf"\0{_CUT}")
-    text = tf.strings.regex_replace(text, f"{_CUT}([0-9A-Za-z])", r"\1")
-    return tf.strings.regex_replace(text, f"{_CUT}( +)", rf"\1{_CUT}")
+    text = tf.strings.regex_replace(text, end, rf"\0{CUT}")
+    text = tf.strings.regex_replace(text, f"{CUT}([0-9A-Za-z])", r"\1")
+    return tf.strings.regex_replace(text, f"{CUT}( +)", rf"\1{CUT}")
 
 
 def _stripped(text: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.text_decoder import Hypothesis, NBest, Part, TextDecoder
+from lingvo_gshard.decoding.text_decoder import Hypothesis, NBest, Part, TextDecoder, distinct
 from lingvo_gshard.input import packing
 
 # Marks after which long text may be cut, as the contents of a pattern's brackets.
@@ -124,7 +124,7 @@ class Translator(TextDecoder):
         if len(results) == 1:
             return results[0]
         # Some parts may have fewer hypotheses than others; the line has as many as each part has.
-        return tuple(_concatenated(ranked) for ranked in zip(*results, strict=False))
+        return distinct(_concatenated(ranked) for ranked in zip(*results, strict=False))
 
 
 def split(text: str, fits: Callable[[str], bool]) -> list[str]:

@@ -114,7 +114,9 @@ class _Translations:
 
     def examples(self, path: pathlib.Path) -> Iterator[_Example]:
         for source, reference in sentences.eval_text(path):
-            yield _Example(source, source, reference)
+            # Both sides of a score have one form, and files have one line for each sentence.
+            in_one_line = " ".join(source.split())
+            yield _Example(source, in_one_line, self.text_decoder.written(reference))
 
     def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path) -> None:
         """Writes and prints the scores."""

@@ -208,7 +208,9 @@ def main_metric(runs: Sequence[Quality]) -> str:
 def load(path: str | os.PathLike[str]) -> Quality:
     """Returns a saved Quality. Raises ValueError if the file is missing or damaged."""
     try:
-        return json_records.read(Quality, json.loads(storage.path(path).read_text()))
+        return json_records.read(
+            Quality, json.loads(storage.path(path).read_text(encoding="utf-8"))
+        )
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: holds no scores by language ({error!r}); write it with --mode=decode."

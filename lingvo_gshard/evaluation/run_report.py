@@ -4,7 +4,7 @@ import dataclasses
 import math
 import pathlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,8 @@ class RunFacts:
     unit: str  # What the task counts, and the metrics that it shows.
     shown: tuple[str, ...]
     has_source: bool  # Which it translates.
+    # By language, the share of its pairs that are longer than a row; empty if none can be.
+    too_long: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def codes_by_size(self) -> list[str]:
         """Returns the languages, most training pairs first."""
@@ -123,6 +125,7 @@ def report(run: Run) -> pathlib.Path:
         unit=task.UNIT,
         shown=tuple(task.SHOWN),
         has_source=source_len > 0,
+        too_long=rows.cls.TooLong(rows),
     )
     return write(pathlib.Path(run.logdir), facts)
 
@@ -261,10 +264,15 @@ def _languages(facts: RunFacts, results: _Results) -> Iterator[Section]:
             losses[line["name"].removeprefix("dev_")] = line["nll"]
 
     part, example = facts.nouns
-    rows = [(part, f"training {example}s", f"nll of dev, nats per {facts.unit}")]
+    rows = [[part, f"training {example}s", f"nll of dev, nats per {facts.unit}"]]
+    if facts.too_long:
+        rows[0].append(f"{example}s too long for a row, never trained on")
     for code in facts.codes_by_size():
         loss = table.number(losses.get(code), ".3f")
-        rows.append((code, f"{facts.train_pairs[code]:,}", loss))
+        row = [code, f"{facts.train_pairs[code]:,}", loss]
+        if facts.too_long:
+            row.append(table.number(facts.too_long.get(code), ".1%"))
+        rows.append(row)
 
     content = [html_page.rows(rows)]
     if not losses.keys() & facts.train_pairs.keys():

@@ -310,9 +310,22 @@ def _depth(name: str) -> int:
     return name.count("/")
 
 
+def in_home(name: str) -> pathlib.Path | None:
+    """Returns an absolute path of a name that may begin with `~`; None for a user without a home.
+
+    Such a user has neither HOME nor an entry in the system's list of users, as in containers.
+    """
+    try:
+        return pathlib.Path(name).expanduser().absolute()
+    except RuntimeError:
+        return None
+
+
 def _cache() -> pathlib.Path:
-    folder = pathlib.Path(os.environ.get(_CACHE, "~/.cache/lingvo_gshard/buckets"))
-    return folder.expanduser().absolute()
+    folder = in_home(os.environ.get(_CACHE, "~/.cache/lingvo_gshard/buckets"))
+    if folder is None:
+        raise ValueError(f"copies of files in buckets need a folder: set HOME or {_CACHE}.")
+    return folder
 
 
 @functools.cache

@@ -27,8 +27,17 @@ def name_of(kernel: Instruction) -> str:
     """Returns the name of a kernel: that of its function, or the `name` of its pallas_call."""
     scopes = kernel.op_name.split(";")[0].split("/")
     if len(scopes) > 1 and scopes[-1] == _OPERATION:
-        return scopes[-2]
+        return _untransformed(scopes[-2])
     return re.sub(r"\.\d+$", "", kernel.name)  # XLA numbers instructions of one name.
+
+
+def _untransformed(scope: str) -> str:
+    """Returns `step` of `jit(step)`, the function around a kernel that has no name of its own."""
+    transformed = re.fullmatch(r"\w+\((.*)\)", scope)
+    while transformed is not None:
+        scope = transformed[1]
+        transformed = re.fullmatch(r"\w+\((.*)\)", scope)
+    return scope
 
 
 def flops_of(kernel: Instruction, flops_by_name: Mapping[str, int]) -> int | None:

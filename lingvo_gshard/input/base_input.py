@@ -97,5 +97,11 @@ class BaseInput:
         del p
         return {}
 
+    @classmethod
+    def TooLong(cls, p: hyperparams.Params) -> Mapping[str, float]:
+        """Returns the share of each part's examples that no row holds, if there are such."""
+        del p
+        return {}
+
     def close(self) -> None:
         """Ends what reads in the background, if anything does."""

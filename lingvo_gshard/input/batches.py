@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests
-from lingvo_gshard.input import mixture, packing, prefetched
+from lingvo_gshard.input import mixture, packing, prefetched, too_long
 from lingvo_gshard.input.batching import Batching
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.one_pass import OnePassBatches
@@ -27,9 +28,10 @@ class TranslationInput(PreparedInput):
         labels:   target_labels, target_weights
 
     With `repeat` the stream is endless (training_rows.py), and examples that are too long for a row
-    are left out. Without it, every example of the split appears exactly once (one_pass.py), and
-    rows of weight 0 fill up the last batch. With BUCKETED rows, batches of short pairs have shape
-    [2B, L/2] or [4B, L/4], so that every batch holds the same number of tokens.
+    are left out; how many is told, and bounded (too_long.py). Without it, every example of the
+    split appears exactly once (one_pass.py), and rows of weight 0 fill up the last batch. With
+    BUCKETED rows, batches of short pairs have shape [2B, L/2] or [4B, L/4], so that every batch
+    holds the same number of tokens.
     """
 
     KIND: ClassVar[Kind] = Kind.PARALLEL
@@ -42,6 +44,11 @@ class TranslationInput(PreparedInput):
         # The shape of a batch.
         p.Define("source_len", hyperparams.REQUIRED, "L of the source side, tokens per row.")
         p.Define("target_len", hyperparams.REQUIRED, "L of the target side, tokens per row.")
+        p.Define(
+            "max_too_long_share",
+            0.2,
+            "The most of the pairs that may be longer than a row, and so are never trained on.",
+        )
 
         # How often each example comes.
         p.Define("temperature", 5.0, "T of the mixture: p_l is proportional to n_l**(1/T).")
@@ -54,6 +61,12 @@ class TranslationInput(PreparedInput):
 
         p.Define("rows", Rows.PACKED, "PACKED, SINGLE or, for one pass only, BUCKETED.")
         return p
+
+    @classmethod
+    def TooLong(cls, p: hyperparams.Params) -> Mapping[str, float]:
+        """Returns the shares of the languages' pairs in the split that are longer than a row."""
+        data = cls.Manifest(p.data_dir)
+        return too_long.too_long(p, mixture.languages_of(data, p.split, p.languages)).shares
 
     @staticmethod
     def batch_specs(p: hyperparams.Params) -> NestedMap:
@@ -68,8 +81,9 @@ class TranslationInput(PreparedInput):
 
         Each of n processes checks an n-th of these files and gets B/n rows of each batch. Raises
         ValueError if the folder is not a prepared one of pairs or is damaged, if it lacks the split
-        or a language, if a size is below 1, or if n processes cannot share the batches. Damage to a
-        file of records is noticed when the file is first read.
+        or a language, if a size is below 1, if n processes cannot share the batches, or if too many
+        pairs are longer than a row. Damage to a file of records is noticed when the file is first
+        read.
         """
         p = params.Copy().Freeze()
         _check_settings(p, num_processes)
@@ -89,6 +103,7 @@ class TranslationInput(PreparedInput):
         source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
         batching = Batching(source, p, shape, process_index, num_processes)
         batches = TrainingBatches(batching) if p.repeat else OnePassBatches(batching)
+        too_long.check(p, languages)
         if p.repeat and process_index == 0:
             mixture.warn_of_limits(languages, source.sizes, p)
         super().__init__(batches)

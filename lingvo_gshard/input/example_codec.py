@@ -24,6 +24,7 @@ UNK_ID = 3
 
 # A region of BCP-47, with which English is a variety of it; languages have small letters.
 _REGION = re.compile(r"([A-Z]{2}|\d{3})(-.+)?")
+_TOKEN_BEGINNING = "<2"
 _HEADER = struct.Struct("<BI")  # w and n.
 _MAX_LISTED = 20  # Languages in a message.
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
@@ -57,7 +58,34 @@ def listed(codes: Sequence[str]) -> str:
 
 def target_token(code: str) -> str:
     """Returns the piece with which a source begins if a model has several target languages."""
-    return f"<2{code}>"
+    return f"{_TOKEN_BEGINNING}{code}>"
+
+
+def literal_parts(text: str, tokens: Collection[str]) -> list[str]:
+    """Returns a text, cut so that no part has one of the tokens but the first at its beginning.
+
+    `tokens` are those of `target_token`. A vocabulary takes what looks like a token for it, but
+    only the one that a source begins with is one. Anywhere else it is text, and is cut after its
+    first character.
+    """
+    parts = [text]
+    if text.find(_TOKEN_BEGINNING, 1) == -1:  # As in almost all text.
+        return parts
+
+    for token in tokens:
+        if text.find(token, 1) == -1:
+            continue
+        rejoined: list[str] = []
+        for number, part in enumerate(parts):
+            # That of the whole text's beginning stays whole.
+            beginning = token if number == 0 and part.startswith(token) else ""
+            first, *others = part.removeprefix(beginning).split(token)
+            rejoined.append(beginning + first)
+            for other in others:
+                rejoined[-1] += token[0]
+                rejoined.append(token[1:] + other)
+        parts = rejoined
+    return parts
 
 
 @dataclasses.dataclass(frozen=True)

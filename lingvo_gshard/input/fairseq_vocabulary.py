@@ -43,8 +43,8 @@ _MODEL_SPECIAL = ("<unk>", "<s>", "</s>")  # Of the SentencePiece models.
 _MASK = "<mask>"
 _MAX_UNUSED = 64  # Tables are padded to multiples of at most this.
 
-# Its module makes its classes when it is imported.
-_Proto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
+# Protobuf makes the class as the module is imported.
+_Proto = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 _Piece = _Proto.SentencePiece
 
 

@@ -100,6 +100,8 @@ class Language:
     # not tell.
     read: int = 0
     kept: int = 0
+    # How many training examples have HTML entities, or marks of a tokenizer, before deduplication.
+    escaped: int = 0
 
     def num_examples(self, split: str) -> int:
         """Returns the number of records in a split, 0 if the language has none there."""

@@ -1,4 +1,10 @@
-"""The form in which text is trained on, evaluated or translated, as its vocabulary wants it."""
+"""The forms of text that is trained on, evaluated, translated or written.
+
+What our models read is in NFKC, so that they need not learn each way to write the same. What they
+write is in NFC, which looks and means the same as the text that they learned from: NFKC would make
+`x2` of `x²`, a comma of `，`, and two characters of a Thai vowel. Vocabularies from elsewhere have
+forms of their own.
+"""
 
 import enum
 import re
@@ -15,17 +21,26 @@ CONTROL = re.compile(
 class Normalization(enum.StrEnum):
     """What is done to text before a vocabulary's SentencePiece model, which has rules of its own.
 
-    NFKC: `normalize`, which the project's own vocabularies were trained with. MODEL: nothing.
+    NFKC: `normalize`, for what is read. NFC: `normalize_written`, for what is written. MODEL:
+    nothing.
     """
 
     NFKC = "nfkc"
+    NFC = "nfc"
     MODEL = "model"
 
     def of(self, text: str) -> str:
         """Returns the text as the model takes it."""
-        return normalize(text) if self is Normalization.NFKC else text
+        if self is Normalization.MODEL:
+            return text
+        return normalize(text) if self is Normalization.NFKC else normalize_written(text)
 
 
 def normalize(text: str) -> str:
     """Returns the text in NFKC, without control characters, with single spaces."""
     return " ".join(unicodedata.normalize("NFKC", CONTROL.sub("", text)).split())
+
+
+def normalize_written(text: str) -> str:
+    """Returns the text in NFC, without control characters, with single spaces."""
+    return " ".join(unicodedata.normalize("NFC", CONTROL.sub("", text)).split())

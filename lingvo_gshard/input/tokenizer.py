@@ -6,6 +6,7 @@ after it what the vocabulary records about itself, and pieces that become unknow
 """
 
 import functools
+import itertools
 import os
 import pathlib
 import re
@@ -16,13 +17,21 @@ import sentencepiece
 
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
-from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.input.example_codec import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
+    literal_parts,
+    target_token,
+)
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.normalization import Normalization
 
 # The tokens of languages, by their codes: deu_Latn, or __de__ of de.
 LANGUAGE = re.compile(r"(?P<code>[a-z]{3}_[A-Z][a-z]{3})|__(?P<short>[A-Za-z-]+)__")
 END = "<end of the table>"
+_HALF = "\u00bd"  # NFKC makes three characters of it.
 _SPACE = "\u2581"  # SentencePiece's mark of a space in a piece.
 
 
@@ -48,9 +57,7 @@ class Tokenizer:
         # A piece that is missing has the unknown id.
         end = processor.piece_to_id(END)
         self._size = processor.get_piece_size() if end == UNK_ID else end
-        self._normalization = Normalization.NFKC
-        if processor.piece_to_id(recorded(Normalization.MODEL)) != UNK_ID:
-            self._normalization = Normalization.MODEL
+        self._normalization = _form_of(processor)
 
     @property
     def vocab_size(self) -> int:
@@ -89,14 +96,29 @@ class Tokenizer:
         return tuple(codes)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a sentence in normal form, EOS last."""
-        ids = self._processor.encode(text)
-        return [*self._with_rows(ids), EOS_ID]
+        """Returns the ids of a sentence in normal form, EOS last.
+
+        Only at its beginning is the token of a target language a token; elsewhere it is text.
+        """
+        (ids,) = self.encode_all([text])
+        return ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of sentences as `encode`, in less time."""
-        ids_of_texts = self._processor.encode(list(texts), add_eos=True)
-        return list(map(self._with_rows, ids_of_texts))
+        parts_by_text = [literal_parts(text, self._tokens) for text in texts]
+        all_parts = list(itertools.chain.from_iterable(parts_by_text))
+        remaining = iter(self._processor.encode(all_parts))
+
+        ids_by_text: list[list[int]] = []
+        for parts in parts_by_text:
+            ids_of_parts = itertools.islice(remaining, len(parts))
+            ids = list(itertools.chain.from_iterable(ids_of_parts))
+            ids_by_text.append([*self._with_rows(ids), EOS_ID])
+        return ids_by_text
+
+    @functools.cached_property
+    def _tokens(self) -> tuple[str, ...]:
+        return tuple(map(target_token, self.targets))
 
     def _with_rows(self, ids: list[int]) -> list[int]:
         """Returns ids with the unknown one in place of those that have no row."""
@@ -140,6 +162,15 @@ class Tokenizer:
             if token not in (PAD_ID, BOS_ID):
                 tokens.append(token)
         return self._processor.decode(tokens)
+
+
+def _form_of(processor: sentencepiece.SentencePieceProcessor) -> Normalization:
+    """Returns what is done to text before a model."""
+    if processor.piece_to_id(recorded(Normalization.MODEL)) != UNK_ID:
+        return Normalization.MODEL
+    # A model of what is read has NFKC in it, as all of ours had once.
+    keeps_form = processor.decode(processor.encode(_HALF)) == _HALF
+    return Normalization.NFC if keeps_form else Normalization.NFKC
 
 
 def recorded(normalization: Normalization) -> str:

@@ -81,9 +81,9 @@ def read(program: ForeignProgram, texts: Sequence[str]) -> Letters:
 
     of_dim = {}
     for dim in range(len(reading.sets.sizes)):
-        letter = reading.sets.letter(dim)
-        if letter is not None:
-            of_dim[reading.sets.find(dim)] = letter
+        own = reading.sets.letter(dim)
+        if own is not None:
+            of_dim[reading.sets.find(dim)] = own
     batch = _batch(program, reading, arguments, of_dim)
     return Letters(reading, tuple(arguments), sizes, batch, _with_parts(reading, of_dim))
 
@@ -235,7 +235,7 @@ def _batch(
     letters it is one of the fewest arguments, and there the first: a sequence is in all products,
     too.
     """
-    flops = collections.Counter[str]()
+    flops = collections.defaultdict[str, float](float)
     for operation in reading.operations:
         dims = {reading.sets.find(dim) for dim in (*sum(operation.operands, ()), *operation.result)}
         for letter in {of_dim[dim] for dim in dims if dim in of_dim}:

@@ -510,7 +510,11 @@ def _pasted(program: ForeignProgram, trial: Trial) -> Iterator[str]:
     yield f"mesh = jax.make_mesh({tuple(shape.values())}, {tuple(shape)}, axis_types={auto})"
     yield "P = jax.sharding.PartitionSpec"
     yield "specs = {  # The first pattern that matches an argument's whole path is its own."
-    labels = [str(reannotated.partition_spec(trial.splits[a.name])) for a in program.arguments]
+    labels = []
+    for argument in program.arguments:
+        # Its repr has the name of the class, which JAX has changed.
+        spec = reannotated.partition_spec(trial.splits[argument.name])
+        labels.append(f"P({', '.join(map(repr, spec))})")
     for pattern, label in _by_pattern(program, labels):
         yield f'    r"{pattern}": {label},'
     yield "}"

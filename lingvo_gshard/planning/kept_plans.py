@@ -48,7 +48,7 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
         if name == plan.TRAIN:
             # Pictures are those of the training step alone.
             plan_pictures.draw_step(kept, folder)
-        fingerprint_file.write_text(fingerprint)
+        fingerprint_file.write_text(fingerprint, encoding="utf-8")
 
     assert kept is not None  # A request has a program.
     return kept
@@ -57,13 +57,16 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
 def _write(made: Plan, folder: pathlib.Path) -> None:
     """Writes a plan and its text."""
     plan.save(made, folder)
-    (folder / "report.md").write_text(plan_text.markdown(made))
+    (folder / "report.md").write_text(plan_text.markdown(made), encoding="utf-8")
 
 
 def _load(folder: pathlib.Path, fingerprint: str) -> Plan | None:
     """Returns the plan in `folder` with this fingerprint; None if there is no readable one."""
     fingerprint_file = folder / "fingerprint"
-    if not fingerprint_file.is_file() or fingerprint_file.read_text() != fingerprint:
+    if (
+        not fingerprint_file.is_file()
+        or fingerprint_file.read_text(encoding="utf-8") != fingerprint
+    ):
         return None
     # What is damaged is planned again.
     try:

@@ -31,9 +31,9 @@ def load_or_make(
     Raises ValueError as any_program.of_file.
     """
     # A program of another name has other text in its report.
-    planned = [path.name, foreign.digest(path), topology_name, mesh]
-    planned += [list(roles), list(categories), list(kernel_flops)]
-    fingerprint = fingerprints.of(planned)
+    program = (path.name, foreign.digest(path))
+    options = (mesh, list(roles), list(categories), list(kernel_flops))
+    fingerprint = fingerprints.of(program, topology_name, options)
 
     kept = _load(folder, fingerprint)
     if kept is not None:

@@ -277,6 +277,6 @@ def load(folder: pathlib.Path) -> Plan:
 
     # What plan.json repeats at its top is no field of a plan and is left aside.
     try:
-        return json_records.read(Plan, json.loads(path.read_text()))
+        return json_records.read(Plan, json.loads(path.read_text(encoding="utf-8")))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged or outdated ({error!r}); plan again.") from error

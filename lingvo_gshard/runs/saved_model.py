@@ -29,7 +29,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import text_graph
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
 from lingvo_gshard.files import atomic_file, safetensors_file
-from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID
+from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, target_token
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
@@ -183,6 +183,22 @@ class _Found:
     scores: tf.Tensor  # float32 [P, n]
 
 
+def _distinct(found: _Found) -> _Found:
+    """Returns the hypotheses without those whose text a better one has; see TextDecoder."""
+    num_best = found.text.shape[1]
+    is_equal = found.text[:, :, None] == found.text[:, None, :]
+    is_earlier = tf.range(num_best)[None, :] < tf.range(num_best)[:, None]
+    is_repeated = tf.reduce_any(is_equal & is_earlier, 2)
+
+    # The others move up, and the last ones are missing.
+    order = tf.argsort(tf.cast(is_repeated, tf.int32), 1, stable=True)
+
+    def moved(values: tf.Tensor, missing: Any) -> tf.Tensor:
+        return tf.gather(tf.where(is_repeated, missing, values), order, batch_dims=1)
+
+    return _Found(moved(found.text, ""), moved(found.num_tokens, 0), moved(found.scores, 0.0))
+
+
 @dataclasses.dataclass(frozen=True)
 class _TranslatorGraph:
     """The Translator (decoding/translator.py) as a graph of TensorFlow."""
@@ -216,8 +232,8 @@ class _TranslatorGraph:
         """As `translate`, of lines whose tokens begin with those of `beginnings`, string [N]."""
         num_lines = tf.size(text, tf.int64)
         parts, lines = self._parts(text_graph.normalize(text), beginnings)
-        tokens = self.source.tokenize(tf.gather(beginnings, lines) + parts)
-        found = self._joined(self._decoded(tokens), lines, num_lines)
+        tokens = self._tokens(tf.gather(beginnings, lines), parts)
+        found = _distinct(self._joined(_distinct(self._decoded(tokens)), lines, num_lines))
 
         results = {"translations": found.text[:, 0], "scores": found.scores[:, 0]}
         if self.spec.num_best > 1:
@@ -231,12 +247,26 @@ class _TranslatorGraph:
         longest = self.spec.input_lengths[-1]
 
         def fits(parts: tf.Tensor, lines: tf.Tensor) -> tf.Tensor:
-            tokens = self.source.tokenize(tf.gather(beginnings, lines) + parts)
+            tokens = self._tokens(tf.gather(beginnings, lines), parts)
             return tokens.row_lengths() <= longest
 
         # A blank line has no parts.
         lines = tf.where(text != "")[:, 0]
         return text_graph.split(tf.gather(text, lines), lines, fits)
+
+    def _tokens(self, beginnings: tf.Tensor, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the ids of P texts with their beginnings, ragged int32 [P, None] with EOS."""
+        if not self.spec.targets:
+            return self.source.tokenize(beginnings + texts)
+
+        # Only a beginning is a token: what looks like one in a text is cut.
+        tokens = [target_token(code) for code in self.spec.targets]
+        parts = tf.strings.split(beginnings + text_graph.cut_tokens(texts, tokens), text_graph.CUT)
+        ids = self.source.tokenize(parts).merge_dims(1, 2)
+
+        # Each part has an EOS, and the text has one.
+        ids = tf.ragged.boolean_mask(ids, ids != EOS_ID)
+        return tf.concat([ids, tf.fill([ids.nrows(), 1], EOS_ID)], 1)
 
     def _decoded(self, tokens: tf.RaggedTensor) -> _Found:
         """Returns the hypotheses of P sources, ragged int32 [P, None] with EOS."""

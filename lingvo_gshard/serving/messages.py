@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.files import text_file
 from lingvo_gshard.input.example_codec import listed
 from lingvo_gshard.input.manifest import Kind
 
@@ -107,6 +108,8 @@ async def text_body(request: web.Request, errors: str) -> str:
         charset = codecs.lookup(request.charset or "utf-8").name
         if charset in _SLOW_CHARSETS:
             raise LookupError(f"unknown encoding: {charset}")
+        if text_file.is_same_as_utf8(charset):
+            _check_is_text(body)
         text = body.decode(charset, errors)
 
         # Some charsets can spell half of a surrogate pair, which is not text.
@@ -118,6 +121,14 @@ async def text_body(request: web.Request, errors: str) -> str:
         raise web.HTTPUnsupportedMediaType(text=f"{error}.") from error
     except (web.RequestPayloadError, UnicodeError) as error:
         raise web.HTTPBadRequest(text=f"The body cannot be read: {error}.") from error
+
+
+def _check_is_text(body: bytes) -> None:
+    """Raises HTTPBadRequest for a body that the programs refuse as a file, too."""
+    try:
+        text_file.check_head(body[: text_file.HEAD_BYTES], "the body")
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"{error}.") from error
 
 
 def check_route(route: Route, spec: DecoderSpec) -> None:

@@ -3,14 +3,16 @@
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=8)
 
-Compiled programs are cached in ~/.cache/lingvo_gshard, which may be deleted at any time.
-LINGVO_GSHARD_COMPILATION_CACHE=off caches nothing. Otherwise JAX_COMPILATION_CACHE_DIR or, if that
-is not set, LINGVO_GSHARD_COMPILATION_CACHE names another folder.
+Compiled programs are cached in ~/.cache/lingvo_gshard, which may be deleted at any time; a user
+without a home has no such folder. LINGVO_GSHARD_COMPILATION_CACHE=off caches nothing. Otherwise
+JAX_COMPILATION_CACHE_DIR or, if that is not set, LINGVO_GSHARD_COMPILATION_CACHE names another
+folder.
 """
 
 import contextlib
 import ctypes
 import hashlib
+import math
 import os
 import pathlib
 import platform
@@ -19,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
+from lingvo_gshard.files import storage
 from lingvo_gshard.spmd import versions
 
 # Without this flag, TensorFlow's constant folding, which finds no device, crashes the process when
@@ -113,9 +116,58 @@ def prepare_profiling() -> None:
 
 
 def num_cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
+    """Returns the number of CPU cores that this process may use, which a container may limit."""
+    return math.ceil(min(_num_allowed_cores(), _cgroup_cores()))
+
+
+def _num_allowed_cores() -> int:
+    """Returns the number of cores that this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it.
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _cgroup_cores(root: pathlib.Path = pathlib.Path("/")) -> float:
+    """Returns how many cores' time the control groups of this process have; inf without a limit.
+
+    A group has at most what those above it have.
+    """
+    try:
+        memberships = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:  # Not Linux.
+        return math.inf
+
+    # Each line is ID:CONTROLLERS:GROUP, of version 2 without controllers.
+    least = math.inf
+    for membership in memberships:
+        _, controllers, group = membership.split(":", 2)
+        if controllers == "":
+            mount = root / "sys/fs/cgroup"
+        elif "cpu" in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / controllers
+        else:
+            continue
+
+        # A container may see its own group as the root.
+        folder = mount / group.lstrip("/")
+        for candidate in (folder, *folder.parents):
+            if candidate == mount.parent:
+                break
+            least = min(least, _quota(candidate))
+    return least
+
+
+def _quota(group: pathlib.Path) -> float:
+    """Returns how many cores' time a control group's own limit allows."""
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
+        else:
+            quota = (group / "cpu.cfs_quota_us").read_text(encoding="utf-8")
+            period = (group / "cpu.cfs_period_us").read_text(encoding="utf-8")
+        is_limited = quota != "max" and int(quota) > 0  # Of version 1, -1 is no limit.
+        return int(quota) / int(period) if is_limited else math.inf
+    except (OSError, ValueError):
+        return math.inf
 
 
 def has_bfloat16_units() -> bool:
@@ -124,9 +176,12 @@ def has_bfloat16_units() -> bool:
 
 
 def cache_folder() -> pathlib.Path | None:
-    """Returns the folder of what is kept between starts on this machine; None if that is off."""
+    """Returns the folder of what is kept between starts on this machine.
+
+    It is None if that is off, and by default for a user without a home.
+    """
     folder = os.environ.get("LINGVO_GSHARD_COMPILATION_CACHE", "~/.cache/lingvo_gshard")
-    return None if folder == "off" else pathlib.Path(folder).expanduser()
+    return None if folder == "off" else storage.in_home(folder)
 
 
 @contextlib.contextmanager
@@ -219,7 +274,9 @@ def _set_compilation_cache() -> None:
 def _cpu_features() -> list[str]:
     """Returns Linux's lines on the CPU's model and instruction set, or else the CPU's name."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
+    text = platform.processor()
+    if cpuinfo.exists():
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     lines = set(re.findall(r"^(?:flags|Features|model name)\s*:.*$", text, re.MULTILINE))
     return sorted(lines) or [text]
 
@@ -245,9 +302,13 @@ def _set_cpu_devices(num_devices: int) -> None:
     flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ["XLA_FLAGS"]).split()
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={num_devices}"])
 
-    # Where devices keep all cores busy, more threads would cost 8 to 14 % of a decoding step.
-    if num_devices >= num_cores():
+    # Where devices keep all cores busy, more threads would cost 8 to 14 % of a decoding step. XLA
+    # does not know of a limit of time: it would start a thread for each core of the machine.
+    cores = num_cores()
+    if num_devices >= cores:
         os.environ.setdefault("PJRT_NPROC", "1")
+    elif cores < _num_allowed_cores():
+        os.environ.setdefault("PJRT_NPROC", str(cores))
 
     # What JAX has read by now stays as it was.
     if "jax" not in sys.modules:

@@ -656,7 +656,10 @@ class _Reader:
 
 
 def _made_of(tensors: Iterable[_Tensor]) -> frozenset[Buffer]:
-    return frozenset().union(*(tensor.buffers for tensor in tensors))
+    buffers: set[Buffer] = set()
+    for tensor in tensors:
+        buffers |= tensor.buffers
+    return frozenset(buffers)
 
 
 def _num_trips(condition: Any) -> int:

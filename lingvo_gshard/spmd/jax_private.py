@@ -131,7 +131,7 @@ def _portable_module(source: bytes) -> Any:
         raise ValueError(f"it is of StableHLO {its_version}, expected {newest} or older")
 
     # The parser writes its reasons to the descriptor of standard error.
-    with tempfile.TemporaryFile("w+", errors="replace") as reasons:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as reasons:
         sys.stderr.flush()
         stderr = os.dup(2)
         os.dup2(reasons.fileno(), 2)
@@ -271,8 +271,8 @@ def donate(module: Any, numbers: Collection[int]) -> None:
     if not numbers:
         return
     with module.context:
-        main = ir.SymbolTable(module.operation)["main"]
-        given = main.operation.attributes
+        main: Any = ir.SymbolTable(module.operation)["main"]
+        given: Any = main.operation.attributes
         attributes = list(given["arg_attrs"]) if "arg_attrs" in given else []
         attributes = attributes or [ir.DictAttr.get({})] * len(main.arguments)
         for number in numbers:

@@ -112,7 +112,7 @@ def _read_digests(path: pathlib.Path, mesh: jax.sharding.Mesh) -> tuple[str, str
     """
     machine = _machine(mesh)
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text(encoding="utf-8"))
         saved_machine = {name: facts[name] for name in machine}
         program_digest = facts["program_digest"]
         file_digest = facts["file_digest"]

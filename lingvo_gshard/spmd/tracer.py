@@ -223,7 +223,7 @@ class _Child:
     def _start(self) -> connection.Connection:
         """Starts the child; returns this process's end of the connection to it."""
         descriptor, messages = tempfile.mkstemp(prefix=f"{_NAME}-")
-        self._messages = os.fdopen(descriptor, errors="replace")
+        self._messages = os.fdopen(descriptor, encoding="utf-8", errors="replace")
 
         # The child needs the file's name at its start alone. Without one, nothing is left behind,
         # however this process ends.
@@ -297,7 +297,7 @@ def _serve(requests: connection.Connection, messages: str) -> None:
     child_process.end_with_parent()
 
     # A crash in C++ leaves its reason on the descriptor of standard error.
-    with open(messages, "w") as file:
+    with open(messages, "w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 2)
     requests.send("ready")
 

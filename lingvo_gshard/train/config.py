@@ -165,7 +165,7 @@ def check_folder(
     if not path.exists():
         return
     try:
-        lines = hyperparams.differences(text, path.read_text(), defaults)
+        lines = hyperparams.differences(text, path.read_text(encoding="utf-8"), defaults)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
 

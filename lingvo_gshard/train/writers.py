@@ -174,4 +174,4 @@ def _by_path(settings: str) -> dict[str, str]:
 
 def _read(path: pathlib.Path) -> str | None:
     """Returns the id of the run that this folder began; None if it did not."""
-    return path.read_text() if path.exists() else None
+    return path.read_text(encoding="utf-8") if path.exists() else None

@@ -98,7 +98,7 @@ def _write(folder: pathlib.Path) -> None:
     (folder / "folder" / "fi-en.tsv").write_text(good)
 
 
-def _talks(self):
+def _talks(self, at_least=None):
     for source, english in _GOOD:
         yield {"da": source.encode(), "en": english.encode()}
     yield {"da": b"alene", "klingon9": b"qa"}
@@ -134,7 +134,7 @@ def test_every_format_of_documents_accounts_for_all_that_it_reads(tmp_path, monk
     texts = [source for source, _ in _GOOD]
     lines = "".join(f"{text}\n" for text in texts)
     monkeypatch.setattr(
-        multilingual.TfdsSource, "examples", lambda self: ({"text": t.encode()} for t in texts)
+        multilingual.TfdsSource, "examples", lambda *args: ({"text": t.encode()} for t in texts)
     )
     (tmp_path / "x.txt").write_text(lines + "\n" + texts[0] + "\n")
     (tmp_path / "x.blocks").write_bytes(lines.encode() + b"\n\nbad \xff\nblock\n\n-----------\n")

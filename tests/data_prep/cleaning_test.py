@@ -79,3 +79,19 @@ def test_a_digest_is_64_bits_of_the_text():
     assert len(digests) == 1000
     assert 0 <= min(digests) < max(digests) < 2**64
     assert sum(digest >> 63 for digest in digests) in range(420, 580)
+
+
+def test_entities_and_marks_of_a_tokenizer_become_text():
+    texts = {
+        "it &apos;s &quot; a &amp; b &#91; c &#x5D;": "it 's \" a & b [ c ]",
+        "well @-@ known 3 @.@ 5": "well-known 3.5",
+        "&amp;quot;": '"',
+        "a&#10;b&#9;c": "a b c",
+    }
+    for text, expected in texts.items():
+        pair = Pair(text, "x")
+        assert cleaning.is_escaped(pair)
+        assert cleaning.unescape_sides(pair) == Pair(expected, "x")
+    for text in ("AT&T; R&D", "&c.", "a @-@", "mail@-@", "&notanentity;", "a - b"):
+        assert not cleaning.is_escaped(Pair("x", text))
+        assert cleaning.unescape_sides(Pair(text, "x")) == Pair(text, "x")

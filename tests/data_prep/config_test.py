@@ -322,3 +322,16 @@ def test_a_folders_name_is_no_pattern(tmp_path):
     text = '[[sources]]\nformat = "tsv"\nlanguage = "de"\npath = "*.tsv"\n'
     (source,), _ = _load(folder, text)
     assert source.path == folder / "x.tsv"
+
+
+def test_a_mark_before_the_text_is_none_of_it(tmp_path):
+    (tmp_path / "de.tsv").touch()
+    text = '[[sources]]\nformat = "tsv"\npath = "de.tsv"\nlanguage = "de"\n'
+    (tmp_path / "c.toml").write_text("\ufeffmax_chars = 7\n" + text, encoding="utf-8")
+    sources, settings = config.load(tmp_path / "c.toml", {})
+    assert (len(sources), settings.max_chars) == (1, 7)
+
+
+def test_a_setting_that_older_builds_lack_is_named_only_where_it_is_used():
+    assert "unescape" not in config.BuildConfig().settings()
+    assert config.BuildConfig(unescape=True).settings()["unescape"]

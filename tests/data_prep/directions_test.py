@@ -95,3 +95,15 @@ def test_english_alone_may_be_the_source(built, tmp_path):
     assert [one.code for one in made.languages] == ["en-de"]
     assert set(made.languages[0].records) == set(manifest.SPLITS)
     assert load_pair(tmp_path / "data")[0].targets == ("de",)
+
+
+def test_text_into_a_language_without_training_text_is_accounted_for(tmp_path):
+    pairs = [Pair(f"Satz {i}", f"sentence {i}") for i in range(30)]
+    tsv.write(tmp_path / "text" / "train" / "de-en.tsv.gz", pairs)
+    tsv.write(tmp_path / "text" / "dev" / "ja-en.tsv.gz", [Pair("水", "water"), Pair("", "x")])
+    config = dataclasses.replace(_CONFIG, directions="english_to_many")
+    made = prepared.build(tmp_path / "text", tmp_path / "data", config)
+    german, japanese = made.languages
+    assert (german.code, german.read, german.kept, german.dropped) == ("en-de", 30, 30, {})
+    assert (japanese.code, japanese.read, japanese.kept) == ("ja", 2, 0)
+    assert japanese.dropped == {"empty": 1, "no_target": 1}

@@ -19,6 +19,7 @@ from data_prep.shards import Shard
 from data_prep.tsv import Pair
 from lingvo_gshard.files import digests
 from lingvo_gshard.input.records import RecordSource
+from lingvo_gshard.input.tokenizer import Tokenizer
 
 _INTO_ENGLISH = Direction("de", from_english=False, token="")
 _FROM_ENGLISH = Direction("de", from_english=True, token="")
@@ -146,9 +147,22 @@ def test_dev_is_normalized_here_and_loses_nothing(tmp_path, model, ids):
     assert encoded.dropped == {}
 
 
-def test_training_text_is_encoded_as_its_chunk_has_it(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(encoding.cleaning, "normalize_sides", None)
-    assert _encode(tmp_path, model, [Pair("a", "b")]).records.num_examples == 1
+def test_sources_are_as_they_are_read_and_targets_as_they_are_written(tmp_path):
+    models = (tmp_path / "source.model", tmp_path / "target.model")
+    sides = (vocabulary.Side.SOURCE, vocabulary.Side.TARGET)
+    config = BuildConfig(source_vocab_size=300, target_vocab_size=300, character_coverage=1.0)
+    for side, path in zip(sides, models, strict=True):
+        vocabulary.train(side, ["，½ x² ำ"] * 9, config, path)
+    source, target = map(Tokenizer, models)
+
+    shard = _shard(tmp_path, [Pair("，½ x² ำ", "e\u0301，½  x² ำ")], "train")
+    read = ("，½ x² ำ", "é，½ x² ำ")
+    for direction, written in ((_INTO_ENGLISH, read[1]), (_FROM_ENGLISH, read[0])):
+        encoded = encoding.encode(shard, direction, tmp_path, "records/x", models, 100)
+        ((source_ids, target_ids),) = _read(tmp_path, encoded)
+        assert source.decode(source_ids) in (",1⁄2 x2 ํา", "é,1⁄2 x2 ํา")
+        assert target.decode(target_ids) == written
+        assert encoded.target.num_bytes == len(written.encode())
 
 
 def test_from_english_the_sides_change_places(tmp_path, model, ids):
@@ -170,6 +184,13 @@ def test_a_token_is_part_of_the_source(tmp_path):
     assert processor.id_to_piece(source_ids[0]) == "<2de>"
     assert processor.decode(source_ids[:-1]) == "<2de> b"
     assert processor.decode(target_ids[:-1]) == "a"
+
+    # Text that looks like the token stays text.
+    encoded = _encode(tmp_path, path, [Pair("a", "<2de> b <2de>")], direction=direction)
+    ((source_ids, _),) = _read(tmp_path, encoded)
+    token = processor.piece_to_id("<2de>")
+    assert [place for place, piece in enumerate(source_ids) if piece == token] == [0]
+    assert processor.decode(source_ids[:-1]) == "<2de> <2de> b <2de>"
 
 
 def test_batches_make_no_difference(tmp_path, model, monkeypatch):

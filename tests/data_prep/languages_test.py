@@ -66,3 +66,11 @@ def test_foreign_is_what_has_more_letters_of_other_scripts():
     assert languages.is_mostly_foreign("ab где", latin)
     assert not languages.is_mostly_foreign("123 ...", latin)
     assert not languages.is_mostly_foreign("где", frozenset())
+
+
+def test_what_stands_for_no_one_language_is_none():
+    for tag in ("und", "mul", "zxx", "mis", "und-Latn", "cz", "x-klingon"):
+        assert not languages.is_valid(tag), tag
+        with pytest.raises(ValueError, match=r"is not a language"):
+            languages.code(tag)
+    assert languages.printable("a/b|\n") == "a?b??" and languages.printable("") == "und"

@@ -179,3 +179,49 @@ def test_documents_are_a_feature(tfds_dir):
         message = f"tfds {name}, split train has no text in feature '{feature}', only {known}"
         with pytest.raises(ValueError, match=message):
             list(wrong.rows())
+
+
+def _tmx_of(*texts):
+    units = ""
+    for i, text in enumerate(texts):
+        units += f'<tu><tuv xml:lang="en"><seg>{i}</seg></tuv>'
+        units += f'<tuv xml:lang="de"><seg>{text}</seg></tuv></tu>'
+    return f"<tmx><body>{units}</body></tmx>"
+
+
+def test_a_damaged_character_costs_its_unit(tmp_path):
+    path = tmp_path / "x.tmx"
+    text = _tmx_of("gut", "mit &#x1F; Referenz", "mit \0 NUL", "ein Byte", "l" * 10_100_000, "gut")
+    path.write_bytes(text.encode().replace(b"ein Byte", b"ein \xff Byte"))
+    texts = [row.example.source for row in TmxFile(path).rows()]
+    assert texts[:4] == ["gut", "mit \ufffd Referenz", "mit \ufffd NUL", "ein \ufffd Byte"]
+    assert len(texts[4]) == 10_100_000 and texts[5] == "gut"
+
+    # As tools write it, too.
+    path.write_text(_tmx_of("schön", "\u2028"), encoding="utf-16")
+    assert [row.example.source for row in TmxFile(path).rows()] == ["schön", ""]
+
+
+def test_a_placeholder_separates_the_words_that_it_stood_between(tmp_path):
+    path = tmp_path / "x.tmx"
+    texts = {
+        'Klick<ph x="1"/>hier': "Klick hier",
+        "Klick<ph>&lt;br/&gt;</ph><ph/>hier": "Klick hier",
+        "Klick <ph/> hier<ph/>.": "Klick hier.",
+        "un<bpt i='1'>&lt;b&gt;</bpt>weit<ept i='1'>&lt;/b&gt;</ept>er": "unweiter",
+        "点击<ph/>这里": "点击这里",
+        "点击<ph/>OK": "点击 OK",
+        "<ph/>Anfang<ph/>": "Anfang",
+    }
+    path.write_text(_tmx_of(*texts), encoding="utf-8")
+    assert [row.example.source for row in TmxFile(path).rows()] == list(texts.values())
+
+
+def test_text_in_no_language_is_counted_as_that(tmp_path):
+    path = tmp_path / "x.tmx"
+    text = _tmx_of("gut", "gut").replace('"de"', '"und"', 1)
+    path.write_text(text.replace('"de"', '"mul"', 1))
+    assert list(TmxFile(path).rows()) == [
+        Row("und", Rule.UNKNOWN_LANGUAGE),
+        Row("mul", Rule.UNKNOWN_LANGUAGE),
+    ]

@@ -28,7 +28,7 @@ def path(tmp_path):
 def test_named_columns_and_a_threshold(path):
     rows = list(ParquetFile(path, "de", **_COLUMNS).rows())
     assert rows[3] == Row("de", Pair("Satz 3", "sentence 3"))
-    assert rows[8] == Row("de", Malformed("no text in field 'translation.de'"))
+    assert rows[8] == Row("de", Pair("", "sentence 8"))  # Null is no text, and no damage.
     assert len(rows) == 10
     scored = list(ParquetFile(path, "de", **_COLUMNS, score_column="score", min_score=0.5).rows())
     assert [row.example is Rule.LOW_SCORE for row in scored] == [True] * 5 + [False] * 4 + [True]
@@ -84,3 +84,10 @@ def test_what_is_damaged_or_lacks_a_column_is_named(path):
     path.unlink()
     with pytest.raises(ValueError, match=r"x.parquet: there is no such file"):
         list(ParquetFile(path, "de", **_COLUMNS).rows())
+
+
+def test_names_with_dots_and_null(tmp_path):
+    table = pyarrow.table({"text.de": ["ein Haus", None], "text.en": ["a house", "two"]})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    rows = ParquetFile(tmp_path / "x.parquet", "de", "text.de", "text.en").rows()
+    assert [row.example for row in rows] == [Pair("ein Haus", "a house"), Pair("", "two")]

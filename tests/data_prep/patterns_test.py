@@ -66,3 +66,12 @@ def test_mistakes_are_named(tmp_path):
         patterns.expand({"path": "{lang}.tsv"}, tmp_path)
     with pytest.raises(ValueError, match=r"no file in .* matches path '\{language\}.tsv'"):
         patterns.expand({"path": "{language}.tsv"}, tmp_path)
+
+
+def test_files_that_only_the_placeholders_leave_out_are_named(tmp_path, caplog):
+    _touch(tmp_path, "train/de.tsv", "valid/de.tsv", "train/fr.tsv")
+    assert len(patterns.expand({"path": "{split}/{language}.tsv"}, tmp_path)) == 2
+    (told,) = caplog.messages
+    assert told == (
+        f"path '{{split}}/{{language}}.tsv': 1 files in {tmp_path} are not read: valid/de.tsv"
+    )

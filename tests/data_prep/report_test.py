@@ -40,6 +40,7 @@ def test_the_numbers_by_hand(tmp_path):
         "kept": 100,
         "dropped": {"ratio": 4},
         "repaired": 2,
+        "escaped": 0,
         # The pair of 20 pieces.
         "longer_than_rows": {
             "16": 0.01,
@@ -99,3 +100,27 @@ def test_the_picture_depends_on_the_numbers_alone(tmp_path):
     picture = (tmp_path / "one/sizes.png").read_bytes()
     assert picture[:4] == b"\x89PNG"
     assert picture == (tmp_path / "other/sizes.png").read_bytes()
+
+
+def test_a_rule_that_drops_many_is_told_with_what_decides():
+    few = _language("de", 968, {"ratio": 2, "duplicate": 30})
+    many = _language("sr", 900, {"wrong_script": 95, "empty": 40, "too_long": 5})
+    vocabulary = manifest.Vocabulary(_FILE, 30)
+    data = manifest.Manifest((few, many), vocabulary, vocabulary, {}, {})
+    assert report.many_dropped(data) == [
+        "sr: the rule wrong_script dropped 9.1 % of what was read, 95 of 1040: [scripts] names a "
+        "language's scripts in place of the survey",
+        "sr: the rule empty dropped 3.8 % of what was read, 40 of 1040",
+    ]
+
+
+def test_entities_are_told():
+    shard = manifest.Shard(_FILE, _FILE, 100)
+    records = {"train": manifest.Records((shard,), 0, 0, 0)}
+    vocabulary = manifest.Vocabulary(_FILE, 30)
+    languages = []
+    for code, escaped in (("de", 2), ("fr", 1)):
+        languages.append(manifest.Language(code, records, {}, {}, read=100, escaped=escaped))
+    data = manifest.Manifest(tuple(languages), vocabulary, vocabulary, {}, {})
+    (told,) = report.many_escaped(data)
+    assert told.startswith("de: 2.0 % of what was read has HTML entities, such as &apos;, or marks")

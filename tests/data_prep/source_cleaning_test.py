@@ -1,11 +1,15 @@
 import collections
 import dataclasses
+import gzip
 import pathlib
 
+import pyarrow
 import pytest
+from pyarrow import parquet as parquet_file
 
 from data_prep import source_cleaning, sources, tsv
 from data_prep.config import BuildConfig
+from data_prep.parquet import ParquetFile
 from data_prep.rules import Rule
 from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Row
@@ -52,6 +56,39 @@ def test_the_survey_counts_the_characters_of_sources():
     }
 
 
+def test_the_survey_is_of_a_spread_of_each_language(monkeypatch):
+    """Not of the head: here it is Latin, with all other text in Cyrillic after it."""
+    monkeypatch.setattr(source_cleaning, "_SURVEYED_ROWS", 50)
+    rows = [Row("sr", Pair("abcd", "x"))] * 300 + [Row("sr", Pair("абвг", "x"))] * 2700
+    rows.append(Row("de", Pair("at the end", "x")))
+    counts = source_cleaning.survey(_Listed(tuple(rows)))
+    assert counts["de"] == {"Latn": 8}
+    share = counts["sr"]["Latn"] / counts["sr"].total()
+    assert 200 <= counts["sr"].total() < 400 and abs(share - 0.1) < 0.03
+
+
+@pytest.mark.parametrize("format_name", ["tsv", "gzip", "parquet"])
+def test_large_files_are_sampled_from_all_over(tmp_path, monkeypatch, format_name):
+    texts = ["head"] * 1000 + ["хвост"] * 3000
+    path = tmp_path / "x.tsv"
+    if format_name == "parquet":
+        records = [{"s": text, "e": f"{i}"} for i, text in enumerate(texts)]
+        parquet_file.write_table(pyarrow.Table.from_pylist(records), path, row_group_size=50)
+        source = ParquetFile(path, "sr", "s", "e")
+    else:
+        lines = "".join(f"{text}\t{i}\n" for i, text in enumerate(texts)).encode()
+        path = path if format_name == "tsv" else tmp_path / "x.tsv.gz"
+        path.write_bytes(lines if format_name == "tsv" else gzip.compress(lines))
+        monkeypatch.setattr(sources, "_SAMPLE_BYTES", 200)
+        source = sources.TsvFile(path, "sr")
+
+    sample = list(source.sampled_rows())
+    num_of_head = sum(row.example.source == "head" for row in sample)
+    assert len(set(sample)) == len(sample)
+    assert abs(num_of_head / len(sample) - 0.25) < 0.1
+    assert len(sample) < 1500 or format_name == "gzip"
+
+
 def test_scripts_are_those_of_all_surveys_together():
     surveys = [
         {"sr": collections.Counter({"Cyrl": 10})},
@@ -75,7 +112,7 @@ def test_training_text_is_normalized_and_repaired_and_what_is_dropped_counts(tmp
         Row("fr", Pair("un", "one")),
     )
     assert _pairs(cleaned) == {
-        ("train", "de"): [Pair("ein fisch", "a fish"), Pair("schön hier", "nice here")],
+        ("train", "de"): [Pair("ein ﬁsch", "a fish"), Pair("schön hier", "nice here")],
         ("train", "fr"): [Pair("un", "one")],
     }
     assert cleaned.dropped == {
@@ -176,3 +213,16 @@ def test_an_empty_source_is_told(monkeypatch):
     )
     assert source_cleaning.join(_Listed(()), [Cleaned()], 0.01).num_rows == 0
     assert logged == ["listed is empty"]
+
+
+def test_entities_are_counted_or_made_text_of(tmp_path):
+    rows = [Row("de", Pair("er &amp; sie", "he and she")), Row("de", Pair("gut so", "it is well"))]
+    cleaned = _clean(tmp_path, *rows)
+    assert _pairs(cleaned)["train", "de"][0].source == "er &amp; sie"
+    assert (cleaned.escaped, cleaned.repaired) == ({"de": 1}, {})
+
+    config = dataclasses.replace(_CONFIG, unescape=True)
+    for split, num_repaired in (("train", {"de": 1}), ("dev", {})):
+        cleaned = _clean(tmp_path, *rows, split=split, config=config)
+        assert _pairs(cleaned)[split, "de"][0].source == "er & sie"
+        assert (cleaned.escaped, cleaned.repaired) == ({}, num_repaired)

@@ -2,6 +2,7 @@ import gzip
 
 import pytest
 
+from data_prep import sources
 from data_prep.rules import Rule
 from data_prep.sources import ColumnsFile, JsonlFile, MosesFiles, PoFile, Row, TsvFile
 from data_prep.tsv import Malformed, Pair
@@ -105,3 +106,51 @@ def test_what_is_no_catalog_is_refused(tmp_path):
         list(PoFile(tmp_path / "x.po", "de").rows())
     with pytest.raises(ValueError, match=r"none.po: there is no such file"):
         list(PoFile(tmp_path / "none.po", "de").rows())
+
+
+def test_a_name_may_have_dots_of_its_own():
+    fields = {"a.b": 1, "a": {"b": 2, "c.d": {"e": 3}}, "x.y": {"z": 4}}
+    expected = {"a.b": 1, "a.c.d.e": 3, "x.y.z": 4, "a": fields["a"]}
+    assert {name: sources.value_at(fields, name) for name in expected} == expected
+    for name in ("b", "a.x", "a.b.c", "x.z"):
+        assert sources.value_at(fields, name) is sources.MISSING
+
+
+def test_null_is_no_text_and_no_damage(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"d": null, "e": "one"}\n{"e": "two"}\n\n')
+    rows = list(JsonlFile(tmp_path / "x.jsonl", "de", "d", "e").rows())
+    missing = Malformed("no text in field 'd'")
+    assert [row.example for row in rows] == [Pair("", "one"), missing, Rule.EMPTY]
+
+
+def test_empty_last_lines_are_no_damage(tmp_path):
+    (tmp_path / "x.de").write_text("eins\nzwei\n\n\n")
+    (tmp_path / "x.en").write_text("one\ntwo\n")
+    source = MosesFiles(tmp_path / "x.de", tmp_path / "x.en", "de")
+    pairs = [Pair("eins", "one"), Pair("zwei", "two")]
+    assert [row.example for row in source.rows()] == [*pairs, Rule.EMPTY, Rule.EMPTY]
+    (tmp_path / "x.tsv").write_text("eins\tone\n\nzwei\ttwo\n \n")
+    rows = [row.example for row in TsvFile(tmp_path / "x.tsv", "de").rows()]
+    assert rows == [pairs[0], Rule.EMPTY, pairs[1], Rule.EMPTY]
+    (tmp_path / "x.de").write_text("eins\nzwei\n\ndrei\n")
+    with pytest.raises(ValueError, match=r"differ in their number of lines: x.en ends after 2|3"):
+        list(source.rows())
+
+
+def test_a_damaged_byte_costs_its_message(tmp_path):
+    path = tmp_path / "de.po"
+    content = _PO.encode().replace(b'plik"', b'pl\xffik"', 1).replace(b"Open", "O\u2028".encode())
+    path.write_bytes(b"\xef\xbb\xbf" + content)
+    first, _, _, singular, *_ = PoFile(path, "de").rows()
+    assert first.example == Pair("Öffne die Datei", "O the file")
+    assert singular.example == Pair("pl\ufffdik", "one file")
+    path.write_bytes(_PO.replace("UTF-8", "ISO-8859-1").encode("latin-1"))
+    assert next(PoFile(path, "de").rows()).example.source == "Öffne die Datei"
+
+
+def test_no_line_break_stays_within_a_pair(tmp_path):
+    text = "a\rb\x0bc\ta\x85b\u2028c\n"
+    (tmp_path / "x.tsv").write_text(text, newline="")
+    assert [row.example for row in TsvFile(tmp_path / "x.tsv", "de").rows()] == [
+        Pair("a b c", "a b c")
+    ]

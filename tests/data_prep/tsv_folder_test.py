@@ -1,7 +1,8 @@
 import pytest
 
-from data_prep import tsv_folder
+from data_prep import config, tsv_folder
 from data_prep.sources import TsvFile
+from lingvo_gshard.input.manifest import Kind
 
 
 def test_finds_a_split_corpus(tmp_path):
@@ -51,3 +52,31 @@ def test_what_is_no_language_is_refused(tmp_path):
         ValueError, match=r"xx-en.tsv: 'xx' is not a language: expected a BCP-47 code"
     ):
         tsv_folder.sources_in(tmp_path)
+
+
+def test_what_is_not_read_is_named(tmp_path, caplog):
+    for name in ("train/de-en.tsv", "test/de-en.tsv", "valid/de-en.tsv", "train/fr-en.tsv.xz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("train/es-en.TSV", "train/it-en.txt", ".hidden", "nl-en.tsv", "extra.tsv"):
+        (tmp_path / name).touch()
+    config.sources_of_folder(tmp_path, Kind.PARALLEL)
+    (told,) = caplog.messages
+    unread = "extra.tsv, nl-en.tsv, valid, train/es-en.TSV, train/fr-en.tsv.xz, train/it-en.txt"
+    assert told.startswith(f"{tmp_path}: not read: {unread}; ")
+
+    # What another source reads is not among them.
+    caplog.clear()
+    tables = [("folder", "."), ("tsv", "extra.tsv")]
+    text = "".join(f'[[sources]]\nformat = "{name}"\npath = "{path}"\n' for name, path in tables)
+    (tmp_path / "c.toml").write_text(f'{text}language = "nl"\nsplit = "train"\n')
+    config.load(tmp_path / "c.toml", {})
+    (told,) = caplog.messages
+    assert "not read: c.toml, nl-en.tsv, valid, train/es-en.TSV" in told
+
+
+def test_nothing_is_named_where_all_is_read(tmp_path, caplog):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "de-en.tsv.gz").touch()
+    assert len(config.sources_of_folder(tmp_path, Kind.PARALLEL)) == 1
+    assert not caplog.messages

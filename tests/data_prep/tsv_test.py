@@ -8,6 +8,7 @@ from data_prep import tsv
 from data_prep.multilingual import TmxFile
 from data_prep.sources import TsvFile
 from data_prep.tsv import Malformed, Pair
+from lingvo_gshard.files import text_file
 
 
 def test_reads_plain_and_gzip_alike(tmp_path):
@@ -59,10 +60,20 @@ def test_a_file_that_became_shorter_is_refused(tmp_path):
         list(tsv.read_lines(path, tsv.parse, span))
 
 
+def test_one_nul_costs_its_line(tmp_path):
+    path = tmp_path / "de-en.tsv"
+    path.write_bytes(b"a\tb\nc\x00\td\ne\tf\n")
+    nul = Malformed("holds a NUL byte")
+    assert list(tsv.read(path)) == [Pair("a", "b"), nul, Pair("e", "f")]
+
+
 def test_binary_content_and_missing_files_are_refused(tmp_path):
     path = tmp_path / "de-en.tsv"
-    path.write_bytes(b"a\tb\n\x00\x01\x02\n")
+    path.write_bytes(b"a\tb\n" + bytes(range(8)) * 9 + b"\n")
     with pytest.raises(ValueError, match=r"de-en.tsv is binary"):
+        list(tsv.read(path))
+    path.write_text("ein Haus\ta house\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"de-en.tsv is UTF-16, expected text in UTF-8: iconv"):
         list(tsv.read(path))
     with pytest.raises(ValueError, match=r"none.tsv: there is no such file"):
         list(tsv.read(tmp_path / "none.tsv"))
@@ -93,7 +104,7 @@ def test_a_disk_that_is_lost_midway_is_named_by_the_file(tmp_path, monkeypatch, 
         __next__ = readline = read
 
     (tmp_path / "x.tsv").touch()
-    monkeypatch.setitem(vars(tsv), "open", lambda *args: Lost())
+    monkeypatch.setitem(vars(text_file), "open", lambda *args: Lost())
     with pytest.raises(OSError, match=r"Stale file handle: '.*/x.tsv'"):
         list(source(tmp_path / "x.tsv", "de").rows())
 

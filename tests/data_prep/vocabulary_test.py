@@ -43,6 +43,24 @@ def test_copies_are_floor_or_ceil_and_right_on_average():
     assert 4000 < (first != other).sum() < 6000
 
 
+def test_sentencepiece_leaves_no_text_out(tmp_path):
+    long = " ".join(["Langdokument"] * 600)  # 7799 bytes.
+    parts = list(vocabulary.learnable(["kurz", "Ladebalken\u2585", long]))
+    assert parts[:2] == ["kurz", "Ladebalken "]
+    assert " ".join(part.strip() for part in parts[2:]) == long
+    assert all(len(part.encode()) <= 4192 for part in parts)
+    assert list(vocabulary.learnable(["\U00010348" * 1048])) == ["\U00010348" * 1048]  # 4192.
+
+    texts = vocabulary.learnable([*_sentences(40), *["Ladebalken\u2585"] * 40, long])
+    vocabulary.train(Side.SOURCE, texts, _config(), tmp_path / "source.model")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "source.model"))
+    assert model.encode("Ladebalken Langdokument", out_type=str) == [
+        "\u2581Ladebalken",
+        "\u2581Langdokument",
+    ]
+    assert model.decode(model.encode("ein \u2585")) == "ein \u2585"
+
+
 def test_draws_a_quota_of_what_was_selected(tmp_path):
     writer = text_chunks.ChunkWriter(tmp_path, 1000)
     for i in range(400):

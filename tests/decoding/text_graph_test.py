@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.decoding import text_graph, translator
+from lingvo_gshard.input import example_codec
 from lingvo_gshard.input.normalization import normalize
 
 # All that the rules look at, and letters of several sizes in UTF-8.
@@ -55,3 +56,12 @@ def test_text_is_split_where_the_translator_splits_it(longest):
         size = longest + (5 if number % 3 == 0 else 0)
         expected = translator.split(text, lambda part, size=size: len(part) <= size)
         assert made[number] == expected, text
+
+
+def test_tokens_in_a_text_are_cut_as_the_tokenizer_cuts_them():
+    tokens = ["<2de>", "<2zh-Hant>"]
+    texts = ["a house", "<2de> <2zh-Hant><2de> b", "<2<2de>2de>", "<2fr>"]
+    cut = _strings(text_graph.cut_tokens(tf.constant(texts), tokens))
+    for text, parts in zip(texts, cut, strict=True):
+        expected = example_codec.literal_parts(f"<2de> {text}", tokens)
+        assert f"<2de> {parts}".split(text_graph.CUT) == expected

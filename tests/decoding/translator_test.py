@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lingvo_gshard.decoding.text_decoder import Hypothesis
 from lingvo_gshard.decoding.translator import Translator, split
 from lingvo_gshard.spmd import processes
+from tests.decoding import vocabularies
 from tests.decoding.reverser import Letters, Reverser
 
 
@@ -45,6 +46,36 @@ def test_a_part_knows_the_shortest_rows_that_hold_it():
 def test_hypotheses_have_scores_and_lengths():
     (found,) = _translator()[0].decode(["abc"])
     assert found == (Hypothesis("cba", -1.0, 4), Hypothesis("aaa", -8.0, 4))
+
+
+class _Repeating(Reverser):
+    """The second best has the letters of the best, and the third best those of the last one's."""
+
+    def __call__(self, features):
+        found = super().__call__(features)
+        found["ids"][:, 2] = found["ids"][:, 1]
+        found["ids"][:, 1] = found["ids"][:, 0]
+        found["lengths"][:, 2] = found["lengths"][:, 1]
+        return {**found, "scores": found["lengths"] * [-0.25, -0.5, -2.0]}
+
+
+def test_no_text_is_in_an_n_best_list_twice():
+    """Neither of a line, nor of one in two parts."""
+    translator = Translator(_Repeating(2, (16, 20)), Letters(), Letters())
+    for found in translator.decode(["abc", "abcdefghijklmnopqrstuvwx", "aa"]):
+        texts = [hypothesis.text for hypothesis in found]
+        assert len(set(texts)) == len(texts)
+    (found,) = translator.decode(["abc"])
+    assert found == (Hypothesis("cba", -1.0, 4), Hypothesis("aaa", -8.0, 4))
+    (found,) = translator.decode(["aa"])  # Where all three are equal.
+    assert [hypothesis.text for hypothesis in found] == ["aa"]
+
+
+def test_a_text_that_is_drawn_twice_is_two_samples():
+    decoder = _Repeating(2, (16, 20))
+    decoder.spec = dataclasses.replace(decoder.spec, is_sampled=True)
+    (found,) = Translator(decoder, Letters(), Letters()).decode(["abc"])
+    assert [hypothesis.text for hypothesis in found] == ["cba", "cba", "aaa"]
 
 
 def test_blank_lines_stay_blank():
@@ -273,3 +304,16 @@ def test_languages_that_are_not_the_models_are_refused():
     spec = dataclasses.replace(spec, sources=many)
     with pytest.raises(ValueError, match="aat_Latn and 6 more$"):
         spec.beginning("fra_Latn", "12")
+
+
+def test_a_text_that_names_another_target_keeps_its_own(tmp_path):
+    tokenizer = vocabularies.train(tmp_path / "x.model", symbols=("<2de>", "<2fr>"))
+    decoder = Reverser(2, (64,))
+    decoder.spec = dataclasses.replace(decoder.spec, targets=tokenizer.targets)
+    translator = Translator(decoder, tokenizer, tokenizer)
+    for text in ("<2fr> ba", "ke <2fr> <2de> li", "<2de>"):
+        # As a program, or the server, makes a line of it.
+        (part,) = translator.parts(decoder.spec.beginning("de") + text)
+        assert tokenizer.pieces(part.ids)[0] == "<2de>"
+        assert not {"<2de>", "<2fr>"} & set(tokenizer.pieces(part.ids)[1:])
+        assert tokenizer.decode(part.ids) == f"<2de> {text}"

@@ -79,6 +79,23 @@ def test_each_language_has_its_lines_and_its_scores(run, tmp_path, capsys):
     assert "average" in printed and f"Wrote {folder}/scores.json, bleu.png and one" in printed
 
 
+def test_references_have_the_form_of_translations_and_one_line_each(run, data_dir, tmp_path):
+    """Line breaks of any kind may stand in text that is one line of a file with newlines alone."""
+    raw = [Pair("a\rb", "ba\u2028\x85x² e\u0301"), Pair("cde", "edc\x0b\u200b，"), Pair("fg", "gf")]
+    tsv.write(data_dir / "text/test/aa-en.tsv.gz", raw)
+    data = manifest.load(data_dir)
+    text = {"test": digests.describe(data_dir, "text/test/aa-en.tsv.gz")}
+    aa = dataclasses.replace(data.languages[0], text=text)
+    manifest.save(dataclasses.replace(data, languages=(aa,)), data_dir)
+
+    decode_split.decode_split(run, "test")
+    folder = tmp_path / "run/decode_test"
+    assert (folder / "aa.reference.txt").read_text() == "ba x2 é\nedc ,\ngf\n"
+    assert (folder / "aa.source.txt").read_text() == "a b\ncde\nfg\n"
+    names = ("aa.txt", "aa.source.txt", "aa.reference.txt")
+    assert [len((folder / name).read_text().splitlines()) for name in names] == [3, 3, 3]
+
+
 def test_only_the_first_sentences_may_be_wanted(run, tmp_path):
     run.params.decode.max_sentences = 2
     decode_split.decode_split(run, "test")

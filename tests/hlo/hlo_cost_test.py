@@ -181,6 +181,16 @@ def test_an_asynchronous_collective_costs_at_its_start():
     assert (cost.opcode, cost.accessed_bytes) == ("all-to-all-start", 4 * (4 + 4))
 
 
+def test_a_call_without_operands_reads_what_its_computation_does():
+    # As libtpu writes what a SparseCore runs.
+    p = instruction("parameter")
+    wrapped = computation("wrapped", p, instruction("negate", p))
+    start = instruction("async-start", called=(wrapped,))
+    entry = computation("main", start, instruction("async-done", start))
+    (cost,) = hlo_cost.costs(Module((wrapped, entry), entry, 1))
+    assert cost.accessed_bytes == 4 * (4 + 4)
+
+
 def test_a_loop_of_unknown_length_counts_as_one_trip():
     def fn(bound):
         return lax.while_loop(lambda i: i < bound, lambda i: i + i, 1)

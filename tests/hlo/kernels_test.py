@@ -56,6 +56,12 @@ def test_a_kernel_without_a_scope_has_its_instructions_name():
     assert kernels.uncounted(module, {}) == ("my_product", "softmax")
 
 
+def test_a_kernel_without_a_name_has_that_of_the_function_around_it():
+    for scope in ("jit(softmax)", "transpose(jvp(softmax))"):
+        module = hlo_text.module(_KERNELS.replace("COST", _COST).replace("layer/softmax", scope))
+        assert kernels.uncounted(module, {}) == ("softmax",)
+
+
 def test_flops_by_name():
     assert kernels.parse_flops(["flash=8.6e9", "a:b=0"]) == {"flash": 8_600_000_000, "a:b": 0}
 
@@ -72,3 +78,18 @@ def test_a_name_given_twice_or_of_no_kernel_is_refused():
     kernels.check_names(_module(), {"softmax": 1})
     with pytest.raises(ValueError, match="'flash': the program's kernels are: my_product, softm"):
         kernels.check_names(_module(), {"flash": 1})
+
+
+def test_a_kernel_of_triton_has_only_the_flops_that_are_given():
+    # Its configuration is no JSON.
+    module = hlo_text.module("""
+ENTRY main {
+  x = bf16[256,64]{1,0} parameter(0)
+  ROOT call.1 = bf16[256,64]{1,0} custom-call(x), custom_call_target="__gpu$xla.gpu.triton",
+    metadata={op_name="jit(f)/jit(mha)/mha_forward/pallas_call"},
+    backend_config="{grid_x = 8 : i32}"
+}
+""")
+    assert kernels.uncounted(module, {}) == ("mha_forward",)
+    assert _flops(module, mha_forward=5) == {"call.1": 5}
+    assert hlo_cost.costs(module)[0].accessed_bytes == 2 * 2 * 256 * 64

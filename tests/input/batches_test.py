@@ -271,7 +271,7 @@ def test_one_pass_truncates_too_long_examples(data_dir):
 
 
 def test_an_endless_stream_leaves_too_long_examples_out(data_dir):
-    source = _input(data_dir, source_len=12, target_len=9)
+    source = _input(data_dir, source_len=12, target_len=9, max_too_long_share=1.0)
     found = {segment for batch in _take(source, 200) for segment in _segments(batch)}
     examples = set(_all_examples(data_dir, "train"))
     short = {(s, t) for s, t in examples if len(s) <= 12 and len(t) <= 9}

@@ -51,3 +51,19 @@ def test_ids_out_of_range_are_refused():
         example_codec.encode([4], [-1])
     with pytest.raises(ValueError, match=r"token ids must be in"):
         example_codec.encode([2**31], [])
+
+
+def test_only_the_first_token_is_one():
+    tokens = ("<2de>", "<2fr>")
+    expected = {
+        "<2de> a house": ["<2de> a house"],
+        "a house": ["a house"],
+        "<2de> a <2fr> house": ["<2de> a <", "2fr> house"],
+        "<2de> <2de><2de> b": ["<2de> <", "2de><", "2de> b"],
+        "<2fr><2de> <2fr>": ["<2fr><", "2de> <", "2fr>"],
+        "the <2de>": ["the <", "2de>"],
+    }
+    for text, parts in expected.items():
+        assert example_codec.literal_parts(text, tokens) == parts
+        assert "".join(parts) == text
+        assert example_codec.literal_parts(text, ()) == [text]

@@ -1,4 +1,4 @@
-from lingvo_gshard.input.normalization import normalize
+from lingvo_gshard.input.normalization import normalize, normalize_written
 
 
 def test_one_form_of_text():
@@ -7,3 +7,12 @@ def test_one_form_of_text():
     assert normalize("e\u0301") == "é"
     # The zero width non-joiner is spelling in Persian.
     assert normalize("می\u200cخواهم") == "می\u200cخواهم"
+
+
+def test_what_is_written_keeps_its_meaning():
+    for text in ("，；（）", "x² ½ ¹⁄₂", "น้ำ", "ﬁne", "１２", "می\u200cخواهم"):
+        assert normalize_written(text) == text
+    assert normalize_written("\u00a0e\u0301 \tx\u2028y\x07\u200b ") == "é x y"
+    # To read it is to read the text itself.
+    for text in ("\u3000x\u0301 ½\u00a0\u200b，", "ﬁ\u00b4n"):
+        assert normalize(normalize_written(text)) == normalize(text)

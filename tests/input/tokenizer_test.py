@@ -3,8 +3,11 @@ import io
 import pytest
 import sentencepiece
 
+from data_prep import vocabulary
+from data_prep.config import BuildConfig
 from lingvo_gshard.input import example_codec
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
+from tests.decoding import vocabularies
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +57,29 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path):
     path.write_bytes(model.getvalue())
     with pytest.raises(ValueError, match=r"pad, bos, eos, unk \(-1, 1, 2, 0\), expected \(0, 1, 2"):
         Tokenizer(path)
+
+
+@pytest.mark.parametrize("symbols", [(), ("<2de>", "<2fr>")])
+def test_what_is_spelled_like_a_token_is_text(tmp_path, symbols):
+    tokenizer = vocabularies.train(tmp_path / "x.model", symbols=symbols)
+    text = "ba <s> </s> <unk> <pad> <0x41> ke <2fr> li <2de><2fr>"
+    ids = tokenizer.encode(f"<2de> {text}")
+    assert ids[-1] == 2
+    assert tokenizer.decode(ids) == f"<2de> {text}"
+    assert tokenizer.encode_all([f"<2de> {text}", "mo"]) == [ids, tokenizer.encode("mo")]
+
+    # One token of a target at the beginning, if there are such, and no special ids but EOS.
+    special = {0, 1, 2, 3, *range(4, 4 + len(symbols))}
+    found = [token for token in ids if token in special]
+    assert found == ([4, 2] if symbols else [2])
+
+
+def test_the_form_of_a_vocabulary_is_told_by_its_model(tmp_path):
+    config = BuildConfig(source_vocab_size=300, target_vocab_size=300)
+    forms = {}
+    for side in (vocabulary.Side.SOURCE, vocabulary.Side.TARGET):
+        vocabulary.train(side, ["ba ke li mo"] * 9, config, tmp_path / f"{side}.model")
+        forms[side] = Tokenizer(tmp_path / f"{side}.model").normalize("x² \u200be\u0301")
+    assert list(forms.values()) == ["x2 é", "x² é"]
+    # As of the time when all were in NFKC.
+    assert vocabularies.train(tmp_path / "old.model").normalize("x²") == "x2"

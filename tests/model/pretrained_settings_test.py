@@ -45,6 +45,7 @@ def _set(task, layers_as=Layers.LOOP, dispatch=Dispatch.EINSUM):
 def _experiment():
     p = small_task.Experiment.params()
     _set(p.task)
+    p.task.decoder.moe.group_size = 2 * L
     p.decode.Set(rules=Rules.HUGGING_FACE, stopping=Stopping.LIKELY, forces_first=True)
     return p
 

@@ -52,10 +52,10 @@ def _perceptron(rows=64):
 
 
 def _numbers(args):
-    """Returns arrays in the place of ShapeDtypeStructs."""
+    """Returns arrays in the place of ShapeDtypeStructs, small as weights are."""
     leaves, tree = jax.tree.flatten(args)
     generator = np.random.default_rng(0)
-    arrays = [generator.normal(size=leaf.shape).astype(leaf.dtype) for leaf in leaves]
+    arrays = [(0.1 * generator.normal(size=leaf.shape)).astype(leaf.dtype) for leaf in leaves]
     return jax.tree.unflatten(tree, arrays)
 
 
@@ -84,11 +84,12 @@ def test_a_replicated_step_gets_a_table_that_computes_the_same(devices, tmp_path
     assert found.is_replicated and "64" in lines[0]
     assert "--letters='.*/up=C A'" in lines[0]
 
-    # Each device would do all, so that splitting the batch is most of what there is to gain.
+    # Each device would do all; now it does its part, of the batch or of what is hidden.
     best = found.best
     given = sum(found.given.cost.flops_per_core.values())
     assert sum(best.plan.cost.flops_per_core.values()) == pytest.approx(given / 8, rel=0.01)
-    assert dict(best.table.rows)["B"] and best.splits["batch"][0]
+    assert best.step_secs < found.given.cost.step_secs
+    assert {letter for letter, _ in best.table.rows} & {"A", "B"}
     _check_same_numbers(step, args, found)
 
     text = planning.search_text(found)
@@ -158,7 +159,7 @@ def test_wrong_axes_and_meshes_are_refused(devices, options, message):
 def test_what_is_not_divided_and_another_number_of_devices_are_refused(devices):
     step, args = _perceptron(rows=27)
     letters = ["up=_ _"]
-    with pytest.raises(ValueError, match=r"no mesh of 8 devices divides the letters of step; thei"):
+    with pytest.raises(ValueError, match=r"no mesh of 8 devices divides the letters .* are B 27\."):
         foreign_search.search(
             step, args, tiny.TOPOLOGY, letters=[*letters, "down=_ _", "batch=B _"]
         )

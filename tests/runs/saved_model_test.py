@@ -9,6 +9,7 @@ import sys
 import types
 
 import pytest
+import tensorflow as tf
 
 from lingvo_gshard import registry
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
@@ -130,6 +131,20 @@ def _check(answer, expected, num_best):
         assert [next(texts) for _ in scores] == [t.text for t in translations] + [""] * missing
 
 
+def test_no_text_is_in_an_n_best_list_twice():
+    """As of the Translator: those that follow move up, and missing ones have no tokens."""
+    found = saved_model._Found(
+        text=tf.constant([["b", "b", "a", "b"], ["x", "y", "", ""], ["", "q", "", "q"]]),
+        num_tokens=tf.constant([[4, 3, 2, 5], [2, 3, 0, 0], [1, 2, 0, 3]]),
+        scores=tf.constant([[-1.0, -2, -3, -4], [-1, -2, 0, 0], [-1, -2, 0, -4]]),
+    )
+    distinct = saved_model._distinct(found)
+    want = [[b"b", b"a", b"", b""], [b"x", b"y", b"", b""], [b"", b"q", b"", b""]]
+    assert distinct.text.numpy().tolist() == want
+    assert distinct.num_tokens.numpy().tolist() == [[4, 2, 0, 0], [2, 3, 0, 0], [1, 2, 0, 0]]
+    assert distinct.scores.numpy().tolist() == [[-1, -3, 0, 0], [-1, -2, 0, 0], [-1, -2, 0, 0]]
+
+
 @pytest.mark.slow
 def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
     decoder, params, tokenizers = _decoder(tmp_path, (), num_best=2)
@@ -158,11 +173,13 @@ def test_each_line_may_have_a_target_of_its_own(tmp_path):
     folder = tmp_path / "model"
     saved_model.save(folder, decoder, params, _vocabularies(tmp_path))
 
-    targets = ["de", "fr"] * (len(_LINES) // 2)
+    # What looks like a target in a text is text.
+    all_lines = [*_LINES, "ke <2fr> li", "<2de> ba"]
+    targets = ["de", "fr"] * (len(all_lines) // 2)
     wrong = {"text": ["ba"], "target_lang": ["sw"]}
-    request = [{"text": _LINES, "target_lang": targets}, wrong]
+    request = [{"text": all_lines, "target_lang": targets}, wrong]
     _, _, (answer, refused) = _served(folder, request, tmp_path)
-    lines = [f"<2{code}> {line}" for code, line in zip(targets, _LINES, strict=True)]
+    lines = [f"<2{code}> {line}" for code, line in zip(targets, all_lines, strict=True)]
     _check(answer, list(Translator(decoder, *tokenizers).decode(lines)), 1)
     assert "target_lang: expected one of de, fr" in refused and "sw" in refused
 

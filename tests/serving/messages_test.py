@@ -27,6 +27,8 @@ _ERRORS = [
     (b"a", {"Content-Type": "text/plain; charset=klingon"}, 415, "unknown encoding: klingon"),
     (b"a-", {"Content-Type": "text/plain; charset=Punycode"}, 415, "unknown encoding: punycode"),
     (b"\xff", {"Content-Type": "application/json; charset=ascii"}, 400, "cannot be read: 'ascii'"),
+    (b"\x1f\x8b\x08junk", {"Content-Type": "text/plain"}, 400, "the body is gzip, expected text"),
+    ("ab\n".encode("utf-16"), {"Content-Type": "text/plain"}, 400, "the body is UTF-16, expected"),
     (b"a", {"Content-Type": "text/plain; charset=undefined"}, 400, "undefined encoding"),
     (b"\\ud800", {"Content-Type": "text/plain; charset=unicode_escape"}, 400, "surrogates not"),
 ]

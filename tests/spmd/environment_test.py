@@ -1,13 +1,16 @@
 """The environment is prepared before TensorFlow and JAX, or refused."""
 
+import math
 import os
 import pathlib
+import pwd
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from lingvo_gshard.files import storage
 from lingvo_gshard.spmd import environment
 
 
@@ -74,6 +77,74 @@ environment.prepare(num_devices={devices})
 print(os.environ.get("PJRT_NPROC"))
 """
     assert _run(code, **given).stdout == f"{threads}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, math.inf),
+        ({"proc/self/cgroup": "0::/\n"}, math.inf),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, math.inf),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        (
+            {
+                # The limit of a group above holds, too.
+                "proc/self/cgroup": "0::/pods/pod1/main\n",
+                "sys/fs/cgroup/pods/cpu.max": "800000 100000\n",
+                "sys/fs/cgroup/pods/pod1/cpu.max": "300000 100000\n",
+                "sys/fs/cgroup/pods/pod1/main/cpu.max": "max 100000\n",
+            },
+            3,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n",
+                # The container's mount shows its own group as the root.
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "250000\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            2.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/a\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+            },
+            math.inf,
+        ),
+    ],
+)
+def test_control_groups_limit_the_cores(tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert environment._cgroup_cores(tmp_path) == cores
+
+
+def test_a_limit_of_time_limits_threads_and_the_affinity_holds(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    monkeypatch.setattr(environment, "_cgroup_cores", lambda: 2.5)
+    assert environment.num_cores() == 3
+    monkeypatch.setattr(environment, "_cgroup_cores", lambda: math.inf)
+    assert environment.num_cores() == 64
+
+
+def _unknown_user(uid):
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch):
+    """As in a container, whose user is in no list."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("LINGVO_GSHARD_COMPILATION_CACHE", raising=False)
+    monkeypatch.delenv("LINGVO_GSHARD_BUCKET_CACHE", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", _unknown_user)
+    assert environment.cache_folder() is None
+    with pytest.raises(ValueError, match="need a folder: set HOME or LINGVO_GSHARD_BUCKET_CACHE"):
+        storage.cached("gs://bucket/data", "file", "00")
+    monkeypatch.setenv("LINGVO_GSHARD_COMPILATION_CACHE", "kept")
+    assert environment.cache_folder() == pathlib.Path.cwd() / "kept"
 
 
 def test_refuses_when_tensorflow_came_first():

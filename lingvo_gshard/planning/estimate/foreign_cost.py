@@ -64,7 +64,7 @@ class ForeignCost:
         self._topology = topology_name
         self._rates = hardware.generation(topology_name)
         self._operations = list(_operations(letters).items())
-        self._traffic = collections.Counter[tuple[str, ...]]()
+        self._traffic = collections.defaultdict[tuple[str, ...], float](float)
         for dims, num_bytes in letters.reading.traffic:
             self._traffic[letters.of(dims)] += num_bytes
         self._secs: dict[tuple[object, ...], float] = {}
@@ -131,13 +131,16 @@ class ForeignCost:
         for axis in mesh.axis_names:
             # An axis splits the operation along the letter that costs least, or not at all.
             options = {letters[axis] for letters in placed[:-1] if axis in letters}
-            best = self._axis_secs(operation, mesh, axis, None, placed, local), compute_secs
+            moved_secs = self._axis_secs(operation, mesh, axis, None, placed, local)
+            computed_secs = compute_secs
             for letter in sorted(options - operation.whole):
-                moved_secs = self._axis_secs(operation, mesh, axis, letter, placed, local)
-                parted = moved_secs, compute_secs / mesh.size(axis)
-                best = min(best, parted, key=sum)
-            network_secs += best[0]
-            compute_secs = best[1]
+                secs = self._axis_secs(operation, mesh, axis, letter, placed, local)
+                split_secs = compute_secs / mesh.size(axis)
+                if secs + split_secs < moved_secs + computed_secs:
+                    moved_secs = secs
+                    computed_secs = split_secs
+            network_secs += moved_secs
+            compute_secs = computed_secs
 
         memory_secs = 0.0
         if operation.flops:

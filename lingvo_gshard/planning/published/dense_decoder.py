@@ -14,6 +14,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -108,18 +109,15 @@ class Run:
     microbatches: int = 1
     remat: str = "full"
     kept: tuple[str, ...] = ()  # Of RESULTS, beside remat="full".
-    offloaded: tuple[str, ...] = ()  # The same, in the memory of the host.
     attention: str = "whole"  # Pallas's splash on TPUs, its flash attention on GPUs, or logits.
     dtype: str = "bfloat16"  # Of activations; weights and slots are float32.
 
     def __post_init__(self) -> None:
         _check_choice("remat", self.remat, REMAT)
         _check_choice("attention", self.attention, ATTENTION)
-        for name in (*self.kept, *self.offloaded):
-            _check_choice("kept or offloaded", name, RESULTS)
-        if self.kept and self.offloaded:
-            raise ValueError(f"kept={self.kept}: expected none beside offloaded results.")
-        if (self.kept or self.offloaded) and self.remat != "full":
+        for name in self.kept:
+            _check_choice("kept", name, RESULTS)
+        if self.kept and self.remat != "full":
             raise ValueError(f"remat={self.remat!r}: expected full beside kept results.")
         parts = self.data * self.fsdp * self.microbatches
         if self.rows < 1 or self.rows % parts:
@@ -150,6 +148,11 @@ def abstract_mesh(run: Run, gpu: str | None = None) -> AbstractMesh:
         device = AbstractDevice(_GPU_KINDS[gpu], num_cores=None, platform="cuda")
     sizes = (run.data, run.fsdp, run.tensor)
     return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, abstract_device=device)
+
+
+def tracing(mesh: AbstractMesh) -> AbstractContextManager[Any]:
+    """Returns the context in which a step is traced: the kernels for GPUs ask for the devices."""
+    return jax.sharding.use_abstract_mesh(mesh)
 
 
 def arguments(model: Model, run: Run, mesh: Mesh | AbstractMesh) -> tuple[Tree, Any]:
@@ -348,15 +351,8 @@ def _loss(
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - label_logits)
 
 
-def _is_kept(run: Run) -> Callable[..., Any]:
+def _is_kept(run: Run) -> Callable[..., bool]:
     """Returns the policy that tells which operations' results the backward pass finds."""
-    if run.offloaded:
-        return jax.checkpoint_policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[],
-            names_which_can_be_offloaded=list(run.offloaded),
-            offload_src="device",
-            offload_dst="pinned_host",
-        )
     is_product = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
     def policy(primitive: Any, *args: Any, **parameters: Any) -> bool:

@@ -10,7 +10,7 @@ alike, so one number serves:
 
 The geometric mean makes the squares of log(expected / measured) smallest: a step predicted twice as
 long counts as much as one predicted half as long. More factors, such as one of products and one of
-the rest, predict a record that is left out no better.
+the rest, predict a record that is left out hardly better.
 
 Half of the records are fitted, and the other half are held out to tell how good the factor is.
 Those of a source on a machine are sorted by their names, and every other one is fitted, from the
@@ -187,7 +187,7 @@ def read(path: pathlib.Path) -> tuple[Bound, ...]:
     Raises ValueError, which names the file, if it is missing or damaged.
     """
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, list):
             raise ValueError(f"expected a list of records, got {type(values).__name__}")
         records = tuple(json_records.read(Bound, value) for value in values)

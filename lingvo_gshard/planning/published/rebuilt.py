@@ -4,10 +4,7 @@ FOLDER/ID/program_plan.json, report.md    the plan; see any_program.py
 FOLDER/ID/fingerprint                     a digest of what it depends on, written last
 """
 
-import dataclasses
 import pathlib
-
-import jax
 
 from lingvo_gshard.planning import any_program, fingerprints
 from lingvo_gshard.planning.any_program import AnyPlan
@@ -62,8 +59,7 @@ def make(record: Record) -> AnyPlan:
     mesh = dense_decoder.abstract_mesh(record.run, gpu)
     step = dense_decoder.train_step(record.model, record.run, mesh)
     args = dense_decoder.arguments(record.model, record.run, mesh)
-    # The kernels for GPUs ask the mesh for the kind of GPU.
-    with jax.sharding.use_abstract_mesh(mesh):
+    with dense_decoder.tracing(mesh):
         return any_program.of(
             step,
             args,
@@ -89,8 +85,3 @@ def _fingerprint(record: Record) -> str:
     """Returns a digest of what a plan depends on: the step, the code, and the compilers."""
     step = repr((record.model, record.run, record.topology))
     return fingerprints.of(step, code=_CODE)
-
-
-def with_run(record: Record, **changes: object) -> Record:
-    """Returns a record of the same model whose run is changed, such as by `rows`."""
-    return dataclasses.replace(record, run=dataclasses.replace(record.run, **changes))

@@ -19,8 +19,7 @@ RECORDS = pathlib.Path(__file__).with_name("records.toml")
 
 _TEXTS = ("id", "source", "model", "topology", "published")
 _RUN_FIELDS = ("rows", "length", "data", "fsdp", "tensor", "microbatches", "remat")
-_RESULTS = ("kept", "offloaded")
-_OPTIONAL = ("weights", "tokens_per_sec", "fits", "differs", "no_bound")
+_OPTIONAL = ("kept", "weights", "tokens_per_sec", "fits", "differs", "no_bound")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ def load(path: pathlib.Path = RECORDS) -> tuple[Record, ...]:
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
     """Raises KeyError or ValueError for a table of TOML whose fields are not those of a record."""
-    known = {*_TEXTS, *_RUN_FIELDS, *_RESULTS, *_OPTIONAL}
+    known = {*_TEXTS, *_RUN_FIELDS, *_OPTIONAL}
     for name in fields:
         if name not in known:
             raise ValueError(f"unknown field {name!r}.")
@@ -120,8 +119,11 @@ def _record(
 
     is_gpu = topology.is_gpu(fields["topology"])
     options = {name: fields[name] for name in _RUN_FIELDS if name in fields}
-    results = {name: tuple(fields.get(name, ())) for name in _RESULTS}
-    run = Run(**options, **results, attention="flash" if is_gpu else "splash")
+    run = Run(
+        **options,
+        kept=tuple(fields.get("kept", ())),
+        attention="flash" if is_gpu else "splash",
+    )
     num_devices = _num_devices(fields["topology"])
     if run.devices != num_devices:
         raise ValueError(

@@ -107,14 +107,16 @@ def plan_all(ask: Ask, folder: pathlib.Path, progress: Callable[[Step], None]) -
             own_folder = family.model_folder(folder / _LM, run.model)
             add(_of_language_model(run, kept_plans.load_or_make(request, own_folder)))
 
-    for run in as_printed.FAMILY:
-        if run.steps_per_sec is not None:
-            request = ask(run.model, topology.tpu(_PAPERS_MACHINE, run.cores)).step_only()
-            own_folder = family.model_folder(folder / _FAMILY, run.model)
-            add(_of_paper(run, kept_plans.load_or_make(request, own_folder), _ALL_ROWS))
-            half_folder = family.model_folder(folder / _FAMILY / family.HALF, run.model)
+    for paper_run in as_printed.FAMILY:
+        if paper_run.steps_per_sec is not None:
+            request = ask(
+                paper_run.model, topology.tpu(_PAPERS_MACHINE, paper_run.cores)
+            ).step_only()
+            own_folder = family.model_folder(folder / _FAMILY, paper_run.model)
+            add(_of_paper(paper_run, kept_plans.load_or_make(request, own_folder), _ALL_ROWS))
+            half_folder = family.model_folder(folder / _FAMILY / family.HALF, paper_run.model)
             half = kept_plans.load_or_make(family.half_batch(request), half_folder)
-            add(_of_paper(run, half, _HALF_ROWS))
+            add(_of_paper(paper_run, half, _HALF_ROWS))
     return steps
 
 

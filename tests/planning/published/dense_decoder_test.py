@@ -121,7 +121,10 @@ def _literal_step(model, weights, tokens):
     for name, weight in weights.items():
         gradient = np.mean([np.asarray(gradients[name]) for _, gradients in losses], axis=0)
         update = gradient / (np.abs(gradient) + 1e-8)
-        after[name] = np.asarray(weight) - 1e-3 * (update + 0.1 * np.asarray(weight))
+        stepped = np.asarray(weight) - 1e-3 * (update + 0.1 * np.asarray(weight))
+        # AdamW's first step is the gradient's sign, which is noise where the gradient is: that of
+        # the keys' biases is zero, since they add the same to all logits of a query.
+        after[name] = np.where(np.abs(gradient) > 1e-6, stepped, np.nan)
     return loss, after
 
 
@@ -151,9 +154,11 @@ def _check(model, **options):
 
     assert own_loss == pytest.approx(loss, rel=1e-5)
     for name, weight in after.items():
-        # AdamW's first step is near the gradient's sign, which a tiny gradient may not share.
-        near = np.isclose(own_after[name], weight, atol=2e-5)
-        assert near.mean() > 0.99, name
+        is_known = ~np.isnan(weight)
+        assert is_known.mean() > 0.4 or name == "key_bias", name
+        np.testing.assert_allclose(
+            np.asarray(own_after[name])[is_known], weight[is_known], atol=2e-5, err_msg=name
+        )
 
 
 @pytest.mark.slow
@@ -163,7 +168,15 @@ def test_a_partitioned_step_is_the_literal_one():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [_GATED, _BIASED, {}], ids=["gated", "biased", "plain"])
-@pytest.mark.parametrize("axes", [(1, 1, 1), (1, 2, 1), (2, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        (1, 1, 1),
+        pytest.param((1, 2, 1), marks=pytest.mark.exhaustive),
+        pytest.param((2, 1, 2), marks=pytest.mark.exhaustive),
+        (2, 2, 2),
+    ],
+)
 def test_steps_are_the_literal_ones_on_all_devices(options, axes):
     data, fsdp, tensor = axes
     _check(_model(**options), data=data, fsdp=fsdp, tensor=tensor, remat="none")
@@ -220,7 +233,7 @@ def test_flops_of_kernels_are_those_of_causal_blocks():
         (lambda: _model(K=3), "K=3: expected a divisor of N=4."),
         (lambda: _model(max_length=4), "max_length=4: expected for learned positions alone."),
         (lambda: Run(rows=6, length=4, fsdp=4), "rows=6: expected a multiple of 4, data * fsdp"),
-        (lambda: Run(rows=4, length=4, kept=("hidden",)), "kept or offloaded='hidden': expected"),
+        (lambda: Run(rows=4, length=4, kept=("hidden",)), "kept='hidden': expected one of"),
         (lambda: Run(rows=4, length=4, remat="none", kept=("up",)), "remat='none': expected full"),
         (lambda: Run(rows=4, length=4, remat="some"), "remat='some': expected one of full,"),
     ],

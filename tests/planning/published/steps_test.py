@@ -116,7 +116,8 @@ def test_a_plan_is_made_once_unless_the_step_or_the_compiler_changes(tmp_path, m
     monkeypatch.setattr(rebuilt.own_process, "call", make)
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
     record = records.load()[0]
-    for changed in (record, record, rebuilt.with_run(record, rows=2 * record.run.rows)):
+    longer = dataclasses.replace(record.run, rows=2 * record.run.rows)
+    for changed in (record, record, dataclasses.replace(record, run=longer)):
         rebuilt.load_or_make(changed, tmp_path)
     assert len(made) == 2
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_something=true")

@@ -1,0 +1,80 @@
+import bz2
+import gzip
+import lzma
+
+import pytest
+
+from lingvo_gshard import line_program
+from lingvo_gshard.files import text_file
+
+_TEXT = "ein Haus\nzwei H\u00e4user\n" * 40
+_ZSTD = b"\x28\xb5\x2f\xfd\x04\x00\x01\x02"
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (gzip.compress(_TEXT.encode()), "gzip"),
+        (bz2.compress(_TEXT.encode()), "bzip2"),
+        (lzma.compress(_TEXT.encode()), "xz"),
+        (_ZSTD, "zstd"),
+        (b"PK\x03\x04\x14\x00", "zip"),
+        (_TEXT.encode("utf-16"), "UTF-16"),
+        (b"\xfe\xff" + _TEXT.encode("utf-16-be"), "UTF-16"),
+        (_TEXT.encode("utf-32"), "UTF-32"),
+        (_TEXT.encode("utf-16-le"), "binary"),
+        (b"\7\0\0\0" * 900, "binary"),
+    ],
+)
+def test_what_is_no_text_is_named_wherever_it_is_read(tmp_path, content, name):
+    path = tmp_path / "x.txt"
+    path.write_bytes(content)
+    told = rf"x.txt is {name}[,:] .*expected text in UTF-8"
+    with pytest.raises(ValueError, match=told), text_file.opened_text(path):
+        pass
+
+    # In a file whose name ends in .gz, too, and on standard input.
+    (tmp_path / "y.txt.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(ValueError, match=rf"y.txt.gz is {name}"):
+        with text_file.opened_text(tmp_path / "y.txt.gz"):
+            pass
+    with path.open("rb") as stream, pytest.raises(ValueError, match=rf"standard input is {name}"):
+        list(line_program.read_lines(stream, "standard input"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"a\0b\n",
+        bytes(range(256)) * 20,
+        b"\xff\xfe\n\xc3",
+        "\ufeffein Haus\n".encode(),
+        b"BZh is text\n",
+        b"PK\n",
+    ],
+)
+def test_text_with_a_little_damage_is_text(tmp_path, content):
+    path = tmp_path / "x.txt"
+    path.write_bytes(content)
+    with text_file.opened_text(path) as file:
+        assert file.read() == content
+
+
+def test_gzip_and_plain_files_have_the_same_lines(tmp_path):
+    (tmp_path / "x.txt").write_text(_TEXT)
+    (tmp_path / "x.txt.gz").write_bytes(gzip.compress(_TEXT.encode()))
+    for name in ("x.txt", "x.txt.gz"):
+        with text_file.opened_text(tmp_path / name) as stream:
+            lines = [line for some in line_program.read_lines(stream, name) for line in some]
+        assert lines == _TEXT.split("\n")[:-1]
+
+
+def test_the_first_line_that_is_not_utf_8_is_told(tmp_path, caplog):
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"good\n\nna\xefve\nbad \xff\n")
+    with path.open("rb") as stream:
+        lines = [line for some in line_program.read_lines(stream, "x.txt") for line in some]
+    assert lines == ["good", "", "na\ufffdve", "bad \ufffd"]
+    (told,) = caplog.messages
+    assert told.startswith("x.txt: line 3 is not UTF-8 (invalid continuation byte at byte 2); ")
