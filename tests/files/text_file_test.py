@@ -14,16 +14,16 @@ _ZSTD = b"\x28\xb5\x2f\xfd\x04\x00\x01\x02"
 @pytest.mark.parametrize(
     ("content", "name"),
     [
-        (gzip.compress(_TEXT.encode()), "gzip"),
-        (bz2.compress(_TEXT.encode()), "bzip2"),
-        (lzma.compress(_TEXT.encode()), "xz"),
-        (_ZSTD, "zstd"),
-        (b"PK\x03\x04\x14\x00", "zip"),
-        (_TEXT.encode("utf-16"), "UTF-16"),
-        (b"\xfe\xff" + _TEXT.encode("utf-16-be"), "UTF-16"),
-        (_TEXT.encode("utf-32"), "UTF-32"),
-        (_TEXT.encode("utf-16-le"), "binary"),
-        (b"\7\0\0\0" * 900, "binary"),
+        pytest.param(gzip.compress(_TEXT.encode()), "gzip", id="gzip"),
+        pytest.param(bz2.compress(_TEXT.encode()), "bzip2", id="bzip2"),
+        pytest.param(lzma.compress(_TEXT.encode()), "xz", id="xz"),
+        pytest.param(_ZSTD, "zstd", id="zstd"),
+        pytest.param(b"PK\x03\x04\x14\x00", "zip", id="zip"),
+        pytest.param(_TEXT.encode("utf-16"), "UTF-16", id="UTF-16"),
+        pytest.param(b"\xfe\xff" + _TEXT.encode("utf-16-be"), "UTF-16", id="big-endian"),
+        pytest.param(_TEXT.encode("utf-32"), "UTF-32", id="UTF-32"),
+        pytest.param(_TEXT.encode("utf-16-le"), "binary", id="UTF-16 without a mark"),
+        pytest.param(b"\7\0\0\0" * 900, "binary", id="integers"),
     ],
 )
 def test_what_is_no_text_is_named_wherever_it_is_read(tmp_path, content, name):
