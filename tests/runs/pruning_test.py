@@ -1,0 +1,323 @@
+"""Runs with fewer experts: their weights by NumPy, their logits, what continues, what is refused.
+
+E experts, K that stay, M model.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.checkpoints import stored
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.runs import pruning
+from lingvo_gshard.runs.pruning import Request
+from lingvo_gshard.runs.run import open_run
+from tests.hugging_face import export_model, runs
+from tests.layers import building
+
+_E = 8
+_CHOICES = [f"task.{side}.moe.num_experts={_E}" for side in ("encoder", "decoder")]
+_BIASED = [
+    f"task.{side}.moe.{setting}"
+    for side in ("encoder", "decoder")
+    for setting in ("biases=True", "gated=True")
+]
+_LOOP = [f"task.{side}.layers_as=LOOP" for side in ("encoder", "decoder")]
+_UNROLLED = [f"task.{side}.layers_as=UNROLLED" for side in ("encoder", "decoder")]
+_LAYERS = ("encoder_1", "encoder_3", "decoder_1", "decoder_3")
+_HALF = Request(("de", "fr"), 0.5)
+
+
+def _run(folder, *settings, change=None):
+    """Writes a run with random weights, changed by `change`."""
+    launch = export_model.LAUNCH.changed([*_CHOICES, *settings])
+    theta = runs.random_theta(launch, seed=2)
+    if change is not None:
+        change(theta)
+    return runs.write(folder, launch, theta)
+
+
+def _write_loads(folder, by_language):
+    """Writes evaluations with {language: {layer: loads}}."""
+    lines = [{"name": "dev", "step": 0, "nll": 1.0}]
+    for language, loads in by_language.items():
+        metrics = {f"load_E_{layer}": list(load) for layer, load in loads.items()}
+        lines.append({"name": f"dev_{language}", "step": 0, "nll": 1.0, **metrics})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "eval_metrics.jsonl").write_text(text)
+
+
+def _random_loads(seed=0):
+    """Loads of three languages, with a mean of 1 in each layer."""
+    rng = np.random.default_rng(seed)
+    by_language = {}
+    for language in ("de", "fr", "ja"):
+        loads = rng.dirichlet(np.ones(_E), len(_LAYERS)) * _E
+        by_language[language] = dict(zip(_LAYERS, loads.tolist(), strict=True))
+    return by_language
+
+
+def _theta(logdir):
+    with Checkpoints(logdir) as saved:
+        arrays = saved.arrays(0)
+        return {path: np.asarray(x) for path, x in arrays.items() if path.startswith("theta.")}
+
+
+def _kept(loads, layer, count):
+    """The experts with the largest loads over German and French, by a literal loop."""
+    total = np.add(loads["de"][layer], loads["fr"][layer])
+    ids = []
+    for _ in range(count):
+        best = max((i for i in range(_E) if i not in ids), key=lambda i: (total[i], -i))
+        ids.append(best)
+    return sorted(ids)
+
+
+def _gathered(theta, loads, count, is_loop):
+    """What weights become: a loop over paths and layers, with NumPy's take."""
+    pruned = {}
+    for path, array in theta.items():
+        pruned[path] = array
+        if ".feed_forward.w" not in path:
+            continue
+        axis = {"wg": -1}.get(path.rpartition(".")[2], 0)
+        stack = path.split(".")[1]
+        if is_loop and "block[1]" in path:
+            blocks = [
+                np.take(array[r], _kept(loads, f"{stack}_{2 * r + 1}", count), axis)
+                for r in range(2)
+            ]
+            pruned[path] = np.stack(blocks)
+        for i in (1, 3):
+            if f"layers[{i}]" in path:
+                pruned[path] = np.take(array, _kept(loads, f"{stack}_{i}", count), axis)
+    return pruned
+
+
+@pytest.mark.parametrize("layers_as", [_LOOP, _UNROLLED])
+def test_the_weights_are_those_of_the_experts_that_stay(tmp_path, layers_as):
+    run = _run(tmp_path / "run", *layers_as, *_BIASED)
+    loads = _random_loads()
+    _write_loads(tmp_path / "run", loads)
+    done = pruning.prune(run, tmp_path / "new", Request(("de", "fr"), 0.3))
+
+    # 2.4 is rounded up.
+    want = _gathered(_theta(tmp_path / "run"), loads, 3, layers_as is _LOOP)
+    got = _theta(tmp_path / "new")
+    assert got.keys() == want.keys()
+    for path, array in want.items():
+        np.testing.assert_array_equal(got[path], array, err_msg=path)
+    assert sum(array.size for array in got.values()) == done.num_weights < done.num_weights_before
+
+    # It is restored on devices, where all fingerprints are checked, and records what it is.
+    launch = launches.recorded(str(tmp_path / "new"))
+    restored = open_run(launch, str(tmp_path / "new"), 1).estimator.restore()
+    assert restored.step == 0
+    record = launches.recorded_pruning(str(tmp_path / "new"))
+    assert record.experts == {layer: tuple(_kept(loads, layer, 3)) for layer in _LAYERS}
+    assert (record.source, record.languages) == (str(tmp_path / "run"), ("de", "fr"))
+    launches.record(launch, str(tmp_path / "new"))  # As when it is trained.
+    assert launches.recorded_pruning(str(tmp_path / "new")) == record
+    assert launches.recorded_pruning(str(tmp_path / "run")) is None
+
+
+def _logits(run):
+    """Logits of all tokens, eagerly, and the load of each layer's experts."""
+    task = run.params.task.Instantiate(building.Unannotated())
+    theta = _theta(run.logdir)
+    values = [theta[f"theta.{path}"] for path, _ in task.weight_specs.FlattenItems()]
+    features = export_model.batch()
+    logits, reports = task.FProp(
+        task.weight_specs.Pack(map(tf.constant, values)),
+        features.Transform(tf.constant),
+        Context(Mode.EVAL),
+    )
+    loads = {
+        layer: report.routing.load_E.numpy().tolist()
+        for layer, report in reports.items()
+        if report.routing is not None
+    }
+    return logits.numpy()[features.target_segment_ids > 0], loads
+
+
+def _opened(logdir):
+    return open_run(launches.recorded(str(logdir)), str(logdir), 1)
+
+
+def _with_idle_experts(theta):
+    """Sets gates that never choose experts 0, 2, 5 and 7.
+
+    Their logits are 0. Those of 1 and 3 are x and -x, and those of 4 and 6 are y and -y: the two
+    highest are above 0.
+    """
+    for path, wg in theta.FlattenItems():
+        if path.endswith(".wg"):
+            wg[..., [0, 2, 5, 7]] = 0
+            wg[..., 3] = -wg[..., 1]
+            wg[..., 6] = -wg[..., 4]
+
+
+def test_experts_that_no_token_chooses_are_not_missed(tmp_path):
+    run = _run(tmp_path / "run", *_UNROLLED, change=_with_idle_experts)
+    wanted, loads = _logits(run)
+    _write_loads(tmp_path / "run", {"de": loads})
+    done = pruning.prune(run, tmp_path / "new", Request(("de",), 0.5))
+    assert {experts.ids for experts in done.kept.values()} == {(1, 3, 4, 6)}
+    assert [experts.share for experts in done.kept.values()] == pytest.approx([1] * 4)
+
+    found, _ = _logits(_opened(tmp_path / "new"))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert wanted.std() > 0.1
+
+    # Others are missed, so this would tell.
+    pruning.prune(run, tmp_path / "all", Request(("de",), 1.0))
+    _write_loads(tmp_path / "run", {"de": {layer: [*range(_E)] for layer in loads}})
+    pruning.prune(run, tmp_path / "other", Request(("de",), 0.5))
+    other, _ = _logits(_opened(tmp_path / "other"))
+    assert np.abs(other - wanted).max() > 0.01
+
+    # All experts are the same model.
+    same, _ = _logits(_opened(tmp_path / "all"))
+    np.testing.assert_array_equal(same, wanted)
+    assert open(tmp_path / "all/params.txt").read() == run.params.ToText()
+
+
+@pytest.mark.parametrize("layers_as", [_LOOP, _UNROLLED])
+def test_dropped_experts_are_merged(tmp_path, layers_as):
+    run = _run(tmp_path / "run", *layers_as)
+    loads = _random_loads(seed=1)
+    _write_loads(tmp_path / "run", loads)
+    done = pruning.prune(run, tmp_path / "new", Request(("de", "fr"), 0.25, is_merged=True))
+    assert launches.recorded_pruning(str(tmp_path / "new")).is_merged
+
+    before = _theta(tmp_path / "run")
+    after = _theta(tmp_path / "new")
+    for number in (1, 3):
+        place = f"block[1]:{number // 2}" if layers_as is _LOOP else f"layers[{number}]"
+        for stack in ("encoder", "decoder"):
+            layer = f"{stack}_{number}"
+            ids = _kept(loads, layer, 2)
+            assert done.kept[layer].ids == tuple(ids)
+
+            def weight(theta, name, stack=stack, place=place):
+                name_of_layer, _, block = place.partition(":")
+                array = theta[f"theta.{stack}.{name_of_layer}.feed_forward.{name}"]
+                return array[int(block)] if block else array
+
+            wg = weight(before, "wg")
+            np.testing.assert_array_equal(weight(after, "wg"), wg[:, ids])
+            total = np.add(loads["de"][layer], loads["fr"][layer])
+            sums = {i: 0.0 for i in ids}
+            weights = {i: 0.0 for i in ids}
+            for expert in range(_E):
+                cosines = [
+                    wg[:, i] @ wg[:, expert] / np.linalg.norm(wg[:, i]) for i in ids
+                ]  # The norm of the expert's own is the same in all.
+                target = expert if expert in ids else ids[int(np.argmax(cosines))]
+                sums[target] += total[expert] * weight(before, "wi")[expert].astype(float)
+                weights[target] += total[expert]
+            for k, i in enumerate(ids):
+                np.testing.assert_allclose(
+                    weight(after, "wi")[k], sums[i] / weights[i], rtol=1e-5, atol=1e-6
+                )
+
+
+def test_a_process_that_was_stopped_is_continued(tmp_path, monkeypatch):
+    run = _run(tmp_path / "run", *_UNROLLED)
+    _write_loads(tmp_path / "run", _random_loads())
+    read = pruning._read
+    count = 0
+
+    def interrupted(*args):
+        nonlocal count
+        count += 1
+        if count > 8:
+            raise KeyboardInterrupt
+        return read(*args)
+
+    monkeypatch.setattr(pruning, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pruning.prune(run, tmp_path / "new", _HALF)
+    monkeypatch.setattr(pruning, "_read", read)
+    journal = tmp_path / "new/checkpoints/0.import/journal.jsonl"
+    assert len(journal.read_text().splitlines()) > 1
+
+    pruning.prune(run, tmp_path / "new", _HALF)
+    pruning.prune(run, tmp_path / "whole", _HALF)
+    whole = _theta(tmp_path / "whole")
+    for path, array in _theta(tmp_path / "new").items():
+        np.testing.assert_array_equal(array, whole[path])
+
+
+def test_a_damaged_expert_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+    """Of an array whose experts are read part by part, and checked at the end."""
+    run = _run(tmp_path / "run", *_UNROLLED)
+    _write_loads(tmp_path / "run", {"de": {layer: [*range(_E)] for layer in _LAYERS}})
+    read = stored.Stored._read
+
+    def damaged(self, name, context, index):
+        values = np.array(read(self, name, context, index))
+        if name.endswith("decoder.layers[3].feed_forward.wo") and index[0].start == 6:
+            values.flat[0] += 1
+        return values
+
+    monkeypatch.setattr(stored.Stored, "_read", damaged)
+    message = (
+        r"run/checkpoints/0: the checkpoint is damaged: .*decoder\.layers\[3\]\.feed_forward\.wo is"
+        r" not what was saved, in experts \[2\] of those that stay\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        pruning.prune(run, tmp_path / "new", Request(("de",), 0.5))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(("de", "xx"), 0.5), r"languages=de,xx: no loads of xx in .*; there are those of"),
+        (Request((), 0.5), r"languages=: no loads of none in .* of de, fr, ja\.$"),
+        (Request(("de",), 1.5), r"keep=1.5: expected a share above 0 and up to 1\.$"),
+        (Request(("de",), 0.5, multiple_of=3), r"multiple_of=3: expected a divisor of the 8"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(tmp_path, request_, message):
+    run = _run(tmp_path / "run")
+    _write_loads(tmp_path / "run", _random_loads())
+    with pytest.raises(ValueError, match=message):
+        pruning.prune(run, tmp_path / "new", request_)
+    assert not (tmp_path / "new").exists()
+
+
+def test_runs_that_cannot_be_pruned_are_refused(tmp_path):
+    run = _run(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"run has no loads of experts by language: evaluate it"):
+        pruning.prune(run, tmp_path / "new", _HALF)
+
+    # Of another model, or of some layers alone.
+    _write_loads(tmp_path / "run", {"de": {"encoder_1": [1.0] * 4}, "fr": {}})
+    with pytest.raises(ValueError, match=r"de has the loads of 4 experts of encoder_1, which has"):
+        pruning.prune(run, tmp_path / "new", Request(("de",), 0.5))
+    with pytest.raises(ValueError, match=r"no loads of fr in"):
+        pruning.prune(run, tmp_path / "new", _HALF)
+
+    dense = runs.launch_of("toy.Dense4L", 29, "task.dim=8", "task.product_dtype=float32")
+    run = runs.write(tmp_path / "dense", dense, runs.random_theta(dense, 1))
+    with pytest.raises(ValueError, match=r"dense: toy.Dense4L has no experts to prune\.$"):
+        pruning.prune(run, tmp_path / "new", _HALF)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_exists_is_not_written_to(tmp_path):
+    run = _run(tmp_path / "run")
+    _write_loads(tmp_path / "run", _random_loads())
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/mine.txt").write_text("kept")
+    (tmp_path / "file").write_text("kept")
+    for name in ("new", "file", "run"):
+        with pytest.raises(ValueError, match=f"{name} exists already: choose a new folder"):
+            pruning.prune(run, tmp_path / name, _HALF)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["mine.txt"]
