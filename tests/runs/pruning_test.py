@@ -4,6 +4,7 @@ E experts, K that stay, M model.
 """
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -20,35 +21,76 @@ from tests.hugging_face import export_model, runs
 from tests.layers import building
 
 _E = 8
-_CHOICES = [f"task.{side}.moe.num_experts={_E}" for side in ("encoder", "decoder")]
-_BIASED = [
-    f"task.{side}.moe.{setting}"
-    for side in ("encoder", "decoder")
-    for setting in ("biases=True", "gated=True")
+_SIDES = ("encoder", "decoder")
+# Two blocks of two layers, with all weights that an expert may have; or two layers.
+_LOOP = [
+    f"task.{side}.{setting}"
+    for side in _SIDES
+    for setting in ("layers_as=LOOP", "moe.num_experts=8", "moe.biases=True", "moe.gated=True")
 ]
-_LOOP = [f"task.{side}.layers_as=LOOP" for side in ("encoder", "decoder")]
-_UNROLLED = [f"task.{side}.layers_as=UNROLLED" for side in ("encoder", "decoder")]
+_UNROLLED = [
+    f"task.{side}.{setting}"
+    for side in _SIDES
+    for setting in ("layers_as=UNROLLED", "num_layers=2", "moe.num_experts=8")
+]
+# The optimizer has slots for few weights, which are quickly written.
+_FROZEN = r"train.frozen=theta\.(?!decoder.*\.wo).*"
 _LAYERS = ("encoder_1", "encoder_3", "decoder_1", "decoder_3")
 _HALF = Request(("de", "fr"), 0.5)
 
 
-def _run(folder, *settings, change=None):
-    """Writes a run with random weights, changed by `change`."""
-    launch = export_model.LAUNCH.changed([*_CHOICES, *settings])
+def _with_idle_experts(theta):
+    """Sets gates that never choose experts 0, 2, 5 and 7.
+
+    Their logits are 0. Those of 1 and 3 are x and -x, and those of 4 and 6 are y and -y: the two
+    highest are above 0.
+    """
+    for path, wg in theta.FlattenItems():
+        if path.endswith(".wg"):
+            wg[..., [0, 2, 5, 7]] = 0
+            wg[..., 3] = -wg[..., 1]
+            wg[..., 6] = -wg[..., 4]
+
+
+def _written(folder, settings, change):
+    launch = export_model.LAUNCH.changed([*settings, _FROZEN])
     theta = runs.random_theta(launch, seed=2)
-    if change is not None:
-        change(theta)
+    change(theta)
     return runs.write(folder, launch, theta)
 
 
-def _write_loads(folder, by_language):
+@pytest.fixture(scope="module")
+def loop_run(tmp_path_factory):
+    """A run whose stacks are loops; tests write its loads."""
+    return _written(tmp_path_factory.mktemp("loop") / "run", _LOOP, lambda theta: None)
+
+
+@pytest.fixture(scope="module")
+def unrolled_run(tmp_path_factory):
+    """A run with idle experts, whose layers are unrolled; tests write its loads."""
+    return _written(tmp_path_factory.mktemp("unrolled") / "run", _UNROLLED, _with_idle_experts)
+
+
+@pytest.fixture
+def empty_run(tmp_path):
+    """A run without weights, which must not be needed."""
+    launch = export_model.LAUNCH.changed(_UNROLLED)
+    launches.record(launch, str(tmp_path / "run"))
+    return _opened(tmp_path / "run")
+
+
+def _opened(logdir):
+    return open_run(launches.recorded(str(logdir)), str(logdir), 1)
+
+
+def _write_loads(run, by_language):
     """Writes evaluations with {language: {layer: loads}}."""
     lines = [{"name": "dev", "step": 0, "nll": 1.0}]
     for language, loads in by_language.items():
         metrics = {f"load_E_{layer}": list(load) for layer, load in loads.items()}
         lines.append({"name": f"dev_{language}", "step": 0, "nll": 1.0, **metrics})
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "eval_metrics.jsonl").write_text(text)
+    pathlib.Path(run.logdir, "eval_metrics.jsonl").write_text(text)
 
 
 def _random_loads(seed=0):
@@ -98,15 +140,15 @@ def _gathered(theta, loads, count, is_loop):
     return pruned
 
 
-@pytest.mark.parametrize("layers_as", [_LOOP, _UNROLLED])
-def test_the_weights_are_those_of_the_experts_that_stay(tmp_path, layers_as):
-    run = _run(tmp_path / "run", *layers_as, *_BIASED)
+@pytest.mark.parametrize("name", ["loop_run", "unrolled_run"])
+def test_the_weights_are_those_of_the_experts_that_stay(request, tmp_path, name):
+    run = request.getfixturevalue(name)
     loads = _random_loads()
-    _write_loads(tmp_path / "run", loads)
+    _write_loads(run, loads)
     done = pruning.prune(run, tmp_path / "new", Request(("de", "fr"), 0.3))
 
     # 2.4 is rounded up.
-    want = _gathered(_theta(tmp_path / "run"), loads, 3, layers_as is _LOOP)
+    want = _gathered(_theta(run.logdir), loads, 3, name == "loop_run")
     got = _theta(tmp_path / "new")
     assert got.keys() == want.keys()
     for path, array in want.items():
@@ -115,14 +157,15 @@ def test_the_weights_are_those_of_the_experts_that_stay(tmp_path, layers_as):
 
     # It is restored on devices, where all fingerprints are checked, and records what it is.
     launch = launches.recorded(str(tmp_path / "new"))
-    restored = open_run(launch, str(tmp_path / "new"), 1).estimator.restore()
-    assert restored.step == 0
+    if name == "loop_run":
+        assert _opened(tmp_path / "new").estimator.restore().step == 0
     record = launches.recorded_pruning(str(tmp_path / "new"))
-    assert record.experts == {layer: tuple(_kept(loads, layer, 3)) for layer in _LAYERS}
-    assert (record.source, record.languages) == (str(tmp_path / "run"), ("de", "fr"))
+    layers = _LAYERS if name == "loop_run" else ("encoder_1", "decoder_1")
+    assert record.experts == {layer: tuple(_kept(loads, layer, 3)) for layer in layers}
+    assert (record.source, record.languages) == (run.logdir, ("de", "fr"))
     launches.record(launch, str(tmp_path / "new"))  # As when it is trained.
     assert launches.recorded_pruning(str(tmp_path / "new")) == record
-    assert launches.recorded_pruning(str(tmp_path / "run")) is None
+    assert launches.recorded_pruning(run.logdir) is None
 
 
 def _logits(run):
@@ -144,91 +187,69 @@ def _logits(run):
     return logits.numpy()[features.target_segment_ids > 0], loads
 
 
-def _opened(logdir):
-    return open_run(launches.recorded(str(logdir)), str(logdir), 1)
-
-
-def _with_idle_experts(theta):
-    """Sets gates that never choose experts 0, 2, 5 and 7.
-
-    Their logits are 0. Those of 1 and 3 are x and -x, and those of 4 and 6 are y and -y: the two
-    highest are above 0.
-    """
-    for path, wg in theta.FlattenItems():
-        if path.endswith(".wg"):
-            wg[..., [0, 2, 5, 7]] = 0
-            wg[..., 3] = -wg[..., 1]
-            wg[..., 6] = -wg[..., 4]
-
-
-def test_experts_that_no_token_chooses_are_not_missed(tmp_path):
-    run = _run(tmp_path / "run", *_UNROLLED, change=_with_idle_experts)
-    wanted, loads = _logits(run)
-    _write_loads(tmp_path / "run", {"de": loads})
-    done = pruning.prune(run, tmp_path / "new", Request(("de",), 0.5))
-    assert {experts.ids for experts in done.kept.values()} == {(1, 3, 4, 6)}
-    assert [experts.share for experts in done.kept.values()] == pytest.approx([1] * 4)
-
+def test_experts_that_no_token_chooses_are_not_missed(unrolled_run, tmp_path):
+    wanted, loads = _logits(unrolled_run)
+    _write_loads(unrolled_run, {"de": loads})
+    done = pruning.prune(unrolled_run, tmp_path / "new", Request(("de",), 0.5))
+    assert [experts.share for experts in done.kept.values()] == pytest.approx([1, 1])
     found, _ = _logits(_opened(tmp_path / "new"))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     assert wanted.std() > 0.1
 
-    # Others are missed, so this would tell.
-    pruning.prune(run, tmp_path / "all", Request(("de",), 1.0))
-    _write_loads(tmp_path / "run", {"de": {layer: [*range(_E)] for layer in loads}})
-    pruning.prune(run, tmp_path / "other", Request(("de",), 0.5))
+    # Without others, which are chosen, it is another model.
+    _write_loads(unrolled_run, {"de": {layer: [*range(_E)] for layer in loads}})
+    pruning.prune(unrolled_run, tmp_path / "other", Request(("de",), 0.5))
     other, _ = _logits(_opened(tmp_path / "other"))
     assert np.abs(other - wanted).max() > 0.01
 
-    # All experts are the same model.
-    same, _ = _logits(_opened(tmp_path / "all"))
-    np.testing.assert_array_equal(same, wanted)
-    assert open(tmp_path / "all/params.txt").read() == run.params.ToText()
+
+def test_with_all_experts_it_is_the_same_model(unrolled_run, tmp_path):
+    _write_loads(unrolled_run, _random_loads())
+    for name, is_merged in (("dropped", False), ("merged", True)):
+        request = Request(("de",), 1.0, is_merged)
+        done = pruning.prune(unrolled_run, tmp_path / name, request)
+        assert done.num_weights == done.num_weights_before
+        got = _theta(tmp_path / name)
+        for path, array in _theta(unrolled_run.logdir).items():
+            np.testing.assert_array_equal(got[path], array)
+        text = (tmp_path / name / "params.txt").read_text()
+        assert text == unrolled_run.params.ToText()
 
 
-@pytest.mark.parametrize("layers_as", [_LOOP, _UNROLLED])
-def test_dropped_experts_are_merged(tmp_path, layers_as):
-    run = _run(tmp_path / "run", *layers_as)
+def test_dropped_experts_are_merged(loop_run, tmp_path):
     loads = _random_loads(seed=1)
-    _write_loads(tmp_path / "run", loads)
-    done = pruning.prune(run, tmp_path / "new", Request(("de", "fr"), 0.25, is_merged=True))
+    _write_loads(loop_run, loads)
+    done = pruning.prune(loop_run, tmp_path / "new", Request(("de", "fr"), 0.25, is_merged=True))
     assert launches.recorded_pruning(str(tmp_path / "new")).is_merged
 
-    before = _theta(tmp_path / "run")
+    before = _theta(loop_run.logdir)
     after = _theta(tmp_path / "new")
-    for number in (1, 3):
-        place = f"block[1]:{number // 2}" if layers_as is _LOOP else f"layers[{number}]"
-        for stack in ("encoder", "decoder"):
-            layer = f"{stack}_{number}"
-            ids = _kept(loads, layer, 2)
-            assert done.kept[layer].ids == tuple(ids)
+    for layer, experts in done.kept.items():
+        stack, number = layer.split("_")
+        block = int(number) // 2
+        path = f"theta.{stack}.block[1].feed_forward"
+        ids = _kept(loads, layer, 2)
+        assert experts.ids == tuple(ids)
+        wg_ME = before[f"{path}.wg"][block]
+        np.testing.assert_array_equal(after[f"{path}.wg"][block], wg_ME[:, ids])
 
-            def weight(theta, name, stack=stack, place=place):
-                name_of_layer, _, block = place.partition(":")
-                array = theta[f"theta.{stack}.{name_of_layer}.feed_forward.{name}"]
-                return array[int(block)] if block else array
-
-            wg = weight(before, "wg")
-            np.testing.assert_array_equal(weight(after, "wg"), wg[:, ids])
-            total = np.add(loads["de"][layer], loads["fr"][layer])
-            sums = {i: 0.0 for i in ids}
-            weights = {i: 0.0 for i in ids}
-            for expert in range(_E):
-                cosines = [
-                    wg[:, i] @ wg[:, expert] / np.linalg.norm(wg[:, i]) for i in ids
-                ]  # The norm of the expert's own is the same in all.
-                target = expert if expert in ids else ids[int(np.argmax(cosines))]
-                sums[target] += total[expert] * weight(before, "wi")[expert].astype(float)
-                weights[target] += total[expert]
-            for k, i in enumerate(ids):
-                np.testing.assert_allclose(
-                    weight(after, "wi")[k], sums[i] / weights[i], rtol=1e-5, atol=1e-6
-                )
+        # Each expert belongs to the kept one whose gate has the smallest angle with its own.
+        share_E = np.add(loads["de"][layer], loads["fr"][layer])
+        members = {i: [] for i in ids}
+        for expert in range(_E):
+            cosines = [wg_ME[:, i] @ wg_ME[:, expert] / np.linalg.norm(wg_ME[:, i]) for i in ids]
+            members[expert if expert in ids else ids[int(np.argmax(cosines))]].append(expert)
+        for name in ("wi", "wi_gate", "wo", "wi_bias"):
+            experts_of_block = before[f"{path}.{name}"][block]
+            for k, group in enumerate(members.values()):
+                mean = np.average(experts_of_block[group], axis=0, weights=share_E[group])
+                merged = after[f"{path}.{name}"][block, k]
+                np.testing.assert_allclose(merged, mean, rtol=1e-5, atol=1e-6)
 
 
-def test_a_process_that_was_stopped_is_continued(tmp_path, monkeypatch):
-    run = _run(tmp_path / "run", *_UNROLLED)
-    _write_loads(tmp_path / "run", _random_loads())
+def test_a_process_that_was_stopped_is_continued(unrolled_run, tmp_path, monkeypatch):
+    run = unrolled_run
+    _write_loads(run, _random_loads())
     read = pruning._read
     count = 0
 
@@ -247,31 +268,29 @@ def test_a_process_that_was_stopped_is_continued(tmp_path, monkeypatch):
     assert len(journal.read_text().splitlines()) > 1
 
     pruning.prune(run, tmp_path / "new", _HALF)
-    pruning.prune(run, tmp_path / "whole", _HALF)
-    whole = _theta(tmp_path / "whole")
+    want = _gathered(_theta(run.logdir), _random_loads(), 4, is_loop=False)
     for path, array in _theta(tmp_path / "new").items():
-        np.testing.assert_array_equal(array, whole[path])
+        np.testing.assert_array_equal(array, want[path])
 
 
-def test_a_damaged_expert_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+def test_a_damaged_expert_is_named_and_nothing_is_left(unrolled_run, tmp_path, monkeypatch):
     """Of an array whose experts are read part by part, and checked at the end."""
-    run = _run(tmp_path / "run", *_UNROLLED)
-    _write_loads(tmp_path / "run", {"de": {layer: [*range(_E)] for layer in _LAYERS}})
+    _write_loads(unrolled_run, {"de": {layer: [*range(_E)] for layer in _LAYERS}})
     read = stored.Stored._read
 
     def damaged(self, name, context, index):
         values = np.array(read(self, name, context, index))
-        if name.endswith("decoder.layers[3].feed_forward.wo") and index[0].start == 6:
+        if name == "theta.decoder.layers[1].feed_forward.wo" and index[0].start == 6:
             values.flat[0] += 1
         return values
 
     monkeypatch.setattr(stored.Stored, "_read", damaged)
     message = (
-        r"run/checkpoints/0: the checkpoint is damaged: .*decoder\.layers\[3\]\.feed_forward\.wo is"
+        r"run/checkpoints/0: the checkpoint is damaged: .*decoder\.layers\[1\]\.feed_forward\.wo is"
         r" not what was saved, in experts \[2\] of those that stay\.$"
     )
     with pytest.raises(ValueError, match=message):
-        pruning.prune(run, tmp_path / "new", Request(("de",), 0.5))
+        pruning.prune(unrolled_run, tmp_path / "new", Request(("de",), 0.5))
     assert not (tmp_path / "new").exists()
 
 
@@ -284,40 +303,41 @@ def test_a_damaged_expert_is_named_and_nothing_is_left(tmp_path, monkeypatch):
         (Request(("de",), 0.5, multiple_of=3), r"multiple_of=3: expected a divisor of the 8"),
     ],
 )
-def test_requests_that_make_no_sense_are_refused(tmp_path, request_, message):
-    run = _run(tmp_path / "run")
-    _write_loads(tmp_path / "run", _random_loads())
+def test_requests_that_make_no_sense_are_refused(empty_run, tmp_path, request_, message):
+    _write_loads(empty_run, _random_loads())
     with pytest.raises(ValueError, match=message):
-        pruning.prune(run, tmp_path / "new", request_)
+        pruning.prune(empty_run, tmp_path / "new", request_)
     assert not (tmp_path / "new").exists()
 
 
-def test_runs_that_cannot_be_pruned_are_refused(tmp_path):
-    run = _run(tmp_path / "run")
+def test_runs_that_cannot_be_pruned_are_refused(empty_run, unrolled_run, tmp_path):
+    new = tmp_path / "new"
     with pytest.raises(ValueError, match=r"run has no loads of experts by language: evaluate it"):
-        pruning.prune(run, tmp_path / "new", _HALF)
+        pruning.prune(empty_run, new, _HALF)
+    _write_loads(empty_run, _random_loads())
+    with pytest.raises(ValueError, match=r"run: there is no checkpoint; train first\.$"):
+        pruning.prune(empty_run, new, _HALF)
 
-    # Of another model, or of some layers alone.
-    _write_loads(tmp_path / "run", {"de": {"encoder_1": [1.0] * 4}, "fr": {}})
-    with pytest.raises(ValueError, match=r"de has the loads of 4 experts of encoder_1, which has"):
-        pruning.prune(run, tmp_path / "new", Request(("de",), 0.5))
+    # Evaluations of another model, or of some layers alone.
+    _write_loads(unrolled_run, {"de": {"encoder_1": [1.0] * 4}, "fr": {}})
+    with pytest.raises(ValueError, match=r"de has the loads of [04] experts of \w+_1, which has 8"):
+        pruning.prune(unrolled_run, new, Request(("de",), 0.5))
     with pytest.raises(ValueError, match=r"no loads of fr in"):
-        pruning.prune(run, tmp_path / "new", _HALF)
+        pruning.prune(unrolled_run, new, _HALF)
 
-    dense = runs.launch_of("toy.Dense4L", 29, "task.dim=8", "task.product_dtype=float32")
-    run = runs.write(tmp_path / "dense", dense, runs.random_theta(dense, 1))
+    dense = runs.launch_of("toy.Dense4L", 29, "task.product_dtype=float32")
+    launches.record(dense, str(tmp_path / "dense"))
     with pytest.raises(ValueError, match=r"dense: toy.Dense4L has no experts to prune\.$"):
-        pruning.prune(run, tmp_path / "new", _HALF)
-    assert not (tmp_path / "new").exists()
+        pruning.prune(_opened(tmp_path / "dense"), new, _HALF)
+    assert not new.exists()
 
 
-def test_a_folder_that_exists_is_not_written_to(tmp_path):
-    run = _run(tmp_path / "run")
-    _write_loads(tmp_path / "run", _random_loads())
+def test_a_folder_that_exists_is_not_written_to(empty_run, tmp_path):
+    _write_loads(empty_run, _random_loads())
     (tmp_path / "new").mkdir()
     (tmp_path / "new/mine.txt").write_text("kept")
     (tmp_path / "file").write_text("kept")
     for name in ("new", "file", "run"):
         with pytest.raises(ValueError, match=f"{name} exists already: choose a new folder"):
-            pruning.prune(run, tmp_path / name, _HALF)
+            pruning.prune(empty_run, tmp_path / name, _HALF)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["mine.txt"]
