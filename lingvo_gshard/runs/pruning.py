@@ -90,7 +90,8 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     theta = {}
     for path, spec in state_spec.FlattenItems():
         if path.startswith(_THETA):
-            of_blocks = _of_blocks(path, arrays[path], block_sizes, kept)
+            layers = _layers(path, arrays[path], block_sizes)
+            of_blocks = [kept[layer] for layer in layers if layer in kept]
             theta[path] = _pruned_array(arrays[path], spec, of_blocks)
 
     fingerprints = {path: array.fingerprints for path, array in arrays.items()}
@@ -164,25 +165,25 @@ def _kept(
     counts: Mapping[str, int],
     request: Request,
 ) -> dict[str, KeptExperts]:
-    """Returns the experts that stay by layer, of all layers that have a gate."""
-    kept = {}
-    for path, gate in arrays.items():
-        if not path.endswith(f".{_GATE}"):
-            continue
-
-        place = stack_forms.layers_of(path, gate.shape, block_sizes)
-        assert place is not None, path
-        stack_path, numbers = place
-        count = counts[stack_path.removeprefix(_THETA)]
-        for block, layer in enumerate(_names(stack_path, numbers)):
-            num_experts = gate.shape[-1]
-            share_E = _shares(loads.get(layer, {}), layer, num_experts, request.languages)
-            if request.is_merged:
-                wg = gate[()]
-                wg_ME = wg[block] if _is_stacked(gate) else wg
-                kept[layer] = kept_experts.merged(share_E, count, wg_ME)
-            else:
-                kept[layer] = kept_experts.busiest(share_E, count)
+    """Returns the experts that stay by layer, of all layers that have a gate, the encoder first."""
+    kept: dict[str, KeptExperts] = {}
+    for stack, count in counts.items():
+        prefix = f"{_THETA}{stack}."
+        gates = {
+            path: array
+            for path, array in arrays.items()
+            if path.startswith(prefix) and path.endswith(f".{_GATE}")
+        }
+        for path, gate in gates.items():
+            for block, layer in enumerate(_layers(path, gate, block_sizes)):
+                num_experts = gate.shape[-1]
+                share_E = _shares(loads.get(layer, {}), layer, num_experts, request.languages)
+                if request.is_merged:
+                    wg = gate[()]
+                    wg_ME = wg[block] if _is_stacked(gate) else wg
+                    kept[layer] = kept_experts.merged(share_E, count, wg_ME)
+                else:
+                    kept[layer] = kept_experts.busiest(share_E, count)
     return kept
 
 
@@ -203,9 +204,18 @@ def _shares(
     return kept_experts.shares(loads)
 
 
-def _names(stack_path: str, numbers: Sequence[int]) -> list[str]:
-    """Returns the names of a stack's layers, such as encoder_1, as metrics have them."""
-    return [f"{stack_path.removeprefix(_THETA)}_{number}" for number in numbers]
+def _layers(path: str, array: SavedArray, block_sizes: Mapping[str, int]) -> list[str]:
+    """Returns the layers that a weight is of, such as encoder_1, as metrics name them.
+
+    They are several in a LOOP, and none outside of stacks with experts, or for a stack's norm.
+    """
+    if not path.startswith(tuple(f"{stack}." for stack in block_sizes)):
+        return []
+    place = stack_forms.layers_of(path, array.shape, block_sizes)
+    if place is None:
+        return []
+    stack, numbers = place
+    return [f"{stack.removeprefix(_THETA)}_{number}" for number in numbers]
 
 
 def _is_stacked(array: SavedArray) -> bool:
@@ -221,21 +231,6 @@ def _pruned_launch(run: Run, counts: Mapping[str, int]) -> Launch:
     if run.params.decode.average_checkpoints != 1:
         settings.append("decode.average_checkpoints=1")
     return run.launch.changed(settings)
-
-
-def _of_blocks(
-    path: str,
-    array: SavedArray,
-    block_sizes: Mapping[str, int],
-    kept: Mapping[str, KeptExperts],
-) -> list[KeptExperts]:
-    """Returns the experts that stay in the layers that a weight is of; [] for other layers."""
-    if not path.startswith(tuple(f"{stack}." for stack in block_sizes)):
-        return []
-    place = stack_forms.layers_of(path, array.shape, block_sizes)
-    if place is None:  # A stack's norm.
-        return []
-    return [kept[layer] for layer in _names(*place) if layer in kept]
 
 
 def _pruned_array(old: SavedArray, spec: TensorSpec, of_blocks: list[KeptExperts]) -> SavedArray:
