@@ -15,7 +15,8 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.files import atomic_file, json_records, table
@@ -99,6 +100,7 @@ def of(
     categories: Sequence[str] = (),
     kernel_flops: Sequence[str] = (),
     device_order: Sequence[int] | None = None,
+    compiler_options: Mapping[str, str] = types.MappingProxyType({}),
 ) -> AnyPlan:
     """Returns the plan of a call `jitted(*args)` on a topology.
 
@@ -112,13 +114,23 @@ def of(
       kernel_flops: `NAME=FLOPS` of one run of a Pallas kernel on a device.
       device_order: the topology's device of each place in the mesh, flattened; 0, 1, 2, ... by
         default.
+      compiler_options: XLA's, by name, for this program alone.
 
     Raises ValueError as topology.devices, topology.compile_foreign, patterns.assign and
     kernels.parse_flops, or if no argument has a sharding or the order is no permutation. A program
     that is too large has a plan that tells by how much.
     """
     program = foreign.of_jitted(jitted, args, topology.platform(on))
-    return make(program, on, None, roles, categories, kernel_flops, device_order)
+    return make(
+        program,
+        on,
+        None,
+        roles,
+        categories,
+        kernel_flops,
+        device_order=device_order,
+        compiler_options=compiler_options,
+    )
 
 
 def of_file(
@@ -142,6 +154,7 @@ def make(
     categories: Sequence[str],
     kernel_flops: Sequence[str] = (),
     device_order: Sequence[int] | None = None,
+    compiler_options: Mapping[str, str] = types.MappingProxyType({}),
 ) -> AnyPlan:
     """Returns the plan of a program, whose mesh a text such as `data:16,model:4` may name.
 
@@ -158,7 +171,7 @@ def make(
 
     started = time.monotonic()
     try:
-        compiled = topology.compile_foreign(program, topology_name, mesh.devices)
+        compiled = topology.compile_foreign(program, topology_name, mesh.devices, compiler_options)
     except topology.OutOfMemoryError as error:
         refusal = memory.parse_refusal(str(error.__cause__))
         return _refused(program, topology_name, mesh, by_role, capacity_gib, refusal, started)

@@ -12,6 +12,7 @@ import hashlib
 import math
 import pathlib
 import re
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -98,12 +99,19 @@ class ForeignExecutable:
         return compiled_report.read(self.program.name, self.compiled, self.module)
 
 
-def compile_program(program: ForeignProgram, devices: Sequence[Any]) -> ForeignExecutable:
+def compile_program(
+    program: ForeignProgram,
+    devices: Sequence[Any],
+    compiler_options: Mapping[str, str] = types.MappingProxyType({}),
+) -> ForeignExecutable:
     """Compiles a foreign program for as many devices as it has partitions, in their order.
 
-    Raises jax.errors.JaxRuntimeError if the compiler refuses it.
+    `compiler_options` are XLA's by name. Raises jax.errors.JaxRuntimeError if the compiler refuses
+    the program or an option.
     """
-    compiled = jax_private.compile_stablehlo(program.module, devices, program.free_results)
+    compiled = jax_private.compile_stablehlo(
+        program.module, devices, program.free_results, compiler_options
+    )
     return ForeignExecutable(program, compiled)
 
 

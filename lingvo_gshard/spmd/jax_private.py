@@ -10,7 +10,7 @@ import re
 import struct
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -314,14 +314,22 @@ class _Read(stages.Executable):
             return None
 
 
-def compile_stablehlo(module: Any, devices: Sequence[Any], free_results: Sequence[bool]) -> Any:
+def compile_stablehlo(
+    module: Any,
+    devices: Sequence[Any],
+    free_results: Sequence[bool],
+    compiler_options: Mapping[str, str],
+) -> Any:
     """Compiles an ir.Module for `devices`, one a partition, to be read: nothing is loaded.
 
-    `free_results` tells of each result whether the compiler may choose its sharding. Returns what
-    hlo_module.read and compiled_report.read take. Raises JaxRuntimeError if it is refused.
+    `free_results` tells of each result whether the compiler may choose its sharding, and
+    `compiler_options` are XLA's by name. Returns what hlo_module.read and compiled_report.read
+    take. Raises JaxRuntimeError if it is refused.
     """
     grid = np.array(devices, dtype=object).reshape(1, -1)
-    options = compiler.get_compile_options(1, grid.size, device_assignment=grid)
+    options = compiler.get_compile_options(
+        1, grid.size, device_assignment=grid, env_options_overrides=dict(compiler_options)
+    )
     build_options = options.executable_build_options
     build_options.allow_spmd_sharding_propagation_to_output = list(free_results)
 

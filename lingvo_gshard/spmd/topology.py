@@ -11,7 +11,8 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -210,11 +211,15 @@ def compile_program(
 
 
 def compile_foreign(
-    program: ForeignProgram, name: str, order: Sequence[int] | None = None
+    program: ForeignProgram,
+    name: str,
+    order: Sequence[int] | None = None,
+    compiler_options: Mapping[str, str] = types.MappingProxyType({}),
 ) -> ForeignExecutable:
     """Compiles somebody else's program for all of a topology's devices.
 
     `order` has the device of each partition, among the topology's; None is their own order.
+    `compiler_options` are XLA's by name.
 
     Raises OutOfMemoryError if the program needs more memory than a device has, and ValueError as
     `devices`, if it is for another number of devices, or if the compiler refuses it.
@@ -228,7 +233,7 @@ def compile_foreign(
         )
     with _one_line_errors(what):
         ordered = topology_devices if order is None else [topology_devices[i] for i in order]
-        return foreign.compile_program(program, ordered)
+        return foreign.compile_program(program, ordered, compiler_options)
 
 
 @contextlib.contextmanager

@@ -44,5 +44,5 @@ def test_a_run_translates_between_its_languages(tmp_path):
         assert one[0].score == pytest.approx(two[0].score, abs=1e-4)
     assert found[0][0][0].num_tokens == 7 and found[0][2][0].num_tokens == 0
 
-    with pytest.raises(ValueError, match=r"target_lang fra: expected one of .* fra_Latn"):
+    with pytest.raises(ValueError, match="target_lang fra: expected one of .* 182 more"):
         decoder.decode_together(["deu_Latn fra Guten Morgen."])

@@ -136,7 +136,9 @@ def test_the_optimizer_leaves_frozen_weights_alone(optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [1, *(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
+)
 def test_frozen_weights_stay_and_others_are_trained_as_before(num_partitions):
     _check(num_partitions)
 

@@ -153,7 +153,7 @@ def test_a_pipeline_of_relative_biases_equals_the_loop(num_partitions, way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["2-D products", "ZeRO-3"])
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
 def test_tables_compile_for_tpus_and_gpus(name, way):
     compilers.need(name)
     params = _params(_Experiment, _WAYS[way])

@@ -62,8 +62,8 @@ def _trained(num_partitions, letters, dispatch):
 @pytest.mark.parametrize(
     ("num_partitions", "letters", "dispatch"),
     [
-        (2, "HNV", Dispatch.EINSUM),
-        (4, "BGE", Dispatch.EINSUM),
+        pytest.param(2, "HNV", Dispatch.EINSUM, marks=pytest.mark.exhaustive),
+        pytest.param(4, "BGE", Dispatch.EINSUM, marks=pytest.mark.exhaustive),
         (8, "BGE", Dispatch.EINSUM),
         (8, "BGE", Dispatch.RAGGED),
     ],
@@ -98,7 +98,9 @@ def _found(num_partitions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
+)
 def test_partitioned_searches_equal_unpartitioned(num_partitions):
     got = _found(num_partitions)
     want = _found(1)
@@ -114,7 +116,7 @@ def test_partitioned_searches_equal_unpartitioned(num_partitions):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.PREDICT])
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
 def test_they_compile_for_tpus_and_gpus(name, mode):
     compilers.need(name)
     params = _experiment()

@@ -139,7 +139,7 @@ def test_parts_of_a_batch_move_biases_by_the_sum_of_their_loads(name):
     [
         ("v3:2x2", Dispatch.RAGGED),
         ("v3:2x2", Dispatch.EINSUM),
-        ("h100:1x8", Dispatch.RAGGED),
+        pytest.param("h100:1x8", Dispatch.RAGGED, marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_router_compiles_for_tpus_and_gpus(name, dispatch):

@@ -37,6 +37,7 @@ _WAYS = {
     ),
     "other devices": ("mesh=a:2,b:*", "sharding=BG:a,HN:b", "device_assignment=[7,6,5,4,0,1,2,3]"),
 }
+_LEFT_TO_EXHAUSTIVE = ("ZeRO-2", "one weird trick", "other devices")
 
 
 class _Experiment(small_task.Experiment):
@@ -117,7 +118,13 @@ def _check(computed, wanted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=pytest.mark.exhaustive) if way in _LEFT_TO_EXHAUSTIVE else way
+        for way in _WAYS
+    ],
+)
 def test_a_model_of_uneven_sizes_equals_that_of_one_device(way):
     computed = _computed(8, *_WAYS[way])
     _check(computed, _computed(1))

@@ -481,7 +481,7 @@ def test_what_tensorflow_lowers_of_a_keras_model_is_planned(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
 def test_our_own_step_has_the_plan_of_its_experiment(tmp_path, name):
     compilers.need(name)
     request = tiny.request(topology=name)

@@ -13,6 +13,10 @@ from lingvo_gshard.planning.published import dense_decoder
 from lingvo_gshard.planning.published.records import Record
 from lingvo_gshard.spmd import topology
 
+# Tensor parallelism on TPUs gathers what it multiplies. By default the compiler writes products as
+# loops that send one part while they compute on another, and a plan adds up both.
+_GATHERS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+
 # What a plan of a program that is not this project's depends on.
 _CODE = (
     "hlo",
@@ -67,6 +71,7 @@ def make(record: Record) -> AnyPlan:
             roles=["weights=params", "optimizer=slots", "tokens=tokens"],
             kernel_flops=dense_decoder.kernel_flops(record.model, record.run),
             device_order=device_order(record.topology),
+            compiler_options=_GATHERS if gpu is None and record.run.tensor > 1 else {},
         )
 
 
