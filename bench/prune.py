@@ -103,8 +103,8 @@ def _row(keep: str, is_merged: bool) -> list[str]:
 
 def _losses(logdir: pathlib.Path) -> tuple[float, float | None]:
     """Returns the mean nll of the languages, and of all others if there are any."""
-    kept = []
-    others = []
+    kept: list[float] = []
+    others: list[float] = []
     for line in read_lines(logdir / EVAL_METRICS):
         if line["name"].startswith(_DEV):
             code = line["name"].removeprefix(_DEV)
