@@ -301,5 +301,10 @@ def _mean(
     if len(members) == 1:
         ((i, _),) = members
         return expert(i)  # To the bit.
-    weighted = [weight * expert(i).astype(np.float64) for i, weight in members]
-    return np.sum(weighted, axis=0).astype(old.dtype)
+
+    # One after the other, as there may be many.
+    (first, first_weight), *others = members
+    total = first_weight * expert(first).astype(np.float64)
+    for i, weight in others:
+        total += weight * expert(i).astype(np.float64)
+    return np.asarray(total, old.dtype)

@@ -12,11 +12,13 @@ import tensorflow as tf
 
 from lingvo_gshard.checkpoints import stored
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
+from lingvo_gshard.checkpoints.stored import SavedArray
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.runs import kept_experts, pruning
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.runs import pruning
 from lingvo_gshard.runs.pruning import Request
 from lingvo_gshard.runs.run import open_run
+from lingvo_gshard.sharding.layout import TensorSpec
 from tests.hugging_face import export_model, runs
 from tests.layers import building
 
@@ -245,6 +247,29 @@ def test_dropped_experts_are_merged(loop_run, tmp_path):
                 mean = np.average(experts_of_block[group], axis=0, weights=share_E[group])
                 merged = after[f"{path}.{name}"][block, k]
                 np.testing.assert_allclose(merged, mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dims", ["EHM", "REHM", "M_", "RM_", "_", "R_"])
+def test_parts_are_parts_of_the_whole(dims):
+    """Of experts, of gates, and of the biases that some gatings have; of one layer or two."""
+    sizes = {"R": 2, "E": 8, "H": 3, "M": 4, "_": 8}
+    shape = tuple(sizes[letter] for letter in dims)
+    axis = dims.index("E" if "E" in dims else "_")
+    values = np.random.default_rng(0).random(shape).astype("float32")
+    old = SavedArray("w", TensorSpec(shape, "float32", dims), None, values.__getitem__, ValueError)
+
+    rng = np.random.default_rng(1)
+    of_blocks = [kept_experts.busiest(rng.random(8), 5) for _ in range(1 + ("R" in dims))]
+    if "R" in dims:
+        blocks = zip(values, of_blocks, strict=True)
+        want = np.stack([np.take(block, kept.ids, axis - 1) for block, kept in blocks])
+    else:
+        want = np.take(values, of_blocks[0].ids, axis)
+
+    got = pruning._pruned_array(old, TensorSpec(want.shape, "float32", dims), of_blocks)
+    np.testing.assert_array_equal(np.asarray(got), want)
+    index = tuple(slice(size // 2, size) for size in want.shape)
+    np.testing.assert_array_equal(got[index], want[index])
 
 
 def test_a_process_that_was_stopped_is_continued(unrolled_run, tmp_path, monkeypatch):
