@@ -33,7 +33,7 @@ from lingvo_gshard.checkpoints.checkpoints import COMMITTED, Contents, folder
 from lingvo_gshard.checkpoints.fingerprints import PartSums, difference
 from lingvo_gshard.checkpoints.stored import Index, SavedArray
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import atomic_file, digests
+from lingvo_gshard.files import atomic_file, digests, storage
 from lingvo_gshard.sharding.layout import TensorSpec
 
 # A part that is read, hashed and written at a time.
@@ -88,13 +88,13 @@ def write(
 
     `source` tells where the arrays come from: a process that was killed is continued if it is the
     same. An array that has fingerprints is not checked part by part, for which more than a part
-    might be read, but once it is written. Raises ValueError if there is a checkpoint of `step`, and
-    as reading the arrays does; then nothing of it is left.
+    might be read, but once it is written. Raises ValueError if there is a checkpoint of `step`, as
+    `partial_folder`, and as reading the arrays does; then nothing of it is left.
     """
-    target = pathlib.Path(folder(model_dir)) / str(step)
+    partial = partial_folder(model_dir, step)
+    target = partial.with_name(str(step))
     if target.exists():
         raise ValueError(f"{target}: there is such a checkpoint already.")
-    partial = partial_folder(model_dir, step)
 
     fingerprints = _continued(partial, source)
     missing = {path: array for path, array in arrays.items() if path not in fingerprints}
@@ -119,8 +119,17 @@ def write(
 
 
 def partial_folder(model_dir: str | pathlib.Path, step: int) -> pathlib.Path:
-    """Returns the folder that holds the checkpoint of `step` while it is written."""
-    return pathlib.Path(folder(model_dir)) / f"{step}.import"
+    """Returns the folder that holds the checkpoint of `step` while it is written.
+
+    Raises ValueError for one in gs://, which needs a disk instead.
+    """
+    path = folder(model_dir)
+    if storage.is_bucket(path):
+        raise ValueError(
+            f"{path}: its arrays are written part by part, which needs a disk: give a folder "
+            "there, and copy it."
+        )
+    return pathlib.Path(path) / f"{step}.import"
 
 
 def _continued(partial: pathlib.Path, source: str) -> dict[str, list[str]]:

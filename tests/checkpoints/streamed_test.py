@@ -156,6 +156,11 @@ def test_a_first_state_has_the_weights_and_their_averages():
         streamed.first_state(spec, theta)
 
 
+def test_a_bucket_without_a_disk_is_refused():
+    with pytest.raises(ValueError, match=r"gs://bucket/run/checkpoints: .* which needs a disk"):
+        streamed.write("gs://bucket/run", 0, _contents(), _arrays(), "a")
+
+
 def test_zeros_are_zeros():
     array = streamed.zeros("slots.a", TensorSpec((4, 3), "float32", "em"))
     assert array[(slice(1, 3),)].shape == (2, 3) and not np.asarray(array).any()
