@@ -18,6 +18,7 @@ _PROGRAMS = {
     "translate": "lingvo_gshard.translate",
     "generate": "lingvo_gshard.generate",
     "import": "lingvo_gshard.import_model",
+    "prune": "lingvo_gshard.prune",
     "export": "lingvo_gshard.export_bundle",
     "serve": "lingvo_gshard.serve",
     "compare": "lingvo_gshard.compare",

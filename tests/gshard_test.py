@@ -15,8 +15,8 @@ def _gshard(*args):
 def test_it_names_its_programs(args):
     done = _gshard(*args)
     assert done.returncode == 0 and not done.stderr
-    names = ("prepare", "train", "translate", "generate", "import", "export", "serve", "compare")
-    for name in (*names, "plan"):
+    names = ("prepare", "train", "translate", "generate", "import", "prune", "export", "serve")
+    for name in (*names, "compare", "plan"):
         assert f"  gshard {name} " in done.stdout
 
 
@@ -31,6 +31,10 @@ def test_it_names_its_programs(args):
         (
             ("import", "--from=/no", "--logdir=/no"),
             "import_model: /no/config.json is missing: give",
+        ),
+        (
+            ("prune", "--logdir=/no", "--languages=de", "--keep=0.5", "--out=/none"),
+            "prune: /no: no experiment.json; give the --logdir of a trained model.",
         ),
         (
             ("export", "--to=huggingface"),

@@ -46,6 +46,7 @@ _PROGRAMS = {
     "import_model.py",
     "line_program.py",
     "plan.py",
+    "prune.py",
     "serve.py",
     "trainer.py",
     "translate.py",

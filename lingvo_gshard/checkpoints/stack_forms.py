@@ -179,6 +179,23 @@ class OneExpert:
         return np.expand_dims(values, self.axis)
 
 
+def layers_of(
+    path: str, shape: Sequence[int], block_sizes: Mapping[str, int]
+) -> tuple[str, tuple[int, ...]] | None:
+    """Returns the path of a weight's stack, and the numbers of its layers there.
+
+    They are several in a LOOP: a layer of each of its blocks, of which `block_sizes` has J by the
+    stack's path. Returns None for a weight outside of stacks.
+    """
+    layer = _LAYER.fullmatch(path)
+    if layer is None:
+        return None
+    stack, form, number, _ = layer.groups()
+    if form != _LOOP:
+        return stack, (int(number),)
+    return stack, tuple(r * block_sizes[stack] + int(number) for r in range(shape[0]))
+
+
 def _forms(arrays: Mapping[str, Any]) -> dict[str, _Form]:
     """Returns the form of each stack by its path."""
     counts: dict[str, int] = {}  # The layers, or those of a block.

@@ -28,10 +28,12 @@ from typing import Any
 import numpy as np
 import tensorstore
 
+from lingvo_gshard.checkpoints import averages
 from lingvo_gshard.checkpoints.checkpoints import COMMITTED, Contents, folder
-from lingvo_gshard.checkpoints.fingerprints import PartSums
+from lingvo_gshard.checkpoints.fingerprints import PartSums, difference
 from lingvo_gshard.checkpoints.stored import Index, SavedArray
-from lingvo_gshard.files import atomic_file, digests
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import atomic_file, digests, storage
 from lingvo_gshard.sharding.layout import TensorSpec
 
 # A part that is read, hashed and written at a time.
@@ -60,6 +62,21 @@ def zeros(path: str, spec: TensorSpec) -> SavedArray:
     return SavedArray(path, spec, None, read, ValueError)
 
 
+def first_state(state_spec: NestedMap, theta: Mapping[str, SavedArray]) -> dict[str, SavedArray]:
+    """Returns the arrays of a state before its first step, given the weights by path, `theta`.
+
+    Moving averages start at the weights, and the optimizer's slots at zero.
+    """
+    weights = averages.as_weights(theta)
+    arrays = {}
+    for path, spec in state_spec.FlattenItems():
+        if path.startswith(("theta.", "ema.")):
+            arrays[path] = dataclasses.replace(weights[path], name=path, spec=spec)
+        else:
+            arrays[path] = zeros(path, spec)
+    return arrays
+
+
 def write(
     model_dir: str | pathlib.Path,
     step: int,
@@ -70,13 +87,14 @@ def write(
     """Writes the checkpoint of `step` with `arrays`, which are all those of contents.state_spec.
 
     `source` tells where the arrays come from: a process that was killed is continued if it is the
-    same. Raises ValueError if there is a checkpoint of `step`, and as reading the arrays does; then
-    nothing of it is left.
+    same. An array that has fingerprints is not checked part by part, for which more than a part
+    might be read, but once it is written. Raises ValueError if there is a checkpoint of `step`, as
+    `partial_folder`, and as reading the arrays does; then nothing of it is left.
     """
-    target = pathlib.Path(folder(model_dir)) / str(step)
+    partial = partial_folder(model_dir, step)
+    target = partial.with_name(str(step))
     if target.exists():
         raise ValueError(f"{target}: there is such a checkpoint already.")
-    partial = target.with_name(f"{step}.import")
 
     fingerprints = _continued(partial, source)
     missing = {path: array for path, array in arrays.items() if path not in fingerprints}
@@ -98,6 +116,20 @@ def write(
         raise
     num_bytes = sum(array.num_bytes for array in missing.values())
     return Written(len(arrays), len(arrays) - len(missing), num_bytes)
+
+
+def partial_folder(model_dir: str | pathlib.Path, step: int) -> pathlib.Path:
+    """Returns the folder that holds the checkpoint of `step` while it is written.
+
+    Raises ValueError for one in gs://, which needs a disk instead.
+    """
+    path = folder(model_dir)
+    if storage.is_bucket(path):
+        raise ValueError(
+            f"{path}: its arrays are written part by part, which needs a disk: give a folder "
+            "there, and copy it."
+        )
+    return pathlib.Path(path) / f"{step}.import"
 
 
 def _continued(partial: pathlib.Path, source: str) -> dict[str, list[str]]:
@@ -130,7 +162,11 @@ def _note(partial: pathlib.Path, line: dict[str, Any]) -> None:
 
 
 def _write_array(state: pathlib.Path, array: SavedArray, context: tensorstore.Context) -> list[str]:
-    """Writes an array part by part; returns its fingerprints."""
+    """Writes an array part by part; returns its fingerprints.
+
+    Raises the array's error for damage if it has other fingerprints.
+    """
+    unchecked = dataclasses.replace(array, fingerprints=None)
     part_shape = _part_shape(array.spec)
     store = _create(state, array, part_shape, context)
     sums = PartSums(array.spec.dims, array.shape)
@@ -138,14 +174,20 @@ def _write_array(state: pathlib.Path, array: SavedArray, context: tensorstore.Co
     # The next part is read while this one is written.
     writing = None
     for index in _parts(array.shape, part_shape):
-        part = np.asarray(array[index], order="C")
+        part = np.asarray(unchecked[index], order="C")
         sums.add(tuple(each.start for each in index), part)
         if writing is not None:
             writing.result()
         writing = store[index].write(part)
     if writing is not None:
         writing.result()
-    return sums.fingerprint()
+
+    computed = sums.fingerprint()
+    if array.fingerprints is not None:
+        reason = difference(array.name, array.fingerprints, computed)
+        if reason:
+            raise array.damaged(reason)
+    return computed
 
 
 def _create(

@@ -5,19 +5,14 @@ parts are in memory, however large the model is. A run like any other is the res
 evaluated, exported and planned on any number of devices, and others start from it.
 """
 
-import contextlib
 import dataclasses
 import pathlib
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from lingvo_gshard.checkpoints import checkpoints, streamed
+from lingvo_gshard.checkpoints import streamed
 from lingvo_gshard.checkpoints.checkpoints import Contents
-from lingvo_gshard.checkpoints.stored import SavedArray
-from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hugging_face import config as configs
 from lingvo_gshard.hugging_face.config import Config
 from lingvo_gshard.hugging_face.folder import Folder
@@ -27,12 +22,8 @@ from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.runs import new_run
 from lingvo_gshard.runs.launch import Launch
-from lingvo_gshard.train import config as train_config
-
-_STEP = 0
-_THETA = "theta."
-_EMA = "ema."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +62,13 @@ def import_folder(
     partitioning = placement.partitioning(params, 1)
     state_spec = TaskModel(params, partitioning).state_spec
     files = Folder(source, config, params.task, state_spec.theta)
-    with _new_run(launch, params, pathlib.Path(logdir), vocabulary):
+    vocabularies = [] if vocabulary is None else [vocabulary, vocabulary]
+    with new_run.claimed(launch, params, logdir, vocabularies):
         written = streamed.write(
             logdir,
-            _STEP,
+            new_run.STEP,
             Contents(params, partitioning, state_spec),
-            _state(state_spec, files.arrays),
+            streamed.first_state(state_spec, files.arrays),
             files.identity(),
         )
     return Imported(
@@ -114,52 +106,3 @@ def _languages(vocabulary: bytes | None) -> tuple[str, ...]:
         file.write(vocabulary)
         file.flush()
         return tuple(Tokenizer(file.name).languages)
-
-
-def _state(state_spec: NestedMap, theta: dict[str, SavedArray]) -> dict[str, SavedArray]:
-    """Returns the arrays of a state before its first step, given the weights."""
-    arrays = {}
-    for path, spec in state_spec.FlattenItems():
-        if path.startswith(_THETA):
-            arrays[path] = theta[path]
-        elif path.startswith(_EMA):
-            weight = theta[_THETA + path.removeprefix(_EMA)]
-            arrays[path] = dataclasses.replace(weight, name=path, spec=spec)
-        else:
-            arrays[path] = streamed.zeros(path, spec)
-    return arrays
-
-
-@contextlib.contextmanager
-def _new_run(
-    launch: Launch, params: Params, logdir: pathlib.Path, vocabulary: bytes | None
-) -> Iterator[None]:
-    """Claims a folder and records the launch in it; on ValueError, it is as it was before."""
-    steps = checkpoints.whole_steps(logdir)
-    if steps:
-        raise ValueError(f"{logdir} has checkpoints already, of steps {steps}: choose another.")
-
-    entries_before = set(logdir.iterdir()) if logdir.is_dir() else None
-    claim = train_config.claimed(
-        logdir, params.ToText(), ("task", "optimizer.cls"), params.DefaultsText()
-    )
-    with claim:
-        try:
-            vocabularies = [] if vocabulary is None else [vocabulary, vocabulary]
-            launches.record(launch, str(logdir), vocabularies)
-            yield
-        except ValueError:
-            _remove_new(logdir, entries_before)
-            raise
-
-
-def _remove_new(logdir: pathlib.Path, entries_before: set[pathlib.Path] | None) -> None:
-    for entry in logdir.iterdir():
-        if entry in (entries_before or set()):
-            continue
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    if entries_before is None:
-        logdir.rmdir()

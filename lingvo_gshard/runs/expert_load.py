@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Metrics are named routing.FIELD.LAYER, with the fields of layers/gating.Routing.
 _ROUTING = "routing."
 _LOAD = "load_E"
+_DEV = "dev_"  # The evaluation of a language of dev is called dev_CODE.
 _PANELS_PER_ROW = 3
 _WIDTH_INCHES = 10.0  # In a wider picture, letters are smaller on a screen.
 # The title of each field and a factor; other fields are shown as they are.
@@ -83,6 +84,16 @@ def _title(field: str) -> tuple[str, int]:
     return _TITLES.get(field, (field, 1))
 
 
+def evaluated_languages(evaluations: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns the languages of dev whose loads the lines of eval_metrics.jsonl have, sorted."""
+    languages = set()
+    for line in evaluations:
+        has_loads = any(metric.startswith(f"{_LOAD}_") for metric in line)
+        if has_loads and line["name"].startswith(_DEV):
+            languages.add(line["name"].removeprefix(_DEV))
+    return sorted(languages)
+
+
 def by_language(
     evaluations: Iterable[dict[str, Any]], codes: Iterable[str]
 ) -> dict[str, dict[str, list[float]]]:
@@ -95,7 +106,7 @@ def by_language(
     # An evaluation is named dev_CODE, and its metrics load_E_LAYER.
     layers: dict[str, dict[str, list[float]]] = {}
     for code in codes:
-        for metric, value in latest.get(f"dev_{code}", {}).items():
+        for metric, value in latest.get(f"{_DEV}{code}", {}).items():
             if metric.startswith(f"{_LOAD}_"):
                 layers.setdefault(metric.removeprefix(f"{_LOAD}_"), {})[code] = value
     return {layer: layers[layer] for layer in sorted(layers, key=_natural)}

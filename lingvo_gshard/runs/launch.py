@@ -45,11 +45,23 @@ class Launch:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pruned:
+    """How a run was made of one with more experts: see pruning.py."""
+
+    source: str  # The folder of that run.
+    weights: str  # A digest of its weights' fingerprints.
+    languages: tuple[str, ...]  # Whose loads decided which experts stay.
+    is_merged: bool  # Whether the others are in them, and not dropped.
+    experts: dict[str, tuple[int, ...]]  # By layer: those that stay, as that run counts them.
+
+
+@dataclasses.dataclass(frozen=True)
 class _Record:
     """The record in a run's folder: its launch, and the files of its vocabularies."""
 
     launch: Launch
     files: tuple[File, ...]
+    pruned: Pruned | None
 
 
 def launch_of(
@@ -248,15 +260,25 @@ def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
     return contents
 
 
-def record(launch: Launch, logdir: str, vocabularies: Sequence[bytes] = ()) -> None:
+def record(
+    launch: Launch,
+    logdir: str,
+    vocabularies: Sequence[bytes] = (),
+    pruned: Pruned | None = None,
+) -> None:
     """Writes what decoding needs to logdir; raises as `check_data`.
 
-    A launch without data may have vocabularies all the same, of sources and of targets.
+    `vocabularies` of sources and of targets, if any are given, take the place of the data's, which
+    need not be there. A run that was pruned stays recorded as such.
     """
     folder = pathlib.Path(logdir)
-    contents = check_data(launch, logdir)
-    copies = tokenizer.vocabulary_files(logdir, launch.facts.kind)
-    contents |= dict(zip(copies, vocabularies, strict=False))
+    if vocabularies:
+        copies = tokenizer.vocabulary_files(logdir, launch.facts.kind)
+        contents = dict(zip(copies, vocabularies, strict=False))
+    else:
+        contents = check_data(launch, logdir)
+    if pruned is None and (folder / _EXPERIMENT).is_file():
+        pruned = recorded_pruning(logdir)
 
     # Copies, as the data may be moved or deleted once the model is trained.
     folder.mkdir(parents=True, exist_ok=True)
@@ -273,12 +295,19 @@ def record(launch: Launch, logdir: str, vocabularies: Sequence[bytes] = ()) -> N
         "data": facts,
         "files": [dataclasses.asdict(file) for file in files],
     }
+    if pruned is not None:
+        fields["pruned"] = dataclasses.asdict(pruned)
     digests.write_json(folder / _EXPERIMENT, _VERSION, fields)
 
 
 def recorded(logdir: str) -> Launch:
     """Returns what `record` wrote; ValueError if there is none, or it is damaged."""
     return _read(logdir).launch
+
+
+def recorded_pruning(logdir: str) -> Pruned | None:
+    """Returns how a run was pruned, None if it was not; raises as `recorded`."""
+    return _read(logdir).pruned
 
 
 def vocabularies(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
@@ -297,4 +326,5 @@ def _read(logdir: str) -> _Record:
 
 def _parsed(fields: dict[str, Any]) -> _Record:
     launch = json_records.read(Launch, fields["launch"] | {"facts": fields["data"]})
-    return _Record(launch, json_records.read(tuple[File, ...], fields["files"]))
+    files = json_records.read(tuple[File, ...], fields["files"])
+    return _Record(launch, files, json_records.read(Pruned | None, fields.get("pruned")))

@@ -1,5 +1,6 @@
 """Checkpoints that are written part by part are like all others; what is cut short continues."""
 
+import dataclasses
 import json
 
 import jax
@@ -116,6 +117,48 @@ def test_a_checkpoint_is_not_written_over(tmp_path):
     streamed.write(tmp_path, 0, _contents(), _arrays(), "a")
     with pytest.raises(ValueError, match="checkpoints/0: there is such a checkpoint already"):
         streamed.write(tmp_path, 0, _contents(), _arrays(), "a")
+
+
+def test_arrays_with_fingerprints_are_checked_once_they_are_written(tmp_path, small_parts):
+    streamed.write(tmp_path / "a", 0, _contents(), _arrays(), "a")
+    with Checkpoints(tmp_path / "a") as saved:
+        arrays = saved.arrays(0)
+
+    # They are read by parts, each once, and not by experts, as checking these would need.
+    reads = []
+    wi = arrays["theta.wi"]
+    read = wi.read
+    arrays["theta.wi"] = dataclasses.replace(wi, read=lambda i: reads.append(i) or read(i))
+    streamed.write(tmp_path / "b", 0, _contents(), arrays, "a")
+    assert len(reads) == 2 * 8 * 2
+
+    wrong = [*wi.fingerprints]
+    wrong[3] = wrong[4]
+    arrays["theta.wi"] = dataclasses.replace(wi, fingerprints=wrong)
+    with pytest.raises(ValueError, match=r"theta.wi is not what was saved, in experts \[3\]"):
+        streamed.write(tmp_path / "c", 0, _contents(), arrays, "a")
+    assert list((tmp_path / "c/checkpoints").iterdir()) == []
+
+
+def test_a_first_state_has_the_weights_and_their_averages():
+    theta = {path: x for path, x in _arrays().items() if path.startswith("theta.")}
+    spec = NestedMap(_SPEC, ema=_SPEC.theta)
+    first = streamed.first_state(spec, theta)
+    for path, value in _values().items():
+        np.testing.assert_array_equal(
+            np.asarray(first[path]), 0 * value if path == "step" else value
+        )
+        if path.startswith("theta."):
+            average = first[path.replace("theta.", "ema.")]
+            np.testing.assert_array_equal(np.asarray(average), value)
+    del theta["theta.wo"]
+    with pytest.raises(KeyError, match=r"\.wo"):
+        streamed.first_state(spec, theta)
+
+
+def test_a_bucket_without_a_disk_is_refused():
+    with pytest.raises(ValueError, match=r"gs://bucket/run/checkpoints: .* which needs a disk"):
+        streamed.write("gs://bucket/run", 0, _contents(), _arrays(), "a")
 
 
 def test_zeros_are_zeros():

@@ -1,0 +1,72 @@
+"""Makes a run that keeps the experts which some languages use, and drops or merges the others.
+
+    python -m lingvo_gshard.trainer --logdir=RUN --mode=eval
+    python -m lingvo_gshard.prune --logdir=RUN --languages=de,fr --keep=0.25 --out=NEW
+    python -m lingvo_gshard.translate --logdir=NEW < in.txt > out.txt
+
+The evaluation counts how often each language of dev chooses each expert. Every layer keeps the
+share --keep of its experts, the ones that are chosen most. NEW is a run of step 0: it is decoded,
+evaluated, exported, planned and trained like any other. The weights are copied expert by expert, so
+a model may be larger than this machine's memory. If the process is killed, the same command
+continues.
+"""
+
+from absl import flags
+
+from lingvo_gshard import cli
+from lingvo_gshard.files import storage, table
+from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.spmd import environment
+
+_LOGDIR = flags.DEFINE_string("logdir", None, "The folder of an evaluated run.", required=True)
+_OUT = flags.DEFINE_string("out", None, "The folder of the new run.", required=True)
+_LANGUAGES = flags.DEFINE_list(
+    "languages", None, "The languages whose experts stay, as evaluation names them.", required=True
+)
+_KEEP = flags.DEFINE_float(
+    "keep", None, "The share of a layer's experts that stay, rounded up.", required=True
+)
+_MERGE = flags.DEFINE_bool("merge", False, "Merge the other experts into those that stay.")
+_MULTIPLE_OF = flags.DEFINE_integer(
+    "multiple_of", 1, "Keep a multiple of this, such as the devices that will share experts."
+)
+
+
+def main() -> None:
+    """Prunes the run; raises ValueError for a user's mistake."""
+    # Without a run, nothing needs to start.
+    with storage.working(_LOGDIR.value) as logdir, storage.working(_OUT.value) as out:
+        launch = launches.recorded(str(logdir))
+
+        # Experts are copied and hashed, which needs no accelerator.
+        environment.prepare(1, "cpu")
+        from lingvo_gshard.runs import pruning
+        from lingvo_gshard.runs.run import open_run
+
+        request = pruning.Request(
+            languages=tuple(dict.fromkeys(_LANGUAGES.value)),
+            keep=_KEEP.value,
+            is_merged=_MERGE.value,
+            multiple_of=_MULTIPLE_OF.value,
+        )
+        done = pruning.prune(open_run(launch, str(logdir), 1), out, request)
+
+    rows = [("layer", "experts", "of", "their share of choices, %")]
+    for layer, experts in done.kept.items():
+        stack = layer.rpartition("_")[0]
+        share = f"{100 * experts.share:.1f}"
+        rows.append((layer, str(len(experts.ids)), str(done.num_experts[stack]), share))
+    print(table.text(rows))
+    print(
+        f"{done.model}: {done.num_weights:,} of {done.num_weights_before:,} weights. Wrote "
+        f"{_OUT.value}."
+    )
+
+
+def run() -> None:
+    """Runs `main` with the flags of the command line."""
+    cli.run("prune", main)
+
+
+if __name__ == "__main__":
+    run()
