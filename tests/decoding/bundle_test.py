@@ -32,7 +32,7 @@ _ALONE = """
 import importlib.metadata, sys
 owners = importlib.metadata.packages_distributions()
 allowed = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy"}
-allowed |= {"absl", "sentencepiece", "flatbuffers"}
+allowed |= {"absl", "sentencepiece", "flatbuffers", "lingvo_gshard"}
 allowed |= {name for name in owners if name.startswith(("jax_", "libtpu", "nvidia"))}  # Plugins.
 
 class Refuse:
