@@ -48,6 +48,7 @@ def _arrays(logdir):
         return {path: np.asarray(array) for path, array in saved.arrays(0).items()}
 
 
+@pytest.mark.slow
 def test_a_run_holds_the_weights_whatever_the_partitions(tmp_path):
     done = importing.import_folder(models.MODELS / "m2m_100", tmp_path / "run")
     assert (done.model, done.num_weights) == ("nllb.Dense600M", 14552)

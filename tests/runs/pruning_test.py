@@ -142,7 +142,7 @@ def _gathered(theta, loads, count, is_loop):
     return pruned
 
 
-@pytest.mark.parametrize("name", ["loop_run", "unrolled_run"])
+@pytest.mark.parametrize("name", [pytest.param("loop_run", marks=pytest.mark.slow), "unrolled_run"])
 def test_the_weights_are_those_of_the_experts_that_stay(request, tmp_path, name):
     run = request.getfixturevalue(name)
     loads = _random_loads()
