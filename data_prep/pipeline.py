@@ -165,38 +165,27 @@ def run_through(
     another plan, if files of a finished folder are gone, or if another process builds in it.
     """
     with lock.held(out_dir, "builds in this folder", out_dir / _LOCK):
-        _run_locked(last, sources, out_dir, config, engine)
+        runs.claim(out_dir, sources, config, _OUTPUTS)
+        storage.publish(out_dir)  # Fails before the work is done, not after it.
 
+        # Results name files in it, and a run in another working directory may continue.
+        work_dir = (out_dir / _UNFINISHED).absolute()
+        if (out_dir / manifest.FILE_NAME).exists():
+            digests.verify(out_dir, manifest.load(out_dir).files(), contents=False)
+            logging.info("%s: is prepared already", out_dir)
+            shutil.rmtree(work_dir, ignore_errors=True)
+            return
 
-def _run_locked(
-    last: Step,
-    sources: Sequence[Source],
-    out_dir: pathlib.Path,
-    config: BuildConfig,
-    engine: Engine,
-) -> None:
-    """Runs the steps up to `last` in a folder that no other process writes."""
-    runs.claim(out_dir, sources, config, _OUTPUTS)
-    storage.publish(out_dir)  # Fails before the work is done, not after it.
-
-    # Results name files in it, and a run in another working directory may continue.
-    work_dir = (out_dir / _UNFINISHED).absolute()
-    if (out_dir / manifest.FILE_NAME).exists():
-        digests.verify(out_dir, manifest.load(out_dir).files(), contents=False)
-        logging.info("%s: is prepared already", out_dir)
-        shutil.rmtree(work_dir, ignore_errors=True)
-        return
-
-    # The results of its tasks are there, and are not computed again.
-    if work_dir.exists():
-        logging.info("%s: continuing where an earlier run stopped", out_dir)
-    run = partial(runs.run_tasks, work_dir / _RESULTS, engine)
-    given = None
-    if config.vocabulary:
-        given = given_vocabulary.read(
-            config.vocabulary, out_dir, config.new_languages, config.language_tokens
-        )
-    _build(Job(sources, out_dir, work_dir, config, run, given), last)
+        # The results of its tasks are there, and are not computed again.
+        if work_dir.exists():
+            logging.info("%s: continuing where an earlier run stopped", out_dir)
+        run = partial(runs.run_tasks, work_dir / _RESULTS, engine)
+        given = None
+        if config.vocabulary:
+            given = given_vocabulary.read(
+                config.vocabulary, out_dir, config.new_languages, config.language_tokens
+            )
+        _build(Job(sources, out_dir, work_dir, config, run, given), last)
 
 
 def _build(job: Job, last: Step) -> None:

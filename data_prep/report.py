@@ -66,13 +66,15 @@ def many_dropped(data: manifest.Manifest) -> list[str]:
     for language in data.languages:
         for name, number in language.dropped.items():
             share = number / max(language.read, 1)
-            if share > _MANY_DROPPED:
-                warning = (
-                    f"{language.code}: the rule {name} dropped {100 * share:.1f} % of what was "
-                    f"read, {number} of {language.read}"
-                )
-                advice = _SETTING_OF_RULE.get(Rule(name))
-                warnings.append(f"{warning}: {advice}" if advice else warning)
+            if share <= _MANY_DROPPED:
+                continue
+
+            warning = (
+                f"{language.code}: the rule {name} dropped {100 * share:.1f} % of what was "
+                f"read, {number} of {language.read}"
+            )
+            advice = _SETTING_OF_RULE.get(Rule(name))
+            warnings.append(f"{warning}: {advice}" if advice else warning)
     return warnings
 
 

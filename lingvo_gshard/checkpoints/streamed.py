@@ -197,9 +197,10 @@ def _create(
     context: tensorstore.Context,
 ) -> tensorstore.TensorStore:
     """Makes an array in the form that Orbax gives it."""
-    dtype = array.dtype
     # NumPy knows no code for bfloat16, which zarr calls by its name.
+    dtype = array.dtype
     zarr_dtype = dtype.name if dtype.name == "bfloat16" else dtype.newbyteorder("<").str
+
     spec = {
         "driver": "zarr",
         "kvstore": {
@@ -230,9 +231,12 @@ def _part_shape(spec: TensorSpec) -> tuple[int, ...]:
     ]
     if not shape:
         return ()
+
+    # Where it would be cut, best first.
     dims = spec.dims.upper()
     cut = [axis for axis, letter in enumerate(dims) if letter == "V"]
     cut += [axis for axis, size in enumerate(shape) if size > 1 and axis not in cut]
+
     if cut:
         axis = cut[0]
         num_bytes = math.prod(shape) * np.dtype(spec.dtype).itemsize

@@ -27,7 +27,9 @@ from lingvo_gshard.model.translation import TranslationTask
 
 CONFIG = "config.json"
 # Our ids; that of BOS is also where targets begin without a start_piece.
-_PAD, _BOS, _EOS = 0, 1, 2
+_PAD = 0
+_BOS = 1
+_EOS = 2
 _EPSILON = 1e-5  # Of every norm there.
 _SIDES = ("encoder", "decoder")
 _MAX_CONFIG_BYTES = 2**20

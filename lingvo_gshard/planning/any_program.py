@@ -179,42 +179,40 @@ def make(
 
     step = compiled_step.read(compiled, known_flops)
     report = step.report
-    peak_gib = report.peak_bytes / GIB
-    cost = None
-    secs_by_pass: dict[str, Times] = {}
-    collectives: tuple[SentFrom, ...] = ()
-    descriptions: tuple[str, ...] = ()
-
-    # The compiler for GPUs accepts programs of any size.
-    if peak_gib <= capacity_gib:
-        network = networks.network(topology_name, mesh)
-        parts = kinds.by_kind(compiled.module, category_patterns, step)
-        cost = roofline.cost(step, network, parts)
-        passes = roofline.cost(step, network, kinds.PASSES)
-        secs_by_pass = passes.roofline_secs_by_category
-        collectives = _sent_from(report.collective_ops, compiled)
-        # On one device, everything lies whole.
-        if mesh.num_partitions > 1:
-            descriptions = suspicious.describe_arguments(step, program.arguments)
-
-    return AnyPlan(
+    held = AnyMemory(
+        capacity=capacity_gib,
+        roles=by_role,
+        outputs=(report.output_bytes - report.alias_bytes) / GIB,
+        temporaries=report.temp_bytes / GIB,
+        peak=report.peak_bytes / GIB,
+    )
+    plan = AnyPlan(
         program=program.name,
         topology=topology_name,
         mesh=mesh.shape,
-        fits=cost is not None,
-        memory_gib=AnyMemory(
-            capacity=capacity_gib,
-            roles=by_role,
-            outputs=(report.output_bytes - report.alias_bytes) / GIB,
-            temporaries=report.temp_bytes / GIB,
-            peak=peak_gib,
-        ),
+        fits=held.peak <= capacity_gib,
+        memory_gib=held,
         largest_buffers=memory.largest_results(step.costs),
-        cost=cost,
-        collectives=collectives,
-        secs_by_pass=secs_by_pass,
+        cost=None,
+        collectives=(),
+        secs_by_pass={},
         compile_secs=compile_secs,
-        suspicious=descriptions,
+    )
+    # The compiler for GPUs accepts programs of any size.
+    if not plan.fits:
+        return plan
+
+    network = networks.network(topology_name, mesh)
+    parts = kinds.by_kind(compiled.module, category_patterns, step)
+    passes = roofline.cost(step, network, kinds.PASSES)
+    # On one device, everything lies whole.
+    arguments = program.arguments if mesh.num_partitions > 1 else ()
+    return dataclasses.replace(
+        plan,
+        cost=roofline.cost(step, network, parts),
+        secs_by_pass=passes.roofline_secs_by_category,
+        collectives=_sent_from(report.collective_ops, compiled),
+        suspicious=suspicious.describe_arguments(step, arguments),
     )
 
 

@@ -23,6 +23,7 @@ from lingvo_gshard.checkpoints.checkpoints import Contents
 from lingvo_gshard.checkpoints.stored import Index, SavedArray
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests, storage
 from lingvo_gshard.layers import moe
 from lingvo_gshard.model import placement
@@ -87,12 +88,7 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     params = launches.experiment_params(launch)
     partitioning = placement.partitioning(params, 1)
     state_spec = TaskModel(params, partitioning).state_spec
-    theta = {}
-    for path, spec in state_spec.FlattenItems():
-        if path.startswith(_THETA):
-            layers = _layers(path, arrays[path], block_sizes)
-            of_blocks = [kept[layer] for layer in layers if layer in kept]
-            theta[path] = _pruned_array(arrays[path], spec, of_blocks)
+    theta = _pruned_weights(arrays, state_spec, block_sizes, kept)
 
     fingerprints = {path: array.fingerprints for path, array in arrays.items()}
     record = Pruned(
@@ -231,6 +227,22 @@ def _pruned_launch(run: Run, counts: Mapping[str, int]) -> Launch:
     if run.params.decode.average_checkpoints != 1:
         settings.append("decode.average_checkpoints=1")
     return run.launch.changed(settings)
+
+
+def _pruned_weights(
+    arrays: Mapping[str, SavedArray],
+    state_spec: NestedMap,
+    block_sizes: Mapping[str, int],
+    kept: Mapping[str, KeptExperts],
+) -> dict[str, SavedArray]:
+    """Returns the new run's weights by path, with the experts that stay."""
+    theta = {}
+    for path, spec in state_spec.FlattenItems():
+        if path.startswith(_THETA):
+            layers = _layers(path, arrays[path], block_sizes)
+            of_blocks = [kept[layer] for layer in layers if layer in kept]
+            theta[path] = _pruned_array(arrays[path], spec, of_blocks)
+    return theta
 
 
 def _pruned_array(old: SavedArray, spec: TensorSpec, of_blocks: list[KeptExperts]) -> SavedArray:

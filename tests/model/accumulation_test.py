@@ -162,11 +162,7 @@ def _trained(num_partitions, *settings):
     programs = Programs(experiment_programs.in_process(params, parts))
     step = programs.get(Mode.TRAIN, small_task.batch_specs())
 
-    state = NestedMap(
-        step=np.int32(0),
-        theta=building.random_theta(model.task),
-        slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
-    )
+    state = small_task.start_state(model)
     metrics = []
     for seed in range(2):
         batch = small_task.random_batch(seed).Transform(lambda x: x[None])

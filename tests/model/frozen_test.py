@@ -17,7 +17,6 @@ from lingvo_gshard.optim.adafactor import Adafactor
 from lingvo_gshard.optim.adamw import AdamW
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train.programs import Programs
-from tests.layers import building
 from tests.model import small_task
 
 _SPEC = gaussian((3, 5), "MV", fan_in=3)
@@ -75,11 +74,7 @@ def _stepped(num_partitions, pattern, optimizer=None):
     model = TaskModel(params, parts)
     programs = Programs(experiment_programs.in_process(params, parts))
     step = programs.get(Mode.TRAIN, small_task.batch_specs())
-    state = NestedMap(
-        step=np.int32(0),
-        theta=building.random_theta(model.task),
-        slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
-    )
+    state = small_task.start_state(model)
     before = state.theta.Transform(np.array)
     result = step(state, small_task.random_batch(3).Transform(lambda x: x[None]))
     after = result.state.theta.Transform(np.asarray)

@@ -91,11 +91,7 @@ def _params(*settings):
 
 
 def _state(model):
-    return NestedMap(
-        step=np.int32(0),
-        theta=building.random_theta(model.task),
-        slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
-    )
+    return small_task.start_state(model)
 
 
 class _Training:

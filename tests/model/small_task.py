@@ -11,6 +11,7 @@ from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation import TranslationTask
 from params.experiment import TranslationExperiment
+from tests.layers import building
 from tests.spmd import functions
 
 B, T, L = 8, 6, 7
@@ -130,3 +131,12 @@ def source_batch(seed: int, pad_last: bool = False) -> NestedMap:
 def batch_specs() -> NestedMap:
     """The TensorSpecs of random_batch."""
     return random_batch(0).Transform(lambda x: functions.TensorSpec(x.shape, x.dtype.name, "BL"))
+
+
+def start_state(model) -> NestedMap:
+    """Returns the state of a TaskModel before its first step, with random weights."""
+    return NestedMap(
+        step=np.int32(0),
+        theta=building.random_theta(model.task),
+        slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
+    )

@@ -83,11 +83,7 @@ def _computed(num_partitions, *settings):
     placement.check_sizes(params, parts)
     model = TaskModel(params, parts)
     programs = Programs(experiment_programs.in_process(params, parts))
-    state = NestedMap(
-        step=np.int32(0),
-        theta=building.random_theta(model.task),
-        slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
-    )
+    state = small_task.start_state(model)
     theta = state.theta
 
     evaluate = programs.get(Mode.EVAL, _specs(_batch(0)))

@@ -105,7 +105,9 @@ def _summary(machine: str, steps: Sequence[Step]) -> Iterator[str]:
     """Yields how far the shares of the bounds lie apart, and why other plans are none."""
     bounds = [step.bound for step in steps]
     shares = sorted(bound.bound_secs / bound.measured_secs for bound in bounds if bound is not None)
-    if shares:
+    if len(shares) == 1:
+        yield f"{machine}: 1 bound, {shares[0]:.2f} of what was measured."
+    elif shares:
         yield (
             f"{machine}: {len(shares)} bounds, {shares[0]:.2f} to {shares[-1]:.2f} of what was "
             f"measured, median {statistics.median(shares):.2f}."
