@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from lingvo_gshard.checkpoints import fingerprints
 from lingvo_gshard.checkpoints.fingerprints import PartSums, difference, fingerprint
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
@@ -41,6 +42,14 @@ def test_one_for_each_expert_whatever_the_mesh():
     assert len(set().union(*whole.values())) == 2 + 2 * _E
     for mesh_shape in ((8, 1), (2, 4), (1, 2)):
         assert _fingerprints(_arrays(), mesh_shape) == whole
+
+
+def test_on_one_device_large_arrays_are_hashed_in_parts(monkeypatch):
+    """Along their longest axis, that of experts or another; the last part is smaller."""
+    whole = _fingerprints(_arrays())
+    for num_bytes in (8, 100, 300):
+        monkeypatch.setattr(fingerprints, "_PART_BYTES", num_bytes)
+        assert _fingerprints(_arrays()) == whole
 
 
 @pytest.mark.parametrize("path", ["wi", "wo"])
