@@ -111,7 +111,7 @@ def _ours(logdir: str, num_devices: int) -> dict[str, Any]:
     run = open_run(launch, logdir, num_devices)
     program = ExperimentPrograms(run.params, run.estimator.partitioning).decoder(_SOURCE_LEN)
     executable = compile_program(program)
-    state = NestedMap(theta=run.estimator.restore().state.theta)
+    state = run.estimator.restore(weights_alone=True).state
 
     batch = np.load(pathlib.Path(logdir).with_name("batch.npz"))
     positions = np.arange(_SOURCE_LEN, dtype=np.int32)

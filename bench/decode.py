@@ -10,7 +10,10 @@ weights (bench/ctranslate2_peer): its hypotheses are compared with ours. A peer 
 environment exists.
 
     flat                the flat beam in float32
+    flat_laid_out       the same; decode.weights lays the large weights out for few rows
     flat16              its products multiply bfloat16 numbers, by task.product_dtype
+    flat_bfloat16       its large weights are kept in bfloat16, by decode.weights
+    flat_int8           the same in int8
     classic             reordered caches in float32
     transformers        the peer in float32; transformers16 has bfloat16 by autocast
     ctranslate2         the peer in float32; ctranslate2_int8 has its int8
@@ -46,7 +49,9 @@ from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.layers.stored_weights import Numbers
 from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.spmd import devices, environment, lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
@@ -77,7 +82,24 @@ _CLOCK = flags.DEFINE_enum(
     "What is measured; cpu, the process' seconds on all cores, suits a busy machine.",
 )
 
-_OURS = ("flat", "flat16", "classic")
+
+@dataclasses.dataclass(frozen=True)
+class Ours:
+    """A decoder of this project."""
+
+    is_flat: bool = True
+    product_dtype: str = "float32"
+    weights: Numbers = Numbers.FLOAT32
+
+
+_OURS = {
+    "flat": Ours(),
+    "flat_laid_out": Ours(weights=Numbers.FLOAT32_LAID_OUT),
+    "flat16": Ours(product_dtype="bfloat16"),
+    "flat_bfloat16": Ours(weights=Numbers.BFLOAT16),
+    "flat_int8": Ours(weights=Numbers.INT8),
+    "classic": Ours(is_flat=False),
+}
 _DENSE_PEERS = ("ctranslate2", "ctranslate2_int8")
 _PEERS_WITH_EXPERTS = ("transformers", "transformers16")
 
@@ -116,9 +138,7 @@ def main() -> None:
 
     with contextlib.ExitStack() as stack:
         decoders: dict[str, Decoder] = {
-            "flat": functools.partial(_our_decoder, is_flat=True),
-            "flat16": functools.partial(_our_decoder, is_flat=True, product_dtype="bfloat16"),
-            "classic": functools.partial(_our_decoder, is_flat=False),
+            name: functools.partial(_our_decoder, ours) for name, ours in _OURS.items()
         }
         if not set(names) <= set(decoders):
             if _is_dense(params):
@@ -172,7 +192,7 @@ def _peers_with_experts(stack: contextlib.ExitStack, params: Params) -> dict[str
 
 def _dense_peers(stack: contextlib.ExitStack, params: Params) -> dict[str, Decoder]:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
-    _, theta = _model_and_weights("float32", 1)
+    _, theta = _model_and_weights(Ours(), 1)
     num_positions = max(int(length) for length in _LENGTHS.value)
     worker = peer.start_dense_worker(folder, params, theta, num_positions, _CTRANSLATE2.value)
     stack.enter_context(worker)
@@ -232,19 +252,23 @@ def _lines(case: Case, outcomes: dict[str, list[Outcome]]) -> list[str]:
 
 
 @functools.cache
-def _model_and_weights(product_dtype: str, num_partitions: int) -> tuple[TaskModel, NestedMap]:
+def _model_and_weights(ours: Ours, num_partitions: int) -> tuple[TaskModel, NestedMap]:
+    """Returns the model, and its weights as its decoder keeps them."""
     params = _experiment()
-    params.task.product_dtype = product_dtype
+    params.task.product_dtype = ours.product_dtype
+    params.decode.weights = ours.weights
     model = synthetic.partitioned_model(params, num_partitions)
-    return model, synthetic.programs(params, model).initialize(seed=1).theta
+    theta = synthetic.programs(params, model).initialize(seed=1).theta
+    keep = compile_program(experiment_programs.keeper(params, model.partitioning))
+    return model, keep(NestedMap(theta=theta)).state.theta
 
 
-def _our_decoder(case: Case, is_flat: bool, product_dtype: str = "float32") -> Call:
+def _our_decoder(ours: Ours, case: Case) -> Call:
     num_partitions = _PARTITIONS.value if case.batch % _PARTITIONS.value == 0 else 1
-    model, theta = _model_and_weights(product_dtype, num_partitions)
+    model, theta = _model_and_weights(ours, num_partitions)
     features = synthetic.source_features(case.batch, case.length)
-    args = (model.state_spec.theta, synthetic.specs_of(features))
-    fn = functools.partial(_search, case, is_flat, model)
+    args = (model.decoder_spec().theta, synthetic.specs_of(features))
+    fn = functools.partial(_search, case, ours.is_flat, model)
     annotated = AnnotatedFn("decode", fn, ("theta", "features"), args, unnamed_dims="B")
     run = compile_program(lowering.export(annotated, model.partitioning))
     theta = run.place("theta", theta)

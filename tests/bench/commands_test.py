@@ -22,7 +22,7 @@ import pytest
         ),
         pytest.param(
             "bench.decode --decoders=flat,ctranslate2",
-            "decode: --decoders=ctranslate2: for toy.MoE8E4L, expected flat, flat16, classic, ",
+            "decode: --decoders=ctranslate2: for toy.MoE8E4L, expected flat, flat_laid_out, ",
             marks=pytest.mark.slow,
         ),
     ],
