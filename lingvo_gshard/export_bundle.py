@@ -23,7 +23,7 @@ bundle, of a model that translates. It takes text and gives text, on one device,
     python -m lingvo_gshard.export_bundle --logdir=RUN --export_saved_model=DIR
     python -m lingvo_gshard.export_bundle --from_bundle=BUNDLE --export_saved_model=DIR
 
-For transformers, it writes the weights of a run and a config.json, but no tokenizer:
+For transformers, it writes the weights of a run, a config.json and a tokenizer's files:
 
     python -m lingvo_gshard.export_bundle --logdir=RUN --to=huggingface --out=DIR
 """
