@@ -67,6 +67,9 @@ _PARTITIONS = flags.DEFINE_integer(
 _BEAMS = flags.DEFINE_list("beams", ["1", "4", "8"], "The beam sizes to try.")
 _BATCHES = flags.DEFINE_list("batches", ["1", "32"], "The numbers of sentences in a batch to try.")
 _LENGTHS = flags.DEFINE_list("lengths", ["32", "128"], "Tokens of a source and of a hypothesis.")
+_MIN_STAGE_PLACES = flags.DEFINE_integer(
+    "min_stage_places", 128, "The least places of a stage of ours: decode.min_stage_places.", 1
+)
 _CALLS = flags.DEFINE_integer("calls", 3, "The least number of timed calls of each.")
 _SECS = flags.DEFINE_float("secs", 8.0, "The least time to spend on a case, in seconds.")
 _TORCH = flags.DEFINE_string(
@@ -293,7 +296,8 @@ def _search(
     case: Case, is_flat: bool, model: TaskModel, theta: NestedMap, features: NestedMap
 ) -> NestedMap:
     """Searches for the best hypothesis of each source, with flat or with classic caches."""
-    config = BeamSearch(case.beam, case.length, num_best=1)
+    stages = _MIN_STAGE_PLACES.value
+    config = BeamSearch(case.beam, case.length, num_best=1, min_stage_places=stages)
     task = model.task
     if is_flat:
         grow = task.GrowDecode
