@@ -274,9 +274,10 @@ def _set_compilation_cache() -> None:
 def _cpu_features() -> list[str]:
     """Returns Linux's lines on the CPU's model and instruction set, or else the CPU's name."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
-    text = platform.processor()
     if cpuinfo.exists():
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    else:
+        text = platform.processor()  # It starts a process.
     lines = set(re.findall(r"^(?:flags|Features|model name)\s*:.*$", text, re.MULTILINE))
     return sorted(lines) or [text]
 
