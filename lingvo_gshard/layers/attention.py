@@ -60,6 +60,8 @@ class MultiHeadAttention(BaseLayer):
         p.Define("biases", False, "Whether a vector is added to each projection.")
         p.Define("positions", NoPositions.Params(), "What it knows of positions; positions.py.")
         p.Define("dropout", DropoutLayer.Params(), "Dropout of the attention probabilities.")
+        kept = "Whether remat ALL_BUT_PRODUCTS also keeps the queries, keys and values."
+        p.Define("keeps_projected", False, kept)
         return p
 
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
@@ -88,7 +90,7 @@ class MultiHeadAttention(BaseLayer):
         """Projects x [B, T, M] to its keys and values."""
 
         def project(name: str) -> tf.Tensor:
-            x_BTND = context.arithmetic.project("BTM,MND->BTND", x, theta[name])
+            x_BTND = self._projected("BTM,MND->BTND", x, theta[name], context)
             return _swap_heads_and_tokens(with_bias(x_BTND, theta, name))
 
         keys_BNTD = self.positions.Rotated(project("wk"), positions.keys)
@@ -133,7 +135,7 @@ class MultiHeadAttention(BaseLayer):
         positions: Positions = _UNKNOWN,
     ) -> tf.Tensor:
         """Returns the attention probabilities before dropout, float32 [B, N, L, T]."""
-        q_BLND = context.arithmetic.project("BLM,MND->BLND", x, theta.wq)
+        q_BLND = self._projected("BLM,MND->BLND", x, theta.wq, context)
         q_BNLD = _swap_heads_and_tokens(with_bias(q_BLND, theta, "wq"))
         q_BNLD = self.annotate(self.positions.Rotated(q_BNLD, positions.queries), "BNLD")
         if self.p.scaled:
@@ -148,6 +150,13 @@ class MultiHeadAttention(BaseLayer):
             logits_BNLT += bias_BNLT
         logits_BNLT += (1.0 - mask[:, None]) * _MASKED_LOGIT
         return tf.nn.softmax(logits_BNLT)
+
+    def _projected(
+        self, equation: str, x: tf.Tensor, weight: tf.Tensor, context: Context
+    ) -> tf.Tensor:
+        """Returns the product of x and a weight, which is recorded if the experiment wants it."""
+        project = context.einsum if self.p.keeps_projected else context.arithmetic.project
+        return project(equation, x, weight)
 
 
 def _activation_arithmetic(context: Context) -> Arithmetic:
