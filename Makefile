@@ -16,6 +16,9 @@ DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$
 	--logdir=$(DEMO)/run --platform=cpu --num_partitions=$(DEMO_DEVICES) \
 	--set=decode.max_sentences=100
 
+# Tests that run at a time. A compiler may take 5 GiB.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+
 .PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow test-exhaustive bazel-test wheel-test check docs bench clean-demo
 
 setup: .venv/ready
@@ -40,23 +43,23 @@ setup-chromium:
 	tools/setup_chromium.sh
 
 test: setup setup-chromium
-	$(PY) -m pytest -q -n 2
+	$(PY) -m pytest -q -n $(JOBS)
 
 # The quick tests on the oldest Python that is supported.
 test-oldest: setup-chromium
 	VERSIONS=3.11 VENV=.venv-oldest tools/setup.sh
-	.venv-oldest/bin/python -m pytest -q -n 2
+	.venv-oldest/bin/python -m pytest -q -n $(JOBS)
 
 # Without the compilers some slow tests would be skipped. Each file has a process of its own, since
-# compilers keep memory; two run at a time.
+# compilers keep memory.
 test-slow: setup-tpu setup-plan-gpu
 	grep -rl --include='*_test.py' 'mark.slow' tests | sort | \
-		xargs -P 2 -n 1 $(PY) -m pytest -q -m 'slow and not exhaustive'
+		xargs -P $(JOBS) -n 1 $(PY) -m pytest -q -m 'slow and not exhaustive'
 
 # What slow tests leave out: the same things on fewer devices, by other tables, for other machines.
 test-exhaustive: setup-tpu setup-plan-gpu
 	grep -rl --include='*_test.py' 'mark.exhaustive' tests | sort | \
-		xargs -P 2 -n 1 $(PY) -m pytest -q -m exhaustive
+		xargs -P $(JOBS) -n 1 $(PY) -m pytest -q -m exhaustive
 
 # All quick tests, a process for each folder, and each room of the library where no other is seen.
 BAZEL_TARGETS ?= //...
