@@ -18,7 +18,7 @@ from typing import Self
 
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic, result_dims
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, Rounded, result_dims
 from lingvo_gshard.layers.routing import LOSSES, Routing, in_order
 
 Products = Callable[..., "tf.Tensor"]
@@ -117,9 +117,16 @@ class Context:
             return self.mean_tokens
         return tf.maximum(num_tokens, 1.0)
 
-    def einsum(self, equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    def einsum(
+        self,
+        equation: str,
+        x: tf.Tensor,
+        weight: tf.Tensor,
+        *,
+        rounded: Rounded = Rounded.NOTHING,
+    ) -> tf.Tensor:
         """Returns the product of x and a weight, which is recorded: see Arithmetic.project."""
-        project = functools.partial(self.arithmetic.project, equation)
+        project = functools.partial(self.arithmetic.project, equation, rounded=rounded)
         return self.product(equation, project, x, weight)
 
     def unrecorded(self) -> Self:
