@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -69,8 +69,10 @@ class MultiHeadAttention(BaseLayer):
         d = self.p.head_dim
 
         for name in ("wq", "wk", "wv"):
-            self.CreateVariable(name, gaussian((m, n, d), "MND", fan_in=m, columns=2))
-        self.CreateVariable("wo", gaussian((n, d, m), "NDM", fan_in=n * d, rows=2))
+            weight = gaussian((m, n, d), "MND", fan_in=m, columns=2, use=Use.FACTOR)
+            self.CreateVariable(name, weight)
+        wo = gaussian((n, d, m), "NDM", fan_in=n * d, rows=2, use=Use.FACTOR)
+        self.CreateVariable("wo", wo)
 
         if self.p.biases:
             for name in ("wq", "wk", "wv"):

@@ -20,6 +20,7 @@ from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic, Rounded, result_dims
 from lingvo_gshard.layers.routing import LOSSES, Routing, in_order
+from lingvo_gshard.layers.stored_weights import Weight
 
 Products = Callable[..., "tf.Tensor"]
 
@@ -121,7 +122,7 @@ class Context:
         self,
         equation: str,
         x: tf.Tensor,
-        weight: tf.Tensor,
+        weight: Weight,
         *,
         rounded: Rounded = Rounded.NOTHING,
     ) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -39,10 +39,11 @@ class FeedForwardLayer(BaseLayer):
         m = self.p.dim
         h = self.p.hidden_dim
         self.CreateChild("hidden_dropout", self.p.hidden_dropout)
-        self.CreateVariable("wi", gaussian((m, h), "MH", fan_in=m))
-        self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h))
+        wi = gaussian((m, h), "MH", fan_in=m, use=Use.FACTOR)
+        self.CreateVariable("wi", wi)
+        self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h, use=Use.FACTOR))
         if self.p.gated:
-            self.CreateVariable("wi_gate", gaussian((m, h), "MH", fan_in=m))
+            self.CreateVariable("wi_gate", wi)
 
         if self.p.biases:
             self.CreateVariable("wi_bias", constant((h,), "H", 0.0))

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf
@@ -37,6 +38,7 @@ from lingvo_gshard.core.tf_private import xla
 from lingvo_gshard.layers.products import Arithmetic, with_bias
 from lingvo_gshard.layers.routing import Gates
 from lingvo_gshard.layers.slices import read_at, write_at
+from lingvo_gshard.layers.stored_weights import Weight
 from lingvo_gshard.sharding.annotator import Annotator
 
 
@@ -44,20 +46,34 @@ from lingvo_gshard.sharding.annotator import Annotator
 class Experts:
     """What the experts of a layer compute with."""
 
-    # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H]; perhaps the bias of each of them,
-    # such as wi_bias [E, 1, H].
-    weights: dict[str, tf.Tensor]
+    # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H], or what they are kept as; perhaps
+    # the bias of each of them, such as wi_bias [E, 1, H].
+    weights: dict[str, Weight]
     # Maps a function that multiplies tokens by the weight of a name to their hidden units.
     hidden_units: Callable[[Callable[[str], tf.Tensor]], tf.Tensor]
+
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        """The weights as tensors [E, ...], in order: one each, or those that it is kept as."""
+        tensors = []
+        for weight in self.weights.values():
+            tensors += NestedMap(weight=weight).Flatten()
+        return tensors
 
     def outputs(
         self,
         x_ZM: tf.Tensor,
-        weights: Sequence[tf.Tensor],
-        matmul: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        tensors: Sequence[tf.Tensor],
+        matmul: Callable[[tf.Tensor, Weight], tf.Tensor],
     ) -> tf.Tensor:
-        """Returns one expert's outputs for x, both [Z, M], by its own weights in their order."""
-        own = NestedMap(zip(self.weights, weights, strict=True))
+        """Returns one expert's outputs for x, both [Z, M], by its own part of `tensors`."""
+        remaining = iter(tensors)
+        own = NestedMap()
+        for name, weight in self.weights.items():
+            structure = NestedMap(weight=weight)
+            count = len(structure.Flatten())
+            own[name] = structure.Pack(itertools.islice(remaining, count)).weight
+
         h_ZH = self.hidden_units(lambda name: with_bias(matmul(x_ZM, own[name]), own, name))
         return with_bias(matmul(h_ZH, own.wo), own, "wo")
 
@@ -70,8 +86,8 @@ def ragged_experts(
     arithmetic: Arithmetic,
 ) -> tf.Tensor:
     """Returns the outputs of each token's kept choices, summed with its gates: [G, S, M]."""
-    num_experts, dim, _ = experts.weights["wi"].shape
-    num_groups, group_size, _ = x_GSM.shape
+    num_experts = experts.tensors[0].shape[0]
+    num_groups, group_size, dim = x_GSM.shape
     num_partitions, _ = annotator.factor("EG")
     k = gates.k
 
@@ -155,7 +171,7 @@ def _expert_outputs(
 ) -> tf.Tensor:
     """Returns the outputs of partition W's experts, [W, Y, J, M]; 0 for other experts' tokens."""
     num_partitions, num_parts, num_assignments = expert_WYJ.shape
-    num_experts = experts.weights["wi"].shape[0]
+    num_experts = experts.tensors[0].shape[0]
     num_own = num_experts // num_partitions
     size = tile_size(num_assignments // k, k, num_experts)
 
@@ -219,11 +235,11 @@ def _expert_outputs(
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
         arguments = [*order, (x_WYIM, "EG__"), (tf.zeros(rows_shape, x_WYIM.dtype), "EG__")]
         # Whole: a product over a dim that is split here would be left without its sum.
-        arguments += [(weight, "E__") for weight in weights]
+        arguments += [(weight, "E".ljust(len(weight.shape), "_")) for weight in weights]
         y_WYJM = annotator.locally(tiles.outputs, arguments, "EG__")
         return y_WYJM, functools.partial(gradients, x_WYIM, weights)
 
-    outputs_WYJM = outputs(x_WYIM, *experts.weights.values())
+    outputs_WYJM = outputs(x_WYIM, *experts.tensors)
     is_own_WYJ = expert_WYJ // num_own == tf.range(num_partitions)[:, None, None]
     return tf.where(is_own_WYJ[..., None], outputs_WYJM, tf.zeros([], outputs_WYJM.dtype))
 
@@ -243,7 +259,7 @@ class _Tiles:
 
     size: int  # Z.
     experts: Experts  # Those of all partitions.
-    matmul: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # Multiplies rows with a weight.
+    matmul: Callable[[tf.Tensor, Weight], tf.Tensor]  # Multiplies rows with a weight.
 
     def outputs(
         self,
@@ -313,7 +329,7 @@ class _Tiles:
           *weights_and_zeros: The weights of the partition's own experts, [X, ...], then zeros
             [X, 1, ...] that their gradients replace.
         """
-        num_weights = len(self.experts.weights)
+        num_weights = len(self.experts.tensors)
         own_weights = weights_and_zeros[:num_weights]
         zeros = weights_and_zeros[num_weights:]
 

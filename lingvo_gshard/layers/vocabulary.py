@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, Use, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import stored_weights
 
 # The longest wavelength of the sinusoids, over 2 pi.
 _MAX_TIMESCALE = 10000.0
@@ -36,11 +37,12 @@ class EmbeddingLayer(BaseLayer):
         p = self.p
         if p.dim % 2:
             raise ValueError(f"{self.path}: dim must be even, got {p.dim}.")
-        self.CreateVariable("table", gaussian((p.vocab_size, p.dim), "VM", fan_in=p.dim))
+        table = gaussian((p.vocab_size, p.dim), "VM", fan_in=p.dim, use=Use.TABLE)
+        self.CreateVariable("table", table)
 
     def FProp(self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Embeds ids at positions, both int32 [B, L]; returns [B, L, M]."""
-        rows_BLM = self.annotate(tf.gather(theta.table, ids), "BLM")
+        rows_BLM = self.annotate(stored_weights.rows(theta.table, ids), "BLM")
         if self.p.scaled:
             rows_BLM *= math.sqrt(self.p.dim)
         if self.p.sinusoids:

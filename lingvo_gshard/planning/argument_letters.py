@@ -3,7 +3,7 @@
 A user's table of patterns is that of Keras' LayoutMap and of t5x' rules: `.*mlp/wi=M H` gives the
 dims of all arguments whose path has `mlp/wi` the letters M and H. A letter may be a word; `_` is a
 dim that is never split. Dims without a letter get one by what they meet in the program; see
-spmd/foreign_dims.py.
+spmd/dims.
 """
 
 import collections
@@ -13,9 +13,10 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 
 from lingvo_gshard.hlo.hlo_module import num_bytes
-from lingvo_gshard.spmd import foreign_dims
+from lingvo_gshard.spmd.dims import reader
+from lingvo_gshard.spmd.dims.dim_sets import Dim, Dims
+from lingvo_gshard.spmd.dims.reader import Reading
 from lingvo_gshard.spmd.foreign import Argument, ForeignProgram
-from lingvo_gshard.spmd.foreign_dims import Dim, Dims, Reading
 
 NONE = "_"  # A dim that is never split.
 _BATCH = "B"  # What the dim of the batch is called if it has no letter.
@@ -61,13 +62,13 @@ def read(program: ForeignProgram, texts: Sequence[str]) -> Letters:
     known = []
     for letters in given:
         known.append(tuple(None if letter == NONE else letter for letter in letters or ()))
-    arguments = _proposed(program, foreign_dims.read(program, known))
+    arguments = _proposed(program, reader.read(program, known))
     for index, letters in enumerate(given):
         if letters is not None:
             arguments[index] = letters
 
     # Now all have letters, and what has none, which is `_`, keeps apart from what has.
-    reading = foreign_dims.read(program, arguments)
+    reading = reader.read(program, arguments)
     sizes: dict[str, int] = {}
     for argument, letters in zip(program.arguments, arguments, strict=True):
         for letter, size in zip(letters, argument.array.shape, strict=True):

@@ -30,7 +30,8 @@ from lingvo_gshard.planning.estimate import agreement, foreign_cost, hardware
 from lingvo_gshard.planning.estimate.foreign_cost import ForeignCost, Rows, Split
 from lingvo_gshard.planning.plan import GIB, Times
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import foreign, foreign_dims, reannotated, topology
+from lingvo_gshard.spmd import foreign, reannotated, topology
+from lingvo_gshard.spmd.dims.dim_sets import Dims
 from lingvo_gshard.spmd.foreign import ForeignProgram
 
 SEARCH_JSON = "program_search.json"
@@ -404,7 +405,7 @@ def _partitioned(
     arguments = [foreign_cost.split(names, rows) for names in letters.arguments]
 
     # What is no argument may have another size than its letter has there.
-    def inner_split(dims: foreign_dims.Dims) -> Split:
+    def inner_split(dims: Dims) -> Split:
         axes_of_dims = foreign_cost.split(letters.of(dims), rows)
         split = []
         for dim, axes in zip(dims, axes_of_dims, strict=True):

@@ -13,7 +13,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import foreign, foreign_dims, jax_private
+from lingvo_gshard.spmd import foreign, jax_private
+from lingvo_gshard.spmd.dims import stablehlo
 from lingvo_gshard.spmd.foreign import ForeignProgram
 from lingvo_gshard.spmd.jax_private import ir
 
@@ -38,14 +39,14 @@ def reannotated(
       arguments: how each argument is split.
       results: how each result is split, unless the compiler chooses that. One that lies in the
         memory of a donated argument is split as the argument is.
-      constraints: how what the program constrains is split, in the order of foreign_dims.walk.
+      constraints: how what the program constrains is split, in the order of stablehlo.walk.
     """
     module = jax_private.stablehlo_module(jax_private.bytecode(program.module))
     with module.context, ir.Location.unknown():
-        operations = list(foreign_dims.walk(module.body))
+        operations = list(stablehlo.walk(module.body))
         constraint_splits = iter(constraints)
         for operation in operations:
-            if foreign_dims.is_constraint(operation):
+            if stablehlo.is_constraint(operation):
                 _constrain(operation, next(constraint_splits))
             elif operation.operation.name == "sdy.mesh":
                 operation.operation.erase()

@@ -6,7 +6,8 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import foreign, foreign_dims, jax_private, reannotated
+from lingvo_gshard.spmd import foreign, jax_private, reannotated
+from lingvo_gshard.spmd.dims import stablehlo
 
 _MESH = Mesh(("x", "y"), (2, 4))
 
@@ -71,7 +72,7 @@ def test_constraints_of_both_partitioners_are_replaced(constraint):
     """
     program = foreign.of_module("text", jax_private.stablehlo_module(text.encode()))
     changed = _reannotated(program, [((), ())], [((), ())], [(("y", "x"), ())])
-    (operation, _) = foreign_dims.walk(changed.module.body.operations[1].regions[0].blocks[0])
+    (operation, _) = stablehlo.walk(changed.module.body.operations[1].regions[0].blocks[0])
     assert operation.operation.name == "sdy.sharding_constraint"
     assert str(operation.operation.attributes["sharding"]) == (
         '#sdy.sharding<@mesh, [{"y", "x"}, {}]>'

@@ -24,7 +24,7 @@ from lingvo_gshard.planning.argument_letters import NONE, Letters
 from lingvo_gshard.planning.estimate import hardware, networks
 from lingvo_gshard.planning.plan import GIB
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd.foreign_dims import Dims
+from lingvo_gshard.spmd.dims.dim_sets import Dims
 
 Rows = tuple[tuple[str, tuple[str, ...]], ...]  # A table: letters and their axes.
 Split = tuple[tuple[str, ...], ...]

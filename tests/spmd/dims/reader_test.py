@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from lingvo_gshard.spmd import foreign, foreign_dims
+from lingvo_gshard.spmd import foreign
+from lingvo_gshard.spmd.dims import reader
 from tests.planning import foreign_models
 
 
@@ -16,7 +17,7 @@ def _spec(*shape, dtype=jnp.float32):
 def _read(function, *args):
     """The program's dims as a word for each tensor: the same letter for the same dim."""
     program = foreign.of_jitted(jax.jit(function, keep_unused=True), args, "cpu")
-    reading = foreign_dims.read(program)
+    reading = reader.read(program)
     names = {}
 
     def word(dims):
@@ -96,7 +97,7 @@ def test_heads_that_are_split_and_merged_again_join_the_weights():
 def test_loops_know_their_length_and_the_dim_that_they_go_through():
     step, args = foreign_models.plain()
     program = foreign.of_jitted(step, args, "cpu")
-    reading = foreign_dims.read(program)
+    reading = reader.read(program)
 
     # Forward, once more for the gradient, and two products for each; a product that only the
     # output needs is not repeated.
@@ -131,4 +132,4 @@ def test_a_shard_map_is_refused():
     batch = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)
     program = foreign.of_jitted(mapped, (batch,), "cpu")
     with pytest.raises(ValueError, match="it has a shard map, whose body is written for the mesh"):
-        foreign_dims.read(program)
+        reader.read(program)
