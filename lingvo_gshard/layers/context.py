@@ -18,7 +18,7 @@ from typing import Self
 
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic, result_dims
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, Rounded, result_dims
 from lingvo_gshard.layers.routing import LOSSES, Routing, in_order
 from lingvo_gshard.layers.stored_weights import Weight
 
@@ -121,9 +121,16 @@ class Context:
             return self.mean_tokens
         return tf.maximum(num_tokens, 1.0)
 
-    def einsum(self, equation: str, x: tf.Tensor, weight: Weight) -> tf.Tensor:
+    def einsum(
+        self,
+        equation: str,
+        x: tf.Tensor,
+        weight: Weight,
+        *,
+        rounded: Rounded = Rounded.NOTHING,
+    ) -> tf.Tensor:
         """Returns the product of x and a weight, which is recorded: see Arithmetic.project."""
-        project = functools.partial(self.arithmetic.project, equation)
+        project = functools.partial(self.arithmetic.project, equation, rounded=rounded)
         return self.product(equation, project, x, weight)
 
     def decision(self, dims: str, value: tf.Tensor) -> tf.Tensor:
