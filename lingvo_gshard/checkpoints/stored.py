@@ -33,7 +33,7 @@ Index = tuple[slice, ...]
 _Result = TypeVar("_Result")
 # TensorStore's status codes for damaged files; the others are failures of the machine.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
-_BYTES_AT_ONCE = 256 * 2**20
+_BYTES_AT_ONCE = 128 * 2**20  # Of arrays that are read onto the devices.
 # A file that only versions without a digest of the description wrote.
 _OF_EARLIER_VERSIONS = "digests.json"
 

@@ -93,10 +93,14 @@ class Config:
     def rows(self) -> tuple[int, int, int]:
         """Returns the rows of a table there that are our ids 0, 1 and 2; the others are the same.
 
-        Without padding, whose id is then -1, row 0 is of no piece.
+        Without padding, whose id is then -1, its row is the one that BOS and EOS leave.
         """
         pad = self["pad_token_id"]
-        return (0 if pad == -1 else pad, self["bos_token_id"], self["eos_token_id"])
+        bos = self["bos_token_id"]
+        eos = self["eos_token_id"]
+        if pad == -1:
+            pad = min({_PAD, _BOS, _EOS} - {bos, eos})
+        return (pad, bos, eos)
 
     @property
     def expert_scale(self) -> float:
