@@ -5,7 +5,6 @@ Formats of text in one language are in documents.py.
 
 import dataclasses
 import itertools
-import json
 import math
 import pathlib
 import re
@@ -17,7 +16,7 @@ import polib
 from data_prep import tsv
 from data_prep.rules import Rule
 from data_prep.tsv import Example, Malformed, Pair
-from lingvo_gshard.files import text_file
+from lingvo_gshard.files import json_records, text_file
 from lingvo_gshard.input.manifest import Kind
 
 # What is read of a large plain file for a sample of its rows.
@@ -264,8 +263,8 @@ def _rule_of(message: polib.POEntry) -> Rule | None:
 def parse_json(line: str) -> Any:
     """Returns a line's JSON. Raises ValueError if it is none."""
     try:
-        return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json_records.parse(line)
+    except ValueError as error:
         raise ValueError(f"not JSON: {error}") from error
 
 
