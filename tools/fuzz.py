@@ -43,7 +43,7 @@ from lingvo_gshard.hugging_face.folder import Folder
 from lingvo_gshard.input import fairseq_vocabulary, manifest, sentences
 from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.input.records import RecordSource
-from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
+from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import any_program
@@ -239,7 +239,7 @@ def _serve(
     while True:
         kind = by_name[requests.recv()]
         # The peak begins anew at what is held now.
-        pathlib.Path("/proc/self/clear_refs").write_text("5")
+        pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         before_mib = _status_mib("VmRSS")
         answer = read_here(kind)
         requests.send(dataclasses.replace(answer, more_mib=_status_mib("VmHWM") - before_mib))
@@ -247,7 +247,8 @@ def _serve(
 
 def _status_mib(field: str) -> float:
     """Returns a field of /proc/self/status, such as VmHWM, the peak of the memory."""
-    found = re.search(rf"{field}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
+    status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
+    found = re.search(rf"{field}:\s+(\d+) kB", status)
     assert found is not None, field
     return int(found[1]) / 1024
 
@@ -417,19 +418,26 @@ def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
             ids += [example.source_ids, example.target_ids]
         return [array.tobytes() for array in ids]
 
-    def read_texts() -> list[tuple[str, str]]:
+    def read_texts() -> list[Any]:
         digests.verify(folder, texts)  # As decode_split does.
-        pairs: list[tuple[str, str]] = []
+        reader: Callable[[Any], Iterator[Any]] = sentences.eval_text
+        if made.kind == manifest.Kind.TEXT:
+            reader = sentences.eval_documents
+        found: list[Any] = []
         for text in texts:
-            pairs += sentences.eval_text(folder / text.path)
-        return pairs
+            found += reader(folder / text.path)
+        return found
+
+    def read_vocabularies() -> list[Any]:
+        digests.verify(folder, made.vocabulary_files)  # As a run's input does.
+        return _pieces(*(Tokenizer(path) for path in vocabularies))
 
     def read_manifest() -> str:
         return repr(dataclasses.replace(manifest.load(folder), version=0))
 
     yield Kind("manifest", [folder / manifest.FILE_NAME], read_manifest)
     vocabularies = [folder / file.path for file in made.vocabulary_files]
-    yield Kind("vocabularies of data", vocabularies, lambda: _pieces(*load_pair(folder)))
+    yield Kind("vocabularies of data", vocabularies, read_vocabularies)
     yield Kind("records", [folder / shard.file.path for shard in shards], read_records)
     lengths = [folder / shard.lengths.path for shard in shards]
     yield Kind("lengths", lengths, lambda: RecordSource(folder, *records).lengths.tolist())
@@ -440,7 +448,7 @@ def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     logdir = str(folder)
     within = pathlib.Path(checkpoints.folder(folder))
     yield Kind("experiment.json", [folder / "experiment.json"], lambda: launches.recorded(logdir))
-    vocabularies = sorted(folder.glob("*.model"))
+    vocabularies = sorted(folder.glob("vocab/*.model"))
     if vocabularies:
         yield Kind(
             "vocabularies of a run",
