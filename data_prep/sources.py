@@ -25,6 +25,7 @@ _SAMPLE_BYTES = 1 << 16
 
 
 # As a catalog's header has it.
+_MAX_CATALOG_BYTES = 1 << 28  # A catalog is read as a whole.
 _CHARSET = re.compile(rb'"Content-Type: *text/plain; *charset=([\w-]+)')
 _OTHER_LINE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 MISSING = object()  # In place of the value of a field that is not there.
@@ -224,7 +225,9 @@ class PoFile(File):
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         with text_file.opened_text(self.path) as file:
-            content = file.read()
+            content = file.read(_MAX_CATALOG_BYTES + 1)
+        if len(content) > _MAX_CATALOG_BYTES:
+            raise ValueError(f"{self.path} has over {_MAX_CATALOG_BYTES >> 20} MiB, not a catalog")
 
         # Bytes that are no text cost their message: it has a replacement character.
         charset = _CHARSET.search(content)
