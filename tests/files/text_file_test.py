@@ -1,5 +1,6 @@
 import bz2
 import gzip
+import io
 import lzma
 
 import pytest
