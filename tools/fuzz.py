@@ -2,18 +2,21 @@
 
     python -m tools.fuzz --data=DATA --run_dir=RUN --bundle_dir=BUNDLE --mutations=1000
     python -m tools.fuzz --model_dir=FOLDER --programs=FOLDER --plan_dir=PLAN --mutations=1000
+    python -m tools.fuzz --programs=FOLDER --topology=v3:2x2 --mutations=100
 
 Each file is read by the library's own functions, in a process of its own. A mutation flips a bit,
 zeroes a block, cuts or extends the file, puts another file in its place, makes it one of an older
 version, or puts another value in the place of one of its numbers, names or lists. It must end in
 one line that names the file, or in the very same answer; also in another one, `other`, if the file
-has no digest that could tell. The exit status is 1 if any does not: if the answer is wrong, the
+has no digest that could tell. --programs are for the CPU and only read, or planned for --topology.
+The exit status is 1 if any does not: if the answer is wrong, the
 error has no name or is a traceback, the process dies (crash), takes longer than a minute (hang) or
 more memory than it should. The folders themselves are not touched: copies of them are damaged.
 """
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -50,7 +53,7 @@ from lingvo_gshard.planning import any_program
 from lingvo_gshard.runs import expert_load
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch
-from lingvo_gshard.spmd import foreign, program
+from lingvo_gshard.spmd import environment, foreign, program
 from lingvo_gshard.train import config, summaries
 
 _DATA_DIR = flags.DEFINE_string("data", None, "A prepared data folder.")
@@ -58,6 +61,7 @@ _LOGDIR = flags.DEFINE_string("run_dir", None, "A finished run.")
 _BUNDLE = flags.DEFINE_string("bundle_dir", None, "An exported bundle.")
 _MODEL_DIR = flags.DEFINE_string("model_dir", None, "A folder of a model of transformers.")
 _PROGRAMS = flags.DEFINE_string("programs", None, "A folder of programs for `plan --program`.")
+_TOPOLOGY = flags.DEFINE_string("topology", None, "Plans the programs for it, as for v3:2x2.")
 _PLAN_DIR = flags.DEFINE_string("plan_dir", None, "A folder with the plan of such a program.")
 _TRACED = flags.DEFINE_string("traced", None, "A folder of programs that were traced and kept.")
 _KINDS = flags.DEFINE_list("kinds", [], "Some kinds of files by name; all by default.")
@@ -70,7 +74,6 @@ _BLOCK_BYTES = 4096
 _PRINTED = 3  # Failures of each kind of file and outcome.
 _HANG_SECS = 60.0
 _MAX_MORE_MIB = 512.0  # Than before the reading.
-_PLATFORM = "cpu"  # That the programs are exported for.
 _WITH_VALUES = (".json", ".jsonl")
 # Values in the place of others.
 _VALUES: tuple[Any, ...] = (
@@ -107,6 +110,7 @@ class Answer:
 def main(argv: Sequence[str]) -> None:
     del argv
     logging.set_verbosity(logging.ERROR)
+    environment.prepare(8, "cpu")
     given = {
         "data_dir": _DATA_DIR,
         "logdir": _LOGDIR,
@@ -126,10 +130,11 @@ def main(argv: Sequence[str]) -> None:
                 f"give one of --{', --'.join(flag.name for flag in given.values())}."
             )
 
-        child = Child(kinds, copies)
+        options: dict[str, Any] = copies | {"topology_name": _TOPOLOGY.value}
+        child = Child(kinds, options)
         rows = [("kind", *FINE, *FAILURES, "ms")]
         num_failures = 0
-        for kind in kinds(**copies):
+        for kind in kinds(**options):
             if _KINDS.value and kind.name not in _KINDS.value:
                 continue
             began = time.monotonic()
@@ -152,6 +157,7 @@ def kinds(
     programs: pathlib.Path | None = None,
     plan_dir: pathlib.Path | None = None,
     traced: pathlib.Path | None = None,
+    topology_name: str | None = None,
 ) -> list[Kind]:
     """Returns every kind of file of the folders that are given."""
     return [
@@ -159,7 +165,7 @@ def kinds(
         *(_of_run(logdir) if logdir else ()),
         *(_of_bundle(bundle_dir) if bundle_dir else ()),
         *(_of_model(model_dir) if model_dir else ()),
-        *(_of_programs(programs) if programs else ()),
+        *(_of_programs(programs, topology_name) if programs else ()),
         *(_of_plan(plan_dir) if plan_dir else ()),
         *(_of_traced(traced) if traced else ()),
     ]
@@ -179,10 +185,10 @@ class Child:
     """Reads kinds of files in a process of its own, which is started again when it dies."""
 
     def __init__(
-        self, make_kinds: Callable[..., Sequence[Kind]], folders: Mapping[str, pathlib.Path]
+        self, make_kinds: Callable[..., Sequence[Kind]], options: Mapping[str, Any]
     ) -> None:
         self._make_kinds = make_kinds
-        self._folders = dict(folders)
+        self._options = dict(options)
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: connection.Connection | None = None
 
@@ -218,7 +224,7 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, self._make_kinds, self._folders), daemon=True
+            target=_serve, args=(theirs, self._make_kinds, self._options), daemon=True
         )
         # It reads the folders, which are whole while it starts.
         self._process.start()
@@ -229,12 +235,12 @@ class Child:
 def _serve(
     requests: connection.Connection,
     make_kinds: Callable[..., Sequence[Kind]],
-    folders: Mapping[str, pathlib.Path],
+    options: Mapping[str, Any],
 ) -> None:
     """Answers requests for kinds by name until the parent ends."""
     child_process.end_with_parent()
     logging.set_verbosity(logging.ERROR)
-    by_name = {kind.name: kind for kind in make_kinds(**folders)}
+    by_name = {kind.name: kind for kind in make_kinds(**options)}
     requests.send("ready")
     while True:
         kind = by_name[requests.recv()]
@@ -515,15 +521,24 @@ def _of_model(folder: pathlib.Path) -> Iterator[Kind]:
         yield Kind("tokenizer", files, read_vocabulary, str(folder), is_checked=False)
 
 
-def _of_programs(folder: pathlib.Path) -> Iterator[Kind]:
+def _of_programs(folder: pathlib.Path, topology_name: str | None) -> Iterator[Kind]:
     """Yields a kind for each format of programs, which its files' suffix tells."""
     for path in sorted(folder.iterdir()):
-
-        def read(path: pathlib.Path = path) -> Any:
-            found = foreign.read(path, _PLATFORM)
-            return found.arguments, found.axes, found.num_partitions, str(found.module)
-
+        if topology_name is None:
+            read = functools.partial(_program, path)
+        else:
+            read = functools.partial(_planned, path, topology_name)
         yield Kind(f"program {path.name}", [path], read, is_checked=False)
+
+
+def _program(path: pathlib.Path) -> Any:
+    found = foreign.read(path, "cpu")
+    return found.arguments, found.axes, found.num_partitions, str(found.module)
+
+
+def _planned(path: pathlib.Path, topology_name: str) -> Any:
+    plan = any_program.of_file(path, topology_name, None, (), ())
+    return dataclasses.replace(plan, compile_secs=0.0)
 
 
 def _of_plan(folder: pathlib.Path) -> Iterator[Kind]:
