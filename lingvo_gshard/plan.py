@@ -297,7 +297,7 @@ def _plan_program(out: pathlib.Path) -> None:
 def _search_program(out: pathlib.Path) -> None:
     """Searches for tables that split --program better, and writes what it found into --out."""
     with environment.quiet_stderr():
-        from lingvo_gshard.planning import foreign_search
+        from lingvo_gshard.planning import foreign_search, foreign_search_text
 
     found = foreign_search.of_file(
         storage.path(_PROGRAM.value or ""),
@@ -310,7 +310,7 @@ def _search_program(out: pathlib.Path) -> None:
         progress=_tell,
     )
     foreign_search.save(found, out)
-    _tell("\n" + foreign_search.search_text(found))
+    _tell("\n" + foreign_search_text.search_text(found))
 
 
 def _request(model: str, topology: str) -> Any:
