@@ -8,7 +8,6 @@ the padding of an array that the devices did not divide, and that is never read.
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 import re
@@ -24,7 +23,7 @@ import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.checkpoints.fingerprints import difference, fingerprint
-from lingvo_gshard.files import digests
+from lingvo_gshard.files import digests, json_records
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import padded, processes, specs
 from lingvo_gshard.spmd.padded import PaddedArray
@@ -340,7 +339,7 @@ def first_line(error: BaseException) -> str:
 def _json_object(path: pathlib.Path, item: str) -> dict[str, Any]:
     """Reads what Orbax's JsonCheckpointHandler wrote as `item`."""
     try:
-        return dict(json.loads((path / item / "metadata").read_bytes()))
+        return dict(json_records.parse((path / item / "metadata").read_bytes()))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{item}/metadata is no JSON object: {error}") from None
 

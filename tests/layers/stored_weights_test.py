@@ -3,6 +3,7 @@
 K contracted, N columns, R rows, V vocabulary, M model.
 """
 
+import functools
 import re
 
 import ml_dtypes
@@ -21,6 +22,11 @@ from tests.layers import building
 
 def _normal(*shape):
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def _compiled(fn):
+    """What XLA computes; TensorFlow's own kernels lack products of bfloat16 in float32."""
+    return tf.function(fn, jit_compile=True, autograph=False)()
 
 
 def _quantized(x):
@@ -99,7 +105,8 @@ def test_bfloat16_products_are_of_rounded_factors(rows):
     x = _normal(rows, 10)
     weight = _normal(7, 10).astype(ml_dtypes.bfloat16)
     want = x.astype(ml_dtypes.bfloat16).astype(np.float64) @ weight.astype(np.float64).T
-    got = stored_weights.product(x, NestedMap(kept=tf.constant(weight)))
+    kept = NestedMap(kept=tf.constant(weight))
+    got = _compiled(lambda: stored_weights.product(tf.constant(x), kept))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
@@ -120,7 +127,7 @@ def test_projections_by_kept_weights_are_near_those_by_float32(equation, x_shape
     errors = {Numbers.FLOAT32_LAID_OUT: 1e-5, Numbers.BFLOAT16: 0.03, Numbers.INT8: 0.12}
     for numbers, error in errors.items():
         kept = stored_weights.kept(NestedMap(w=weight), NestedMap(w=spec), numbers)
-        got = FLOAT32.project(equation, x, kept.w)
+        got = _compiled(functools.partial(FLOAT32.project, equation, x, kept.w))
         assert got.shape == want.shape
         np.testing.assert_allclose(got, want, atol=error)
         assert (error > 1e-5) == (np.abs(got - want).max() > 1e-5)
@@ -138,7 +145,8 @@ def test_rows_and_the_transpose_of_a_table():
         np.testing.assert_allclose(
             stored_weights.rows(kept, ids), tf.gather(table, ids), atol=error
         )
-        logits = FLOAT32.project("BLM,MV->BLV", x, stored_weights.as_factor(kept))
+        factor = stored_weights.as_factor(kept)
+        logits = _compiled(functools.partial(FLOAT32.project, "BLM,MV->BLV", x, factor))
         np.testing.assert_allclose(logits, tf.einsum("BLM,VM->BLV", x, table), atol=1e-5 + error)
 
 
