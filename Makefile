@@ -75,10 +75,10 @@ check: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# The environment of the benchmarks' PyTorch peers.
-.venv-torch/ready: bench/torch_peer/requirements.txt | setup
-	.venv/bin/python -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet -r $<
+# The environments of the benchmarks' peers.
+.venv-torch/ready .venv-ctranslate2/ready: .venv-%/ready: bench/%_peer/requirements.txt | setup
+	.venv/bin/python -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet -r $<
 	touch $@
 
 # The documentation site, in site/: docs/ and the docstrings. Every warning is an error.
@@ -90,11 +90,12 @@ check: setup
 docs: .venv-docs/ready
 	.venv-docs/bin/python -m mkdocs build --quiet
 
-bench: setup .venv-torch/ready
+bench: setup .venv-torch/ready .venv-ctranslate2/ready
 	$(PY) -m bench.step
 	$(PY) -m bench.moe_layer
 	$(PY) -m bench.loop
 	$(PY) -m bench.decode
+	$(PY) -m bench.decode --model=toy.Dense4L
 	$(PY) -m bench.data_prep
 	$(PY) -m bench.data_prep_memory --set=max_vocab_sentences=30000
 	$(PY) -m bench.data_prep_tasks

@@ -12,7 +12,6 @@ The state is one flat dict from dotted paths to arrays, so that files and progra
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import math
 import os
@@ -112,7 +111,7 @@ def _committed_secs(path: epath.Path) -> float:
     The times of its files are no guide, since copying a checkpoint changes them.
     """
     try:
-        about = json.loads((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
+        about = json_records.parse((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
         return about["commit_timestamp_nsecs"] / 1e9
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0
@@ -308,7 +307,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
         """Reads the checkpoint of `step`, which must hold the arrays of `state_spec`.
 
-        Only moving averages of weights may be missing, or be left out: see averages.fitted.
+        Those of `shardings` are read: all, or a part of the tree. Only moving averages of weights
+        may be missing, or be left out: see averages.fitted.
         Raises DamagedCheckpointError, which names the file, or the weight and its experts; and
         ValueError if there is no such checkpoint, or it is of another model or an earlier version.
         """
@@ -328,7 +328,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         checkpoint.check(arrays)
         return Restored(
             step=step,
-            state=state_spec.Pack(arrays.values()),
+            state=shardings.Pack(arrays.values()),
             input_state=checkpoint.input_state,
             digest=digests.of_json(checkpoint.fingerprints),
         )

@@ -9,6 +9,7 @@ do not detect forgery.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,13 @@ from lingvo_gshard.spmd import padded
 from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
 from lingvo_gshard.spmd.padded import PaddedArray
 
+_PART_BYTES = 64 * 2**20  # Hashing a part takes a few times as much memory.
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
+
+_Array = TypeVar("_Array", jax.Array, np.ndarray)
+
+# Until a program for a shape is traced and loaded, NumPy has hashed about so many elements.
+_ELEMENTS_ON_HOST = 2**20
 
 
 def fingerprint(array: jax.Array | PaddedArray, dims: str) -> list[str]:
@@ -29,10 +36,58 @@ def fingerprint(array: jax.Array | PaddedArray, dims: str) -> list[str]:
     """
     on_devices = padded.on_devices(array)
     assert isinstance(on_devices.sharding, NamedSharding)
+    if _is_small_on_host(on_devices):
+        values = padded.without_padding(np.asarray(on_devices), array.shape)
+        return _digits(_sums_on_host(values, dims.upper().find("E")))
+
+    if on_devices.sharding.mesh.size == 1 and on_devices.nbytes > _PART_BYTES:
+        return _of_parts(on_devices, dims)
+
     program = _program(dims.upper(), array.shape, on_devices.sharding.mesh)
     with ONE_AT_A_TIME:  # With collectives, two programs at once could deadlock.
-        sums = np.asarray(program(on_devices))
+        return _digits(np.asarray(program(on_devices)))
+
+
+def _digits(sums: np.ndarray) -> list[str]:
+    """Returns the 16 hex digits of each row of uint32 [E, 2]."""
     return [f"{high:08x}{low:08x}" for high, low in sums.tolist()]
+
+
+def _is_small_on_host(array: jax.Array) -> bool:
+    """Returns whether this process has all of an array in its own memory, and it is small."""
+    platform = next(iter(array.sharding.device_set)).platform
+    is_here = array.is_fully_addressable and platform == "cpu"
+    return is_here and array.size <= _ELEMENTS_ON_HOST
+
+
+def _sums_on_host(x: np.ndarray, expert_axis: int) -> np.ndarray:
+    """Returns what `_sums` does, computed by NumPy; without an axis of experts, -1, E is 1."""
+    by_expert = x[None] if expert_axis < 0 else np.moveaxis(x, expert_axis, 0)
+    rows = np.ascontiguousarray(by_expert).reshape(len(by_expert), -1)
+    bits = rows.view(f"uint{8 * x.dtype.itemsize}").astype(np.uint32)
+
+    position = np.arange(bits.shape[1], dtype=np.uint32)
+    sums = []
+    for seed in _SEEDS:
+        hashes = _mixed(bits ^ _mixed(position + np.uint32(seed)))
+        sums.append(hashes.sum(axis=1, dtype=np.uint32))
+    return np.stack(sums, axis=1)
+
+
+def _of_parts(array: jax.Array, dims: str) -> list[str]:
+    """Returns the fingerprint of an array on one device, which a part's temporaries fit on."""
+    axis = int(np.argmax(array.shape))
+    size = array.shape[axis]
+    rows = max(1, _PART_BYTES * size // array.nbytes)
+
+    sums = PartSums(dims, array.shape)
+    begin = [0] * array.ndim
+    for start in range(0, size, rows):
+        begin[axis] = start
+        # The start is an argument, so that all parts of a size share a program.
+        part = jax.lax.dynamic_slice_in_dim(array, start, min(rows, size - start), axis)
+        sums.add(tuple(begin), part)
+    return sums.fingerprint()
 
 
 class PartSums:
@@ -49,7 +104,7 @@ class PartSums:
         num_experts = shape[self._expert_axis] if self._expert_axis >= 0 else 1
         self._sums = np.zeros((num_experts, len(_SEEDS)), np.uint32)
 
-    def add(self, begin: tuple[int, ...], part: np.ndarray) -> None:
+    def add(self, begin: tuple[int, ...], part: np.ndarray | jax.Array) -> None:
         """Adds a part, whose first element is at `begin`; each element is added once."""
         strides, first, experts = [], 0, slice(None)
         stride = 1
@@ -62,12 +117,13 @@ class PartSums:
             first += begin[axis] * stride
             stride *= self._shape[axis]
 
-        sums = _sums_of_part(part, tuple(reversed(strides)), first % 2**32, self._expert_axis)
+        offset = np.uint32(first % 2**32)
+        sums = _sums_of_part(part, tuple(reversed(strides)), offset, self._expert_axis)
         self._sums[experts] += np.asarray(sums)  # Modulo 2**32.
 
     def fingerprint(self) -> list[str]:
         """Returns the fingerprint of the parts so far."""
-        return [f"{high:08x}{low:08x}" for high, low in self._sums.tolist()]
+        return _digits(self._sums)
 
 
 def difference(
@@ -115,7 +171,7 @@ def _sums(x: jax.Array, dims: str, shape: tuple[int, ...]) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
 def _sums_of_part(
-    part: jax.Array, strides: tuple[int, ...], first: jax.Array, expert_axis: int
+    part: jax.Array, strides: tuple[int, ...], first: np.uint32, expert_axis: int
 ) -> jax.Array:
     """Returns the sums of a part's hashes for each of its experts and each seed, uint32 [E, 2].
 
@@ -145,8 +201,8 @@ def _hashed(by_expert: jax.Array, position: jax.Array) -> jax.Array:
     return jnp.stack(sums, axis=1)
 
 
-def _mixed(x: jax.Array) -> jax.Array:
+def _mixed(x: _Array) -> _Array:
     """Applies MurmurHash3's finalizer: a bijection of 32 bits in which every bit depends on all."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -25,7 +25,7 @@ from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import Capacity, CapacityBy
 from lingvo_gshard.layers.gating_layers import GatingLayer, Top2Gating
 from lingvo_gshard.layers.moe_inference import without_overflow
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic, with_bias
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, Rounded, with_bias
 from lingvo_gshard.layers.ragged_experts import Experts
 from lingvo_gshard.layers.routing import Gates, Routing
 from lingvo_gshard.layers.stored_weights import Weight
@@ -143,7 +143,12 @@ class MoELayer(BaseLayer):
 
             # Lines 4 and 5, the hidden units of the experts.
             def project(name: str) -> tf.Tensor:
-                h_EGH = context.einsum("EGCM,EMH->E(GC)H", x_EGCM, theta[name])
+                h_EGH = context.einsum(
+                    "EGCM,EMH->E(GC)H",
+                    x_EGCM,
+                    theta[name],
+                    rounded=Rounded.RESULT | Rounded.LEFT,
+                )
                 return with_bias(h_EGH, theta, name)
 
             with tf.name_scope("experts"):
@@ -277,7 +282,9 @@ class MoELayer(BaseLayer):
     ) -> tf.Tensor:
         """Returns the experts' outputs [G, E, C, M], split by group."""
         with tf.name_scope("experts"):
-            y_EGM = arithmetic.project("E(GC)H,EHM->E(GC)M", h_EGH, wo_EHM)
+            y_EGM = arithmetic.project(
+                "E(GC)H,EHM->E(GC)M", h_EGH, wo_EHM, rounded=Rounded.RESULT | Rounded.LEFT
+            )
             # Without this annotation the partitioner may split the product over groups and
             # gather the weights, which costs less where experts are few.
             y_EGCM = self.annotate(tf.reshape(y_EGM, shape_EGCM), "EGCM")

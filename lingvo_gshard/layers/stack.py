@@ -51,6 +51,8 @@ class TransformerStack(BaseLayer):
         p.Define("moe_every", 2, "n: layers n - 1, 2n - 1, ..., counted from 0, have experts.")
         p.Define("layers_as", Layers.UNROLLED, "How the program applies the layers.")
         p.Define("remat", Remat.NONE, "What the backward pass recomputes.")
+        kept = "The dtype in which remat keeps what is inside a layer; None for its own."
+        p.Define("kept_hidden_dtype", None, kept, optional=str)
         p.Define("stages", 1, "The stages of a pipeline (GPipe) for training; needs LOOP.")
         p.Define("microbatches", 1, "The parts of a batch that pass through the pipeline.")
         return p
@@ -198,7 +200,7 @@ class TransformerStack(BaseLayer):
 
             block = functools.partial(self._apply, layers, weights, attended, context)
             entered = Carried(x, inputs.shared, weights.Flatten())
-            result = apply_block(block, index, entered, self.p.remat)
+            result = apply_block(block, index, entered, self.p.remat, self.p.kept_hidden_dtype)
 
             x = result.x
             reports += _layer_reports(layers, result.reports)
@@ -215,6 +217,7 @@ class TransformerStack(BaseLayer):
                 shared=[] if attended.encoded is None else ["BTM"],
                 weights=self._weight_dims(stacks),
             ),
+            hidden_dtype=self.p.kept_hidden_dtype,
         )
 
     def _pipeline(self, theta: NestedMap, attended: Attended, context: Context) -> Pipeline:

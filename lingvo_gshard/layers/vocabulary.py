@@ -72,10 +72,6 @@ def cross_entropies(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
     The loss with label smoothing e is (1 - e) times the first plus e times the second.
     """
 
-    # A comparison, because it is split just as the logits are; a gather would not be.
-    def is_label(logits: tf.Tensor) -> tf.Tensor:
-        return labels[..., None] == tf.range(logits.shape[-1])
-
     # TensorFlow's own gradient would keep three more [B, L, V] tensors in memory.
     @tf.custom_gradient
     def compute(
@@ -83,13 +79,14 @@ def cross_entropies(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
     ) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
         # -log softmax(z)_v is log sum exp z - z_v.
         normalizer_BL = tf.reduce_logsumexp(logits, -1)
-        label_logit_BL = tf.reduce_sum(tf.where(is_label(logits), logits, 0.0), -1)
+        label_logit_BL = tf.gather(logits, labels, batch_dims=2)
 
         def gradient(d_label: tf.Tensor, d_uniform: tf.Tensor) -> tf.Tensor:
             # The gradient of a cross entropy is softmax(z) minus the target distribution.
             probability_BLV = tf.exp(logits - normalizer_BL[..., None])
             towards_both = (d_label + d_uniform)[..., None] * probability_BLV
-            at_label = tf.where(is_label(logits), d_label[..., None], 0.0)
+            is_label_BLV = labels[..., None] == tf.range(logits.shape[-1])
+            at_label = tf.where(is_label_BLV, d_label[..., None], 0.0)
             return towards_both - at_label - d_uniform[..., None] / logits.shape[-1]
 
         with_label_BL = normalizer_BL - label_logit_BL

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from lingvo_gshard.planning.any_program import of as of
     from lingvo_gshard.planning.any_program import text as text
     from lingvo_gshard.planning.foreign_search import search as search
-    from lingvo_gshard.planning.foreign_search import search_text as search_text
+    from lingvo_gshard.planning.foreign_search_text import search_text as search_text
 
 # Imported when they are first used, since most modules of the room need no JAX.
 _MODULES = {
     "of": "any_program",
     "text": "any_program",
     "search": "foreign_search",
-    "search_text": "foreign_search",
+    "search_text": "foreign_search_text",
 }
 
 

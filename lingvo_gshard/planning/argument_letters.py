@@ -13,6 +13,7 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 
 from lingvo_gshard.hlo.hlo_module import num_bytes
+from lingvo_gshard.planning.argument_paths import path, steps
 from lingvo_gshard.spmd.dims import reader
 from lingvo_gshard.spmd.dims.dim_sets import Dim, Dims
 from lingvo_gshard.spmd.dims.reader import Reading
@@ -21,8 +22,6 @@ from lingvo_gshard.spmd.foreign import Argument, ForeignProgram
 NONE = "_"  # A dim that is never split.
 _BATCH = "B"  # What the dim of the batch is called if it has no letter.
 
-# The steps from one node of a tree to the next in JAX's names: `['w']`, `[0]`, `.weight`.
-_STEP = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]|\.(\w+)")
 _LETTER = re.compile(r"[A-Za-z]\w*|_")
 
 
@@ -39,16 +38,6 @@ class Letters:
     def of(self, dims: Dims) -> tuple[str, ...]:
         """Returns the letters of any tensor of the program, `_` for a dim without."""
         return tuple(self.of_dim.get(self.reading.sets.find(dim), NONE) for dim in dims)
-
-
-def path(name: str) -> str:
-    """Returns an argument's name as a path: of `state['params']['wi']`, `state/params/wi`."""
-    return _STEP.sub(lambda step: "/" + next(filter(None, step.groups()), ""), name)
-
-
-def pattern(name: str) -> tuple[str, ...]:
-    """Returns the steps of an argument's path as regular expressions, of any number for each."""
-    return tuple(re.sub(r"\d+", r"\\d+", re.escape(step)) for step in path(name).split("/"))
 
 
 def read(program: ForeignProgram, texts: Sequence[str]) -> Letters:
@@ -163,7 +152,7 @@ def _unite_layers(program: ForeignProgram, reading: Reading) -> None:
     """
     groups = collections.defaultdict[object, list[Dims]](list)
     for argument, dims in zip(program.arguments, reading.arguments, strict=True):
-        groups[pattern(argument.name), argument.array].append(dims)
+        groups[steps(argument.name), argument.array].append(dims)
 
     sets = reading.sets
     for members in groups.values():

@@ -84,7 +84,7 @@ class Run:
 
         # The weights are read first: without a checkpoint there is nothing to decode with.
         partitioning = self.estimator.partitioning
-        restored = self.estimator.restore(**self.averaged)
+        restored = self.estimator.restore(**self.averaged, weights_alone=True)
         source, target = map(Tokenizer, vocabularies(self.logdir))
 
         kind = self.launch.facts.kind

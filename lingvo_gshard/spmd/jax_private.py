@@ -3,6 +3,7 @@
 Checked with jax 0.10.2 and 0.12.0.1. The tests of spmd/ fail where another version differs.
 """
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -10,14 +11,15 @@ import re
 import struct
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import export as jax_export
 from jax._src import clusters, compiler, distributed, hardware_utils, stages, xla_bridge
-from jax._src.export import serialization_generated
+from jax._src.export import _export, serialization_generated
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax, xla_client
 from jax._src.lib.mlir import ir, passmanager
@@ -96,6 +98,32 @@ def join(
     state.num_processes = num_processes
     state.process_id = process_id
     return client
+
+
+# What JAX calls before it lowers a call of an export. Earlier versions have no such function.
+_INITIALIZER = "_ensure_backends_initialized"
+_lapack_is_left_out = threading.Lock()
+
+
+@contextlib.contextmanager
+def loading_lapack_if_called(exported: bytes) -> Iterator[None]:
+    """Lets JAX lower a call of this export, in this context, without LAPACK if it calls none of it.
+
+    JAX loads LAPACK for any export, and SciPy with it: 0.2 s of a start.
+    """
+    # The bytecode holds the names of custom calls as they are, such as lapack_sgeqrf_ffi.
+    if b"lapack_" in exported or not hasattr(_export, _INITIALIZER):
+        yield
+        return
+
+    # Another thread's export may need it.
+    with _lapack_is_left_out:
+        initialize = getattr(_export, _INITIALIZER)
+        setattr(_export, _INITIALIZER, lambda platforms: None)
+        try:
+            yield
+        finally:
+            setattr(_export, _INITIALIZER, initialize)
 
 
 # The first bytes of MLIR's bytecode; the name of its producer follows.
@@ -314,6 +342,12 @@ class _Read(stages.Executable):
             return None
 
 
+def _has_gspmd_shardings(module: Any) -> bool:
+    """Returns whether an ir.Module's shardings are GSPMD's alone, and none is Shardy's."""
+    text = module.operation.get_asm(large_elements_limit=8)
+    return "mhlo.sharding" in text and "sdy." not in text
+
+
 def compile_stablehlo(
     module: Any,
     devices: Sequence[Any],
@@ -332,6 +366,9 @@ def compile_stablehlo(
     )
     build_options = options.executable_build_options
     build_options.allow_spmd_sharding_propagation_to_output = list(free_results)
+    # Shardy aborts the process if it meets GSPMD's shardings, which other programs' HLO has.
+    if _has_gspmd_shardings(module):
+        build_options.use_shardy_partitioner = False
 
     device_list = xla_client.DeviceList(tuple(devices))
     client = devices[0].client

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lingvo_gshard.planning import argument_letters
+from lingvo_gshard.planning import argument_letters, argument_paths
 from lingvo_gshard.spmd import foreign
 from tests.planning import foreign_models
 
@@ -19,7 +19,7 @@ def _spec(*shape, dtype=jnp.float32):
 
 
 def _by_path(program, letters):
-    names = [argument_letters.path(argument.name) for argument in program.arguments]
+    names = [argument_paths.path(argument.name) for argument in program.arguments]
     return {name: " ".join(own) for name, own in zip(names, letters.arguments, strict=True)}
 
 
@@ -151,7 +151,7 @@ def test_a_program_of_scalars_has_nothing_to_split():
 
 
 def test_paths_are_those_of_the_trees():
-    path = argument_letters.path
+    path = argument_paths.path
     assert path("state['params']['Dense_0']['kernel']") == "state/params/Dense_0/kernel"
     assert path("state.layers[0].weight") == "state/layers/0/weight"
     assert path("opt[0].mu['a/b']") == "opt/0/mu/a/b"

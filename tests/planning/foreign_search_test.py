@@ -13,8 +13,9 @@ from jax import export
 from jax.sharding import AxisType
 
 from lingvo_gshard import planning
-from lingvo_gshard.planning import foreign_search
-from lingvo_gshard.planning.foreign_search import Table, Trial
+from lingvo_gshard.planning import any_program, foreign_search, foreign_search_text, foreign_trials
+from lingvo_gshard.planning.estimate.foreign_tables import Table
+from lingvo_gshard.planning.foreign_trials import Task, Trial
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import reannotated, topology
 from tests.planning import foreign_models, tiny
@@ -173,19 +174,20 @@ def test_what_is_not_divided_and_another_number_of_devices_are_refused(devices):
 def test_a_table_that_the_compiler_refuses_is_told(devices, monkeypatch):
     step, args = _perceptron()
     found = foreign_search.search(step, args, tiny.TOPOLOGY, mesh="data:8")
-    make = foreign_search.any_program.make
+    make = any_program.make
 
     def refuse(program, *others):
         if program.arguments[-1].ways[0] == 8:
             raise ValueError("the compiler cannot.\nA second line.")
         return make(program, *others)
 
-    monkeypatch.setattr(foreign_search.any_program, "make", refuse)
+    monkeypatch.setattr(any_program, "make", refuse)
     chosen = Table(Mesh(("data",), (8,)), (("B", ("data",)),), secs=1.0, gib=1.0)
-    task = foreign_search._Task(found.program, found.letters, tiny.TOPOLOGY, (), ())
-    trial = foreign_search._compile(task, chosen)
+    task = Task(found.program, found.letters, tiny.TOPOLOGY, (), ())
+    trial = foreign_trials.compile_table(task, chosen)
     assert (trial.plan, trial.refusal) == (None, "the compiler cannot.")
-    assert foreign_search.trial_line(trial) == ("mesh=data:8 B:data: refused: the compiler cannot.")
+    line = foreign_search_text.trial_line(trial)
+    assert line == "mesh=data:8 B:data: refused: the compiler cannot."
     assert isinstance(trial, Trial) and trial.step_secs == math.inf
 
 

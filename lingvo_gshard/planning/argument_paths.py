@@ -1,0 +1,52 @@
+"""The paths of a foreign program's arguments, and few patterns that tell their labels apart.
+
+JAX's name `state['params'][0]['wi']` is the path `state/params/0/wi`. Users' patterns are of paths,
+and what is printed for users to paste is, too.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from lingvo_gshard.spmd.foreign import ForeignProgram
+
+# The steps from one node of a tree to the next in JAX's names: `['w']`, `[0]`, `.weight`.
+_STEP = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]|\.(\w+)")
+
+
+def path(name: str) -> str:
+    """Returns an argument's name as a path: of `state['params']['wi']`, `state/params/wi`."""
+    return _STEP.sub(lambda step: "/" + next(filter(None, step.groups()), ""), name)
+
+
+def steps(name: str) -> tuple[str, ...]:
+    """Returns the steps of an argument's path as regular expressions, of any number for each."""
+    return tuple(re.sub(r"\d+", r"\\d+", re.escape(step)) for step in path(name).split("/"))
+
+
+def by_pattern(program: ForeignProgram, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields patterns of arguments' whole paths and their labels, as few as tell labels apart.
+
+    A pattern is the end of a path, as long as is needed, with any number for each number.
+    """
+    expressions = [steps(argument.name) for argument in program.arguments]
+    told = set()
+    for argument, own, label in zip(program.arguments, expressions, labels, strict=True):
+        # Numbers count only where arguments that differ in them have different labels.
+        pattern = re.escape(path(argument.name))
+        for count in range(1, len(own) + 1):
+            if _labels_of(own[-count:], expressions, labels) == {label}:
+                pattern = "/".join(own[-count:])
+                if count < len(own):
+                    pattern = f".*/{pattern}"
+                break
+        if pattern not in told:
+            told.add(pattern)
+            yield pattern, label
+
+
+def _labels_of(
+    end: tuple[str, ...], expressions: Sequence[tuple[str, ...]], labels: Sequence[str]
+) -> set[str]:
+    """Returns the labels of all paths with an end."""
+    pairs = zip(expressions, labels, strict=True)
+    return {label for own, label in pairs if own[-len(end) :] == end}
