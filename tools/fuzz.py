@@ -332,7 +332,8 @@ def _mutated(
         content[place:end] = bytes(end - place)
     elif how == "extended":
         content += rng.randbytes(rng.randint(1, 99))
-    elif how == "exchanged" and len(others) > 1:
+    elif how == "exchanged" and set(others) != {path}:
+        # Both vocabularies of text are one file.
         content = bytearray(rng.choice([one for one in others if one != path]).read_bytes())
     elif how == "older" and path.name.endswith("json"):
         content = bytearray(_older(content, rng))
