@@ -552,7 +552,11 @@ def _of_plan(folder: pathlib.Path) -> Iterator[Kind]:
 
 def _of_traced(folder: pathlib.Path) -> Iterator[Kind]:
     paths = sorted(folder.glob("*.program"))[:4]
-    read = lambda: [hashlib.sha256(repr(program.load(path)).encode()).hexdigest() for path in paths]  # noqa: E731
+
+    def read() -> list[str]:
+        programs = [program.load(path, path.stem) for path in paths]
+        return [hashlib.sha256(repr(one).encode()).hexdigest() for one in programs]
+
     yield Kind("traced programs", paths, read)
 
 

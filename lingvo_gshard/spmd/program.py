@@ -31,8 +31,12 @@ class Program:
     results: NestedMap  # Of TensorSpec.
     donate: tuple[str, ...]  # The names of the donated arguments.
 
-    def save(self, path: str | pathlib.Path) -> None:
-        """Writes one file: magic, sha256, header length, header (JSON), export."""
+    def save(self, path: str | pathlib.Path, key: str = "") -> None:
+        """Writes one file: magic, sha256 of the key and the rest, header length, header, export.
+
+        The header is JSON. Whoever reads the file needs the same `key`, which says what the program
+        was made from: so no other program is taken for it, whatever the file is called.
+        """
         header = {
             "version": _VERSION,
             "name": self.name,
@@ -49,14 +53,14 @@ class Program:
         body = len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded + self.exported
         # The processes of a run may keep the same program at the same time.
         with atomic_file.replacing(path, is_shared=True) as partial:
-            partial.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
+            partial.write_bytes(_MAGIC + _digest(key, body) + body)
 
 
-def load(path: str | pathlib.Path) -> Program:
-    """Reads a Program that `save` wrote.
+def load(path: str | pathlib.Path, key: str = "") -> Program:
+    """Reads a Program that `save` wrote with this key.
 
     Raises FileNotFoundError if there is no such file, and ValueError if the file holds no program,
-    is of another version, or is damaged.
+    is of another version, is damaged, or was written with another key.
     """
     data = pathlib.Path(path).read_bytes()
     if not data.startswith(_MAGIC):
@@ -66,7 +70,7 @@ def load(path: str | pathlib.Path) -> Program:
     body_start = len(_MAGIC) + _DIGEST_BYTES
     digest = data[len(_MAGIC) : body_start]
     body = data[body_start:]
-    if hashlib.sha256(body).digest() != digest:
+    if _digest(key, body) != digest:
         raise ValueError(f"{path} is damaged; its checksum does not match.")
 
     header_end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
@@ -86,6 +90,10 @@ def load(path: str | pathlib.Path) -> Program:
         results=specs.from_json(header["results"]),
         donate=tuple(header["donate"]),
     )
+
+
+def _digest(key: str, body: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + body).digest()
 
 
 def _partitioning(header: dict[str, Any]) -> Partitioning:

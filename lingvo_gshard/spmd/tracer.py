@@ -64,7 +64,7 @@ def traced(function: Callable[..., Program], *args: Any) -> Program:
     if kept is not None:
         # What a power cut has left in the file is noticed by its digest.
         try:
-            return program.load(kept)
+            return program.load(kept, kept.stem)
         except ValueError as error:
             logging.warning("%s It is made again.", error)
         except OSError:  # Mostly there is none. If it cannot be read, it is written again below.
@@ -76,7 +76,7 @@ def traced(function: Callable[..., Program], *args: Any) -> Program:
         # A full disk or a read-only home costs the next start some seconds, not this one its work.
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            made.save(kept)
+            made.save(kept, kept.stem)
         except OSError as error:
             logging.warning("The program %s is not kept: %s", made.name, error)
     return made

@@ -102,7 +102,17 @@ def test_a_damaged_or_foreign_file_is_made_again(cache, caplog, content):
     path.write_bytes(content)
     again = tracer.traced(tracing.sgd, 2)
     assert again.results == made.results and "It is made again." in caplog.text
-    assert program.load(path) == again
+    assert program.load(path, path.stem) == again
+
+
+def test_a_kept_program_under_the_name_of_another_is_not_taken(cache, caplog):
+    few = tracer.traced(tracing.sgd, 2)
+    (path,) = cache.iterdir()
+    tracer.traced(tracing.sgd, 4)
+    (other,) = set(cache.iterdir()) - {path}
+    path.write_bytes(other.read_bytes())
+    assert tracer.traced(tracing.sgd, 2).partitioning == few.partitioning
+    assert "It is made again." in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch, caplog):
