@@ -61,12 +61,20 @@ def main() -> None:
     table_alone = (*warm, r"train.frozen=theta\.(encoder|decoder)\..*")
     steps = _TUNING_STEPS.value
     runs = {
-        "from scratch": _tuned(out / "scratch", data, (), steps),
-        "from the imported run, after 1 step": _tuned(out / "start", data, warm, 1),
-        "from the imported run": _tuned(out / "all", data, warm, steps),
-        "the same, feed-forwards frozen": _tuned(out / "frozen", data, frozen, steps),
-        "the same, all but the table frozen": _tuned(out / "table", data, table_alone, steps),
+        "from the imported run, after 1 step": _evaluated(out / "start", data, warm, 1),
+        "from the imported run": _evaluated(out / "all", data, warm, steps),
+        "from scratch": _evaluated(out / "scratch", data, (), steps),
+        "from the imported run, feed-forwards frozen": _evaluated(
+            out / "frozen", data, frozen, steps
+        ),
+        "from the imported run, all but the table frozen": _evaluated(
+            out / "table", data, table_alone, steps
+        ),
     }
+    for logdir in runs.values():
+        if not (logdir / "decode_test/scores.json").exists():
+            most = f"--set=decode.max_sentences={_SENTENCES.value}"
+            multilingual.trainer("decode", f"--logdir={logdir}", most)
 
     codes = [_NEW.value, f"en-{_NEW.value}"]
     header = ["", "steps", *(f"nll of {code}" for code in codes)]
@@ -188,16 +196,13 @@ def _trained(
     return logdir
 
 
-def _tuned(
+def _evaluated(
     logdir: pathlib.Path, data: pathlib.Path, settings: Sequence[str], steps: int
 ) -> pathlib.Path:
-    """Trains as `_trained`, evaluates on dev and decodes test."""
+    """Trains as `_trained`, and evaluates on dev."""
     _trained(logdir, data, settings, steps)
     if not (logdir / EVAL_METRICS).exists():
         multilingual.trainer("eval", f"--logdir={logdir}")
-    if not (logdir / "decode_test/scores.json").exists():
-        most = f"--set=decode.max_sentences={_SENTENCES.value}"
-        multilingual.trainer("decode", f"--logdir={logdir}", most)
     return logdir
 
 

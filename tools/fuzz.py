@@ -8,7 +8,8 @@ Each file is read by the library's own functions, in a process of its own. A mut
 zeroes a block, cuts or extends the file, puts another file in its place, makes it one of an older
 version, or puts another value in the place of one of its numbers, names or lists. It must end in
 one line that names the file, or in the very same answer; also in another one, `other`, if the file
-has no digest that could tell. --programs are for the CPU and only read, or planned for --topology.
+has no digest that could tell. What the programs read in a process of its own, too, may end that
+one (`died`). --programs are for the CPU and only read, or planned for --topology.
 The exit status is 1 if any does not: if the answer is wrong, the
 error has no name or is a traceback, the process dies (crash), takes longer than a minute (hang) or
 more memory than it should. The folders themselves are not touched: copies of them are damaged.
@@ -68,7 +69,7 @@ _KINDS = flags.DEFINE_list("kinds", [], "Some kinds of files by name; all by def
 _MUTATIONS = flags.DEFINE_integer("mutations", 1000, "Mutations of each kind of file.", 1)
 _SEED = flags.DEFINE_integer("seed", 1, "The seed of the mutations.")
 
-FINE = ("same", "refused", "other")
+FINE = ("same", "refused", "other", "died")
 FAILURES = ("wrong", "unnamed", "traceback", "crash", "hang", "memory")
 _BLOCK_BYTES = 4096
 _PRINTED = 3  # Failures of each kind of file and outcome.
@@ -95,6 +96,7 @@ class Kind:
     read: Callable[[], Any]
     also: str | None = None
     is_checked: bool = True
+    is_apart: bool = False  # Programs read it in a process of its own, and tell its death.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +274,9 @@ def outcomes(
         path = rng.choice(kind.files)
         how, content = _mutated(path, kind.files, rng)
         found, message = _outcome(kind, path, content, number, expected, read)
-        if found in ("crash", "hang"):
+        if found == "crash" and kind.is_apart:
+            found = "died"
+        if found in ("crash", "died", "hang"):
             read(kind)  # The next process starts while all files are whole.
         counts[found] += 1
         if found in FAILURES and counts[found] <= _PRINTED:
@@ -328,7 +332,8 @@ def _mutated(
         content[place:end] = bytes(end - place)
     elif how == "extended":
         content += rng.randbytes(rng.randint(1, 99))
-    elif how == "exchanged" and len(others) > 1:
+    elif how == "exchanged" and set(others) != {path}:
+        # Both vocabularies of text are one file.
         content = bytearray(rng.choice([one for one in others if one != path]).read_bytes())
     elif how == "older" and path.name.endswith("json"):
         content = bytearray(_older(content, rng))
@@ -528,7 +533,7 @@ def _of_programs(folder: pathlib.Path, topology_name: str | None) -> Iterator[Ki
             read = functools.partial(_program, path)
         else:
             read = functools.partial(_planned, path, topology_name)
-        yield Kind(f"program {path.name}", [path], read, is_checked=False)
+        yield Kind(f"program {path.name}", [path], read, is_checked=False, is_apart=True)
 
 
 def _program(path: pathlib.Path) -> Any:

@@ -238,7 +238,7 @@ def _indexed(
         in_file = spans_of(index.parent / file)
         for name, span in in_file.items():
             if weight_map.get(name) != file:
-                raise ValueError(f"{index} does not say that {file} has {name}.")
+                raise ValueError(f"{index} does not say that {file} has {_some([name])}.")
             spans[name] = span
     missing = sorted(weight_map.keys() - spans.keys())
     if missing:
@@ -248,5 +248,7 @@ def _indexed(
 
 def _some(found: Sequence[str]) -> str:
     """Returns the first few of some names, and how many more there are."""
-    shown = ", ".join(found[:3])
+    # A damaged file's names may have line breaks.
+    names_shown = [name if name.isprintable() else repr(name) for name in found[:3]]
+    shown = ", ".join(names_shown)
     return shown if len(found) <= 3 else f"{shown} and {len(found) - 3} more"

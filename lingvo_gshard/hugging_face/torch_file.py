@@ -171,8 +171,8 @@ class _Archive:
 
 def _check_opcodes(content: bytes) -> None:
     """Raises ValueError unless a pickle's opcodes are those of tensors and take little memory."""
-    num_put = 0
-    tuples = set()  # The indices at which there may be one.
+    indices: set[int] = set()  # What has been put.
+    tuples: set[int] = set()  # Of these, which may be one.
     previous = ""
     for opcode, argument, _ in pickletools.genops(content):
         name = opcode.name
@@ -181,10 +181,10 @@ def _check_opcodes(content: bytes) -> None:
 
         if name in _PUTS:
             # A list grows to the index that is put.
-            index = num_put if name == "MEMOIZE" else argument
-            if not isinstance(index, int) or index > num_put:
+            index = len(indices) if name == "MEMOIZE" else argument
+            if not isinstance(index, int) or index > len(indices):
                 raise ValueError(f"its pickle has the index {index}")
-            num_put += 1
+            indices.add(index)
             if previous not in _NO_TUPLES:
                 tuples.add(index)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lingvo_gshard.core.late import figure as mpl_figure
-from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
+from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,8 +89,9 @@ def evaluated_languages(evaluations: Iterable[dict[str, Any]]) -> list[str]:
     languages = set()
     for line in evaluations:
         has_loads = any(metric.startswith(f"{_LOAD}_") for metric in line)
-        if has_loads and line["name"].startswith(_DEV):
-            languages.add(line["name"].removeprefix(_DEV))
+        name = str(line.get("name", ""))
+        if has_loads and name.startswith(_DEV):
+            languages.add(name.removeprefix(_DEV))
     return sorted(languages)
 
 
@@ -99,15 +100,21 @@ def by_language(
 ) -> dict[str, dict[str, list[float]]]:
     """Returns {layer: {language: load by expert}}, ordered as `codes`.
 
-    `evaluations` are the lines of eval_metrics.jsonl; each language's last one counts.
+    `evaluations` are the lines of eval_metrics.jsonl; each language's last one counts. Raises
+    ValueError for a load that is no list of numbers.
     """
-    latest = {line["name"]: line for line in evaluations}  # Later lines replace earlier ones.
+    # Later lines replace earlier ones.
+    latest = {str(line.get("name", "")): line for line in evaluations}
 
     # An evaluation is named dev_CODE, and its metrics load_E_LAYER.
     layers: dict[str, dict[str, list[float]]] = {}
     for code in codes:
         for metric, value in latest.get(f"{_DEV}{code}", {}).items():
             if metric.startswith(f"{_LOAD}_"):
+                if not isinstance(value, list) or not all(
+                    isinstance(x, int | float) for x in value
+                ):
+                    raise ValueError(f"{EVAL_METRICS}: {metric} of {code} is no list of numbers.")
                 layers.setdefault(metric.removeprefix(f"{_LOAD}_"), {})[code] = value
     return {layer: layers[layer] for layer in sorted(layers, key=_natural)}
 

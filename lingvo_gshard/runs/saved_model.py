@@ -52,7 +52,8 @@ def save(
     """Writes a SavedModel with a decoder's weights, settings and vocabularies.
 
     The folder appears whole, in place of an earlier SavedModel. Raises ValueError without
-    tensorflow-text, for a model that does not translate, and for a folder that holds anything else.
+    tensorflow-text, for a model that does not translate, for weights that are not kept as FLOAT32,
+    and for a folder that holds anything else.
     """
     check_installed()
     spec = decoder.spec
@@ -65,6 +66,11 @@ def save(
         raise ValueError(
             f"--export_saved_model: the vocabulary of {spec.model} has tokens of languages, which "
             "SavedModels do not take; export a bundle."
+        )
+    if spec.weights != "float32":
+        raise ValueError(
+            f"--export_saved_model: the weights are {spec.weights}, but those of SavedModels are "
+            "float32; export a bundle."
         )
     atomic_file.check_holds_only(folder, _ENTRIES, "a SavedModel")
 
@@ -112,11 +118,10 @@ def _translating_module(
     model = TaskModel(params, Partitioning.from_dict(Mesh.flat(1), {}))
     arrays = safetensors_file.read(weights).arrays
     variables = {}
-    theta_spec = model.decoder_spec().theta
-    for path, _ in theta_spec.FlattenItems():
+    for path, _ in model.state_spec.theta.FlattenItems():
         name = path.replace("[", ".").replace("]", "")  # TensorFlow allows no brackets.
         variables[path] = tf.Variable(arrays[path], name=name)
-    theta = theta_spec.Pack(variables.values())
+    theta = model.state_spec.theta.Pack(variables.values())
 
     searches = {length: _search(model, theta, params, length) for length in spec.input_lengths}
     graph = _TranslatorGraph(spec, source, target, searches)

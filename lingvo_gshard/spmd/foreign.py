@@ -86,8 +86,13 @@ class ForeignExecutable:
 
     @functools.cached_property
     def module(self) -> hlo_module.Module:
-        """The compiled program of one partition."""
-        return hlo_module.read(self.compiled)
+        """The compiled program of one partition; ValueError if it cannot be read."""
+        try:
+            return hlo_module.read(self.compiled)
+        except jax.errors.JaxRuntimeError as error:
+            # Names that are not UTF-8 come into the compiler, but not out of it.
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"program {self.program.name}: it is damaged: {reason}") from error
 
     def source_lines(self) -> Mapping[str, str]:
         """Returns the user's file and line by op_name, where JAX and the compiler kept it."""

@@ -181,6 +181,6 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().splitlines(keepends=True)
     try:
-        return [json_records.parse(line) for line in lines if line.endswith(b"\n")]
-    except ValueError as error:
+        return [dict(json_records.parse(line)) for line in lines if line.endswith(b"\n")]
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}; delete the line, or the file.") from error

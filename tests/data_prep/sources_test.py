@@ -82,7 +82,7 @@ def test_jsonl(tmp_path):
     assert [row.example[:28] for row in rows[1:]] == [
         "no text in field 'translatio",
         "not JSON: Expecting property",
-        "not JSON: maximum recursion ",
+        "not JSON: it is nested too d",
         "no text in field 'translatio",
         "'utf-8' codec can't encode c",
     ]

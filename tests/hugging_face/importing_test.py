@@ -181,7 +181,7 @@ def test_tensors_that_are_not_the_models_are_refused(tmp_path, change, message):
         ({"encoder_sparse_step": None}, "encoder_sparse_step is None; expected 0 or more"),
         ({"activation_function": ["relu"]}, r"activation_function is \['relu'\]; expected one of"),
         ({"encoder_layers": 5}, r"lacks model\.encoder\.layers\.4\."),
-        ({"dropout": "much"}, "rate is 0.1; expected float"),
+        ({"dropout": "much"}, "dropout is 'much'; expected 0 or more, below 1"),
     ],
 )
 def test_a_config_of_another_model_is_refused(tmp_path, values, message):

@@ -1,8 +1,12 @@
 """A folder with a tokenizer becomes a run that translates from and into its languages."""
 
+import json
+
+import numpy as np
 import pytest
 
 from bench import import_model
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.hugging_face import exporting, importing
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.run import open_run
@@ -54,3 +58,24 @@ def test_a_run_translates_between_its_languages(tmp_path):
     for side in ("source", "target"):
         model = (tmp_path / f"again/vocab/{side}.model").read_bytes()
         assert model == (tmp_path / f"run/vocab/{side}.model").read_bytes()
+
+
+@pytest.mark.slow
+def test_positions_from_0_leave_the_tokenizer_its_ids(tmp_path):
+    """There, the id of padding decides where positions begin, and is none then."""
+    _write(tmp_path / "theirs", vocab_size=1706)
+    settings = ["task.embedding.first_position=0"]
+    importing.import_folder(tmp_path / "theirs", tmp_path / "run", settings)
+    run = open_run(launches.recorded(str(tmp_path / "run")), str(tmp_path / "run"), 1)
+    exporting.export_folder(run, tmp_path / "out")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["pad_token_id"], config["bos_token_id"]) == (-1, 0)
+    generation = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert generation["pad_token_id"] == 1  # NllbTokenizer's.
+
+    importing.import_folder(tmp_path / "out", tmp_path / "again")
+    tables = []
+    for name in ("run", "again"):
+        with Checkpoints(str(tmp_path / name)) as saved:
+            tables.append(np.asarray(saved.arrays(0)["theta.target_embedding.table"]))
+    np.testing.assert_array_equal(*tables)

@@ -188,7 +188,8 @@ def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, m
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    decoder = Decoder(types.SimpleNamespace(kind=Kind.PARALLEL, sources=()), None, None)
+    spec = types.SimpleNamespace(kind=Kind.PARALLEL, sources=(), weights="float32")
+    decoder = Decoder(spec, None, None)
     with pytest.raises(ValueError, match="holds notes.txt, which is no part of a SavedModel"):
         saved_model.save(folder, decoder, None, (folder, folder))
 
@@ -207,6 +208,12 @@ def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, m
         "target.model",
     ]
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_weights_in_fewer_bits_are_refused(tmp_path):
+    spec = types.SimpleNamespace(kind=Kind.PARALLEL, sources=(), weights="int8")
+    with pytest.raises(ValueError, match="the weights are int8, but those of SavedModels are flo"):
+        saved_model.save(tmp_path, Decoder(spec, None, None), None, (tmp_path, tmp_path))
 
 
 def test_without_tensorflow_text_it_is_refused_in_one_line(monkeypatch):
