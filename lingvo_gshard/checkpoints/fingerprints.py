@@ -55,7 +55,8 @@ def _digits(sums: np.ndarray) -> list[str]:
 
 def _is_small_on_host(array: jax.Array) -> bool:
     """Returns whether this process has all of an array in its own memory, and it is small."""
-    is_here = array.is_fully_addressable and jax.default_backend() == "cpu"
+    platforms = {device.platform for device in array.devices()}
+    is_here = array.is_fully_addressable and platforms == {"cpu"}
     return is_here and array.size <= _ELEMENTS_ON_HOST
 
 
