@@ -9,7 +9,7 @@ import pathlib
 from lingvo_gshard.planning import any_program, fingerprints
 from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.compiled import own_process
-from lingvo_gshard.planning.published import dense_decoder
+from lingvo_gshard.planning.published.dense_decoder import attention, splits, step
 from lingvo_gshard.planning.published.records import Record
 from lingvo_gshard.spmd import topology
 
@@ -23,7 +23,7 @@ _CODE = (
     "planning/any_program.py",
     "planning/compiled",
     "planning/estimate",
-    "planning/published/dense_decoder.py",
+    "planning/published/dense_decoder",
     "planning/published/rebuilt.py",
     "spmd",
 )
@@ -60,16 +60,16 @@ def load(record: Record, folder: pathlib.Path) -> AnyPlan | None:
 def make(record: Record) -> AnyPlan:
     """Returns the plan of a record's step. Raises ValueError as any_program.of."""
     gpu = record.machine if topology.is_gpu(record.topology) else None
-    mesh = dense_decoder.abstract_mesh(record.run, gpu)
-    step = dense_decoder.train_step(record.model, record.run, mesh)
-    args = dense_decoder.arguments(record.model, record.run, mesh)
-    with dense_decoder.tracing(mesh):
+    mesh = splits.abstract_mesh(record.run, gpu)
+    jitted = step.train_step(record.model, record.run, mesh)
+    args = step.arguments(record.model, record.run, mesh)
+    with splits.tracing(mesh):
         return any_program.of(
-            step,
+            jitted,
             args,
             record.topology,
             roles=["weights=params", "optimizer=slots", "tokens=tokens"],
-            kernel_flops=dense_decoder.kernel_flops(record.model, record.run),
+            kernel_flops=attention.kernel_flops(record.model, record.run),
             device_order=device_order(record.topology),
             compiler_options=_GATHERS if gpu is None and record.run.tensor > 1 else {},
         )
@@ -88,5 +88,5 @@ def device_order(name: str) -> list[int]:
 
 def _fingerprint(record: Record) -> str:
     """Returns a digest of what a plan depends on: the step, the code, and the compilers."""
-    step = repr((record.model, record.run, record.topology))
-    return fingerprints.of(step, code=_CODE)
+    planned = repr((record.model, record.run, record.topology))
+    return fingerprints.of(planned, code=_CODE)

@@ -1,7 +1,7 @@
 """The published training steps in records.toml, each with all that a rebuild of it needs.
 
 [sources.NAME]    where it was published, and what a rebuild has otherwise
-[models.NAME]     the sizes of dense_decoder.Model
+[models.NAME]     the sizes of dense_decoder's Model
 [[records]]       a step: its model, machine, batch, partitioning and rate
 """
 
@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_gshard.planning.published.dense_decoder import Model, Run
+from lingvo_gshard.planning.published.dense_decoder.sizes import Model, Run
 from lingvo_gshard.spmd import topology
 
 RECORDS = pathlib.Path(__file__).with_name("records.toml")

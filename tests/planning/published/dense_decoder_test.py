@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lingvo_gshard.planning.published import dense_decoder
-from lingvo_gshard.planning.published.dense_decoder import Model, Run
+from lingvo_gshard.planning.published.dense_decoder import attention, splits, step
+from lingvo_gshard.planning.published.dense_decoder.sizes import Model, Run
 
 _GATED = {"K": 2, "activation": "silu_gated", "tied": False}
 _BIASED = {"activation": "gelu", "positions": "learned", "max_length": 6, "biases": True}
@@ -132,23 +132,23 @@ def _step(model, run, weights, tokens):
     devices = jax.devices()[: run.devices]
     types = (jax.sharding.AxisType.Auto,) * 3
     sizes = (run.data, run.fsdp, run.tensor)
-    mesh = jax.make_mesh(sizes, dense_decoder.AXES, axis_types=types, devices=devices)
+    mesh = jax.make_mesh(sizes, splits.AXES, axis_types=types, devices=devices)
     zeros = jax.tree.map(np.zeros_like, weights)
     state = {"params": weights, "slots": {"mean": zeros, "square": zeros}, "step": np.int32(0)}
-    shapes = dense_decoder.arguments(model, run, mesh)
+    shapes = step.arguments(model, run, mesh)
     placed = jax.tree.map(
         lambda value, spec: jax.device_put(np.asarray(value), spec.sharding),
         (state, tokens),
         shapes,
     )
-    state, loss = dense_decoder.train_step(model, run, mesh)(*placed)
+    state, loss = step.train_step(model, run, mesh)(*placed)
     return float(loss), state["params"]
 
 
 def _check(model, **options):
     run = Run(rows=_ROWS, length=_LENGTH, dtype="float32", **options)
     tokens = _tokens(run)
-    weights = dense_decoder.initial_weights(model, 3)
+    weights = step.initial_weights(model, 3)
     loss, after = _literal_step(model, weights, tokens)
     own_loss, own_after = _step(model, run, weights, tokens)
 
@@ -196,10 +196,10 @@ def test_steps_are_the_literal_ones_on_all_devices(options, axes):
 def test_attention_is_repeated_unless_it_is_kept(attention, platform, options, calls):
     model = Model(layers=2, M=64, H=64, N=2, D=128, vocab=64)
     run = Run(rows=2, length=512, fsdp=2, attention=attention, **options)
-    mesh = dense_decoder.abstract_mesh(run, "h100" if platform == "cuda" else None)
+    mesh = splits.abstract_mesh(run, "h100" if platform == "cuda" else None)
     with jax.sharding.use_abstract_mesh(mesh):
-        step = dense_decoder.train_step(model, run, mesh)
-        traced = step.trace(*dense_decoder.arguments(model, run, mesh))
+        jitted = step.train_step(model, run, mesh)
+        traced = jitted.trace(*step.arguments(model, run, mesh))
         text = traced.lower(lowering_platforms=(platform,)).as_text()
     # Kernels are the only calls of custom programs, and scans have them once.
     assert text.count("custom_call @tpu_custom_call") + text.count("@__gpu$xla.gpu.triton") == calls
@@ -219,7 +219,7 @@ def test_flops_of_kernels_are_those_of_causal_blocks():
     run = Run(rows=8, length=1024, fsdp=2, tensor=2, attention="splash")
     # 4 rows and 2 heads on a device; 3 of 4 blocks of 512 x 512.
     product = 2 * 4 * 2 * 8 * 3 * 512**2
-    assert dense_decoder.kernel_flops(model, run) == [
+    assert attention.kernel_flops(model, run) == [
         f"splash_mha_fwd_residuals={2 * product}",
         f"splash_mha_dq_no_residuals={3 * product}",
         f"splash_mha_dkv_no_residuals={4 * product}",
