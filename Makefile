@@ -16,6 +16,9 @@ DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$
 	--logdir=$(DEMO)/run --platform=cpu --num_partitions=$(DEMO_DEVICES) \
 	--set=decode.max_sentences=100
 
+# Tests that run at a time. A compiler may take 5 GiB.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+
 .PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow test-exhaustive bazel-test wheel-test check docs bench clean-demo
 
 setup: .venv/ready
@@ -40,23 +43,23 @@ setup-chromium:
 	tools/setup_chromium.sh
 
 test: setup setup-chromium
-	$(PY) -m pytest -q -n 2
+	$(PY) -m pytest -q -n $(JOBS)
 
 # The quick tests on the oldest Python that is supported.
 test-oldest: setup-chromium
 	VERSIONS=3.11 VENV=.venv-oldest tools/setup.sh
-	.venv-oldest/bin/python -m pytest -q -n 2
+	.venv-oldest/bin/python -m pytest -q -n $(JOBS)
 
 # Without the compilers some slow tests would be skipped. Each file has a process of its own, since
-# compilers keep memory; two run at a time.
+# compilers keep memory.
 test-slow: setup-tpu setup-plan-gpu
 	grep -rl --include='*_test.py' 'mark.slow' tests | sort | \
-		xargs -P 2 -n 1 $(PY) -m pytest -q -m 'slow and not exhaustive'
+		xargs -P $(JOBS) -n 1 $(PY) -m pytest -q -m 'slow and not exhaustive'
 
 # What slow tests leave out: the same things on fewer devices, by other tables, for other machines.
 test-exhaustive: setup-tpu setup-plan-gpu
 	grep -rl --include='*_test.py' 'mark.exhaustive' tests | sort | \
-		xargs -P 2 -n 1 $(PY) -m pytest -q -m exhaustive
+		xargs -P $(JOBS) -n 1 $(PY) -m pytest -q -m exhaustive
 
 # All quick tests, a process for each folder, and each room of the library where no other is seen.
 BAZEL_TARGETS ?= //...
@@ -72,10 +75,10 @@ check: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# The environment of the benchmarks' PyTorch peers.
-.venv-torch/ready: bench/torch_peer/requirements.txt | setup
-	.venv/bin/python -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet -r $<
+# The environments of the benchmarks' peers.
+.venv-torch/ready .venv-ctranslate2/ready: .venv-%/ready: bench/%_peer/requirements.txt | setup
+	.venv/bin/python -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet -r $<
 	touch $@
 
 # The documentation site, in site/: docs/ and the docstrings. Every warning is an error.
@@ -87,11 +90,12 @@ check: setup
 docs: .venv-docs/ready
 	.venv-docs/bin/python -m mkdocs build --quiet
 
-bench: setup .venv-torch/ready
+bench: setup .venv-torch/ready .venv-ctranslate2/ready
 	$(PY) -m bench.step
 	$(PY) -m bench.moe_layer
 	$(PY) -m bench.loop
 	$(PY) -m bench.decode
+	$(PY) -m bench.decode --model=toy.Dense4L
 	$(PY) -m bench.data_prep
 	$(PY) -m bench.data_prep_memory --set=max_vocab_sentences=30000
 	$(PY) -m bench.data_prep_tasks

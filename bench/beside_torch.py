@@ -2,10 +2,13 @@
 
 The peer (bench/torch_peer) does the same mathematics with the same weights on 2 threads. Both run
 with float32 products and with bfloat16 ones: ours by task.product_dtype, the peer's by autocast.
-Calls of ours, calls of the peer and matrix products by NumPy alternate, so that all of them run
-under the same load. The best time of each counts. The last two columns are what the peer takes with
-bfloat16 and with float32, over what ours takes with bfloat16.
+Calls of ours, calls of the peer, and matrix products alone alternate, so that all of them run under
+the same load. The best time of each counts. The products alone are NumPy's in float32 and XLA's in
+bfloat16, on all cores; the columns after ours tell how much of their rates is reached. The last two
+columns are what the peer takes with bfloat16 and with float32, over what ours takes with bfloat16.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import itertools
@@ -13,6 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
@@ -30,6 +35,7 @@ _DISPATCHES = flags.DEFINE_list("dispatches", ["einsum", "gather"], "The dispatc
 _CALLS = flags.DEFINE_integer("calls", 6, "The number of timed calls of each.")
 
 _PRODUCT_SIZE = 2048
+_PRODUCT_GFLOP = 2 * _PRODUCT_SIZE**3 / 1e9
 _HEADER = (
     "group size",
     "dispatch",
@@ -41,6 +47,7 @@ _HEADER = (
     "torch s",
     "torch / ours",
     "ours bfloat16 s",
+    "of XLA's",
     "torch bfloat16 s",
     "both bfloat16",
     "torch / ours bfloat16",
@@ -77,12 +84,14 @@ def compare(title: str, command: str, prepare: Callable[[Params, int], Work]) ->
     """
     environment.prepare(max(map(int, _PARTITIONS.value)))
     devices.start()
-    numpy_rate = _NumpyRate()
+    rates = _Rates(_numpy_product(), _xla_product())
     settings = itertools.product(_GROUP_SIZES.value, _DISPATCHES.value, _PARTITIONS.value)
-    timings = {setting: _time(numpy_rate, command, prepare, *setting) for setting in settings}
-    limit = numpy_rate.gflop_per_sec()
-    rows = [(*setting, *timing.cells(limit)) for setting, timing in timings.items()]
-    print(f"{_MODEL.value}, {title}; NumPy's matrix product: {limit:.0f} GFLOP/s")
+    timings = {setting: _time(rates, command, prepare, *setting) for setting in settings}
+    rows = [(*setting, *timing.cells(rates)) for setting, timing in timings.items()]
+    print(
+        f"{_MODEL.value}, {title}; matrix products alone: NumPy's {rates.float32:.0f} GFLOP/s, "
+        f"XLA's in bfloat16 {rates.bfloat16:.0f} GFLOP/s"
+    )
     print(table.text([_HEADER, *rows]))
 
 
@@ -97,44 +106,83 @@ class _Timing:
     torch: float
     torch_bfloat16: float
 
-    def cells(self, limit: float) -> list[str]:
-        """Returns the times and ratios of a row; the limit is in GFLOP/s."""
+    def cells(self, limits: _Rates) -> list[str]:
+        """Returns the times and ratios of a row."""
         rate = self.gflop / self.ours
+        bfloat16_rate = self.gflop / self.ours_bfloat16
         return [
             f"{self.ours:.3f}",
             f"{rate:.0f}",
-            f"{rate / limit:.0%}",
+            f"{rate / limits.float32:.0%}",
             f"{self.tokens / self.ours:.0f}",
             f"{self.torch:.3f}",
             f"{self.torch / self.ours:.2f}",
             f"{self.ours_bfloat16:.3f}",
+            f"{bfloat16_rate / limits.bfloat16:.0%}",
             f"{self.torch_bfloat16:.3f}",
             f"{self.torch_bfloat16 / self.ours_bfloat16:.2f}",
             f"{self.torch / self.ours_bfloat16:.2f}",
         ]
 
 
-class _NumpyRate:
-    """The rate of NumPy's float32 matrix products: the machine's limit in this run."""
+class _Rates:
+    """The best rates of matrix products alone, in GFLOP/s: the machine's limits in this run."""
 
-    def __init__(self) -> None:
-        shape = (2, _PRODUCT_SIZE, _PRODUCT_SIZE)
-        self._factors = np.random.default_rng(0).standard_normal(shape, np.float32)
-        self._best_secs = float("inf")
+    def __init__(self, *products: Callable[[], float]) -> None:
+        """Takes functions that compute products in float32 and in bfloat16; return their GFLOP."""
+        self._products = products
+        self._best = [0.0 for _ in products]
 
     def measure(self) -> None:
-        """Times one product."""
-        began = time.perf_counter()
-        _ = self._factors[0] @ self._factors[1]
-        self._best_secs = min(self._best_secs, time.perf_counter() - began)
+        """Times one call of each product."""
+        for index, product in enumerate(self._products):
+            began = time.perf_counter()
+            gflop = product()
+            rate = gflop / (time.perf_counter() - began)
+            self._best[index] = max(self._best[index], rate)
 
-    def gflop_per_sec(self) -> float:
-        """Returns the best rate measured so far."""
-        return 2 * _PRODUCT_SIZE**3 / self._best_secs / 1e9
+    @property
+    def float32(self) -> float:
+        return self._best[0]
+
+    @property
+    def bfloat16(self) -> float:
+        return self._best[1]
+
+
+def _numpy_product() -> Callable[[], float]:
+    """Returns a function that multiplies two matrices by NumPy."""
+    factors = _random(2)
+
+    def multiply() -> float:
+        _ = factors[0] @ factors[1]
+        return _PRODUCT_GFLOP
+
+    return multiply
+
+
+def _xla_product() -> Callable[[], float]:
+    """Returns a function that multiplies bfloat16 matrices, two on each device, at once."""
+    factors = [
+        jax.device_put(_random(2).astype(jnp.bfloat16), device) for device in jax.local_devices()
+    ]
+    product = jax.jit(lambda pair: pair[0] @ pair[1])
+    jax.block_until_ready([product(pair) for pair in factors])
+
+    def multiply() -> float:
+        jax.block_until_ready([product(pair) for pair in factors])
+        return len(factors) * _PRODUCT_GFLOP
+
+    return multiply
+
+
+def _random(number: int) -> np.ndarray:
+    shape = (number, _PRODUCT_SIZE, _PRODUCT_SIZE)
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 
 def _time(
-    numpy_rate: _NumpyRate,
+    rates: _Rates,
     command: str,
     prepare: Callable[[Params, int], Work],
     group_size: str,
@@ -155,7 +203,7 @@ def _time(
         peer.start_worker(folder, params, work.theta, work.batch) as worker,
     ):
         for _ in range(1 + _CALLS.value):
-            numpy_rate.measure()
+            rates.measure()
             ours = [_secs(each.call) for each in works]
             asked = (command, f"{command}_bfloat16")
             secs.append([*ours, *(worker.ask(each)["secs"] for each in asked)])

@@ -1,11 +1,12 @@
 """Beam search with a model of NLLB-MoE's form, beside transformers: memory, seconds, ids.
 
-    python -m bench.beside_transformers --python=ENV/bin/python [--num_experts=32]
+    python -m bench.beside_transformers [--python=ENV/bin/python] [--num_experts=32]
 
-ENV has torch and transformers 4. The model has random weights, 4 + 4 layers of 512 and 2048, and
-experts in every other one. Both search with a beam of 4 for 32 tokens of 16 sources of 32 tokens
-each, one after the other, in float32 on two cores: ours on one device and on two. The best of a few
-calls counts, and the peak memory of each process, with its compilation.
+ENV has torch and transformers 4, by default torch_peer's. The model has random weights, 4 + 4
+layers of 512 and 2048, and experts in every other one. Both search with a beam of 4 for 32 tokens
+of 16 sources of 32 tokens each, one after the other, in float32 on the cores that this process may
+use: ours on one device and on two. The best of a few calls counts, and the peak memory of each
+process, with its compilation.
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bench import import_model
+from bench import import_model, peer
 from lingvo_gshard import cli
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import table
@@ -31,7 +32,7 @@ from lingvo_gshard.runs.run import open_run
 from lingvo_gshard.spmd import environment
 from lingvo_gshard.spmd.executable import compile_program
 
-_PYTHON = flags.DEFINE_string("python", sys.executable, "A Python with torch and transformers.")
+_PYTHON = flags.DEFINE_string("python", peer.PYTHON, "A Python with torch and transformers.")
 _CALLS = flags.DEFINE_integer("calls", 3, "The number of timed calls of each.", 1)
 _EXPERTS = flags.DEFINE_integer("num_experts", 32, "Experts of each of the four layers.", 1)
 _RUN = flags.DEFINE_string("run", None, "Searches with this run, and prints JSON.")
@@ -87,9 +88,7 @@ def _transformers(folder: pathlib.Path, batch: pathlib.Path) -> dict[str, Any]:
         "forced_bos_token_id": _FORCED,
         "early_stopping": False,
     }
-    # As a file: the package bench needs JAX.
-    peer = pathlib.Path(__file__).with_name("transformers_peer.py")
-    command = [_PYTHON.value, str(peer), str(folder), str(batch)]
+    command = [_PYTHON.value, "-m", "bench.transformers_peer", str(folder), str(batch)]
     return _output([*command, json.dumps(settings)])
 
 
@@ -112,7 +111,7 @@ def _ours(logdir: str, num_devices: int) -> dict[str, Any]:
     run = open_run(launch, logdir, num_devices)
     program = ExperimentPrograms(run.params, run.estimator.partitioning).decoder(_SOURCE_LEN)
     executable = compile_program(program)
-    state = NestedMap(theta=run.estimator.restore().state.theta)
+    state = run.estimator.restore(weights_alone=True).state
 
     batch = np.load(pathlib.Path(logdir).with_name("batch.npz"))
     positions = np.arange(_SOURCE_LEN, dtype=np.int32)

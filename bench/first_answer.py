@@ -2,9 +2,9 @@
 
     python -m bench.first_answer --logdir=RUN
 
-A copy of RUN is translated with. Programs and compiled programs are kept as always, so the first
-start may take long, and the others show what a start costs. Times are wall seconds until the
-answer, and CPU seconds of the whole process.
+A copy of RUN is translated with, and a bundle that is exported from it. Programs and compiled
+programs are kept as always, so the first start may take long, and the others show what a start
+costs. Times are wall seconds until the answer, and CPU seconds of the whole process.
 """
 
 import pathlib
@@ -23,6 +23,8 @@ from lingvo_gshard.files import table
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "A run with a checkpoint.", required=True)
 _LINE = flags.DEFINE_string("line", "a line to translate", "What is translated.")
+_WITH_MISTAKES = flags.DEFINE_bool("mistakes", True, "Whether mistakes are measured, too.")
+_STARTS = ("first", "second", "third")
 _PLAN = "--topology=v3:2x2 --out=/nowhere/plan"
 _MISTAKES = (
     "trainer --logdir=/nowhere --mode=trian",
@@ -53,10 +55,19 @@ def main() -> None:
 
 
 def _rows(run_dir: pathlib.Path) -> Iterator[tuple[str, ...]]:
-    for command in _MISTAKES:
-        yield (command, *_measured(command, run_dir))
-    for start in ("first", "second", "third"):
+    if _WITH_MISTAKES.value:
+        for command in _MISTAKES:
+            yield (command, *_measured(command, run_dir))
+
+    for start in _STARTS:
         yield (f"{start} translate --logdir=RUN", *_measured("translate --logdir=RUN", run_dir))
+
+    bundle = run_dir.with_name("bundle")
+    export = ("lingvo_gshard.export_bundle", f"--logdir={run_dir}", f"--bundle={bundle}")
+    subprocess.run([sys.executable, "-m", *export], check=True, capture_output=True)
+    command = f"translate --bundle={bundle}"
+    for start in _STARTS:
+        yield (f"{start} translate --bundle=BUNDLE", *_measured(command, run_dir))
 
 
 def _measured(command: str, run_dir: pathlib.Path) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Starts the PyTorch peers of bench/torch_peer and exchanges lines with them."""
+"""Starts the peers of bench/torch_peer and bench/ctranslate2_peer; exchanges lines with them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import subprocess
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from bench.torch_peer.sizes import Sizes
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import vocabulary
 from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.layers.moe import train_places
 
 PYTHON = ".venv-torch/bin/python"
+CTRANSLATE2_PYTHON = ".venv-ctranslate2/bin/python"
 
 
 class Peer:
-    """The process of a module of bench.torch_peer; a context manager that ends it.
+    """The process of a peer's module; a context manager that ends it.
 
     The process answers each line of its standard input with one line of JSON; otherwise it is idle.
     """
@@ -29,27 +32,28 @@ class Peer:
         """Starts the process.
 
         Args:
-          module: the module's name in bench.torch_peer.
+          module: the module's name, such as bench.torch_peer.worker.
           argument: its only argument.
-          python: the Python of a virtual environment with torch_peer's requirements.
+          python: the Python of a virtual environment with the requirements beside the module.
 
         Raises:
           FileNotFoundError: there is no such Python.
         """
         if not pathlib.Path(python).exists():
-            raise FileNotFoundError(f"{python} is missing; `make .venv-torch/ready` makes it.")
+            environment = pathlib.Path(python).parents[1]
+            raise FileNotFoundError(f"{python} is missing; `make {environment}/ready` makes it.")
         self._process = subprocess.Popen(
-            [python, "-m", f"bench.torch_peer.{module}", argument],
+            [python, "-m", module, argument],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def ask(self, question: str) -> dict[str, float]:
+    def ask(self, question: str) -> dict[str, Any]:
         """Sends one line and returns the answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(question, file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
+        return dict(json.loads(self._process.stdout.readline()))
 
     def __enter__(self) -> Peer:
         return self
@@ -75,7 +79,38 @@ def start_worker(folder: str, params: Params, theta: NestedMap, batch: NestedMap
     np.savez(path / "weights.npz", **_state_dict(theta))
     labels = batch.labels.target_labels
     np.savez(path / "batch.npz", **batch.features, target_labels=labels)
-    return Peer("worker", folder)
+    return Peer("bench.torch_peer.worker", folder)
+
+
+def start_dense_worker(
+    folder: str, params: Params, theta: NestedMap, num_positions: int, python: str
+) -> Peer:
+    """Starts CTranslate2 with the same weights as those of a dense model of this project.
+
+    Args:
+      folder: an empty folder, in which the peer finds its files.
+      params: the experiment's Params.
+      theta: the weights of a model whose layers are not stacked.
+      num_positions: the longest source or hypothesis, in tokens.
+      python: the Python of a virtual environment with ctranslate2_peer's requirements.
+
+    Raises:
+      FileNotFoundError: there is no such Python.
+    """
+    path = pathlib.Path(folder)
+    task = params.task
+    sizes = {
+        "num_layers": task.encoder.num_layers,
+        "num_heads": task.encoder.layer.attention.num_heads,
+        "norm_epsilon": task.encoder.layer.norm.epsilon,
+    }
+    (path / "sizes.json").write_text(json.dumps(sizes), encoding="utf-8")
+
+    # Those of the embedding itself: float32 sines of large angles differ by their method.
+    positions = tf.range(num_positions + 1)
+    sinusoids = vocabulary.sinusoids(positions, task.dim).numpy()
+    np.savez(path / "weights.npz", **_state_dict(theta), sinusoids=sinusoids)
+    return Peer("bench.ctranslate2_peer.worker", folder, python)
 
 
 def sizes_json(params: Params) -> str:

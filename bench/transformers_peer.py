@@ -1,12 +1,13 @@
 """Generates with a model of transformers, timed: bench.beside_transformers starts it.
 
-    python bench/transformers_peer.py FOLDER BATCH.npz SETTINGS
+    ENV/bin/python -m bench.transformers_peer FOLDER BATCH.npz SETTINGS
 
 It runs where torch and transformers are installed, and prints a JSON object: the ids, the best
 seconds of a call, and the peak memory in bytes.
 """
 
 import json
+import os
 import resource
 import sys
 import time
@@ -19,8 +20,8 @@ from transformers import AutoModelForSeq2SeqLM
 def main(folder: str, batch_file: str, settings_text: str) -> None:
     settings = json.loads(settings_text)
     calls = settings.pop("calls")
-    torch.set_num_threads(2)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager").eval()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
     batch = np.load(batch_file)
     ids = torch.tensor(batch["ids"])

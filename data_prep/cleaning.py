@@ -8,6 +8,7 @@ import hashlib
 import html
 import html.entities
 import re
+from collections.abc import Sequence
 
 import ftfy
 
@@ -55,10 +56,9 @@ def repair(text: str, own_scripts: frozenset[str]) -> str:
     return text
 
 
-def repair_sides(example: Example, own_scripts: frozenset[str]) -> Example:
-    """Returns an example with all sides repaired; the first one is written in `own_scripts`."""
-    repaired = map(repair, example.sides, (own_scripts, ENGLISH_SCRIPTS))
-    return tsv.with_sides(example, repaired)
+def repair_sides(example: Example, scripts: Sequence[frozenset[str]]) -> Example:
+    """Returns an example with all sides repaired, given the scripts that each is written in."""
+    return tsv.with_sides(example, map(repair, example.sides, scripts))
 
 
 def is_escaped(example: Example) -> bool:
@@ -103,6 +103,11 @@ def normalize_sides(example: Example, normalization: Normalization = Normalizati
     return tsv.with_sides(example, map(normalization.of, example.sides))
 
 
+def key(normalized: str, language: str) -> str:
+    """Returns what texts of a language are compared by; a document's is English."""
+    return english_key(normalized) if language == languages.ENGLISH else normalized.casefold()
+
+
 def english_key(normalized: str) -> str:
     """Returns what English and documents are compared by: letters and digits, without case."""
     key = _NOT_ALPHANUMERIC.sub("", normalized.casefold())
@@ -115,11 +120,11 @@ def digest(text: str) -> int:
 
 
 def broken_rule(
-    example: Example, language: str, own_scripts: frozenset[str], config: BuildConfig
+    example: Example, pair: str, own_scripts: Sequence[frozenset[str]], config: BuildConfig
 ) -> Rule | None:
     """Returns the first rule that a normalized example breaks, of those that need no other one.
 
-    `language` and `own_scripts` are those of its first side.
+    `pair` is the name of its languages or its corpus, and `own_scripts` are those of each side.
     """
     sides = example.sides
     if any("\ufffd" in side for side in sides):
@@ -136,11 +141,11 @@ def broken_rule(
         return Rule.REPEATED
 
     # Text of another language. The scripts are cheap to count and catch most of it.
-    for side, scripts in zip(sides, (own_scripts, ENGLISH_SCRIPTS), strict=False):
+    for side, scripts in zip(sides, own_scripts, strict=False):
         if languages.is_mostly_foreign(side, scripts):
             return Rule.WRONG_SCRIPT
     if config.check_language:
-        for side, expected in zip(sides, (language, languages.ENGLISH), strict=False):
+        for side, expected in zip(sides, languages.sides(pair), strict=False):
             if languages.is_surely_another(side, expected):
                 return Rule.WRONG_LANGUAGE
     return None

@@ -55,7 +55,15 @@ FOLDERS: dict[Kind, Callable[..., Sequence[Source]]] = {
     Kind.TEXT: text_folder.sources_in,
 }
 # Two sources with the same text may differ in these fields, which choose from it.
-_CHOICES = ("language", "languages", "language_codes", "score_column", "min_score", "corpus")
+_CHOICES = (
+    "language",
+    "languages",
+    "language_codes",
+    "target_language",
+    "score_column",
+    "min_score",
+    "corpus",
+)
 _PLAIN_TYPES = {bool, int, float, str, types.NoneType}
 _MIN_VOCAB_SIZE = 4 + 256 + 1  # The special ids, a piece for each byte, and one character.
 # Settings of a vocabulary that is given, and of those that are learned.
@@ -352,18 +360,15 @@ def _sources_without_placeholders(
         _check_corpus(fields["corpus"])
     if "document" in fields:
         _check_one_of("sources: document", fields["document"], DOCUMENTS)
-    if "languages" in fields:
-        fields["languages"] = tuple(
-            languages.named(tag, language_codes) for tag in fields["languages"]
-        )
+    _name_languages(fields, language_codes)
     if "language" in fields:
-        # One language: `languages` only says whether it is wanted, as beside a placeholder.
-        language = languages.named(fields["language"], language_codes)
+        # `languages` only says whether it is wanted, as beside a placeholder.
         wanted = fields.pop("languages", None)
-        if wanted is not None and language not in wanted:
-            return []
-        fields["language"] = language
         fields.pop("language_codes", None)
+        target = fields.pop("target_language", languages.ENGLISH)
+        if wanted is not None and not {fields["language"], target} <= {*wanted, languages.ENGLISH}:
+            return []
+        fields["language"] = languages.paired(fields["language"], target)
 
     # These name their files one by one, or not at all.
     source_type = _FORMATS[kind][format_name]
@@ -377,6 +382,15 @@ def _sources_without_placeholders(
     if not files:
         raise ValueError(f"sources: no file in {folder} matches path {fields.get('path')!r}")
     return [_call(source_type, format_name, fields | {"path": file}) for file in files]
+
+
+def _name_languages(fields: dict[str, Any], codes: str) -> None:
+    """Replaces the languages of a table by their standard codes, or checks the names of others."""
+    for name in ("language", "target_language"):
+        if name in fields:
+            fields[name] = languages.named(fields[name], codes)
+    if "languages" in fields:
+        fields["languages"] = tuple(languages.named(tag, codes) for tag in fields["languages"])
 
 
 def _check_format(name: Any, kind: Kind) -> None:

@@ -18,6 +18,7 @@ and ranges is a square, (pairs / _PAIRS_PER_GROUP)**2. The steps exchange these 
 
 import collections
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import shards, text_chunks, tsv
+from data_prep import languages, shards, text_chunks, tsv
 from data_prep.rules import Dropped, Rule
 from data_prep.text_chunks import Chunk
 
@@ -57,22 +58,20 @@ def select(
 ) -> dict[str, Selected]:
     """Decides which pairs of each language's training chunks are kept, and writes that beside them.
 
-    Pairs are dropped if their English is among the `held_out` chunks of dev and test, or their
-    source among those of their language, and of equal pairs all but the first.
+    Pairs are dropped if one of their texts is among those of its language in the `held_out` chunks
+    of dev and test, and of equal pairs all but the first.
     """
     folder.mkdir(exist_ok=True)
-    held_out_english = folder / "english.npy"
-    _save_held_out(held_out, text_chunks.ENGLISH, held_out_english)
+    held_out_paths: dict[str, pathlib.Path] = {}
+    for language in sorted(set(itertools.chain.from_iterable(map(languages.sides, train)))):
+        held_out_paths[language] = folder / f"{language}.held_out.npy"
+        _save_held_out(held_out, language, held_out_paths[language])
 
     sort_calls: dict[tuple[str, int], Callable[[], None]] = {}
     repeated_calls: dict[tuple[str, int], Callable[[], None]] = {}
     keep_calls: dict[tuple[str, int], Callable[[], Selected]] = {}
     for code, chunks in train.items():
-        # English is held out for all languages, a source sentence only for its own.
-        of_language = [chunk for chunk in held_out if chunk.language == code]
-        held_out_sources = folder / f"{code}.sources.npy"
-        _save_held_out(of_language, text_chunks.SOURCE, held_out_sources)
-
+        source, target = languages.sides(code)
         chunk_groups = groups(chunks)
         names = [f"{code}-{i:05d}" for i in range(len(chunk_groups))]
         sorted_paths = [folder / f"{name}.sorted.npy" for name in names]
@@ -80,7 +79,7 @@ def select(
         for i, group in enumerate(chunk_groups):
             lowest, highest = _digest_range(i, len(chunk_groups))
             sort_calls[code, i] = partial(
-                _sort, group, held_out_english, held_out_sources, sorted_paths[i]
+                _sort, group, held_out_paths[target], held_out_paths[source], sorted_paths[i]
             )
             repeated_calls[code, i] = partial(
                 _find_repeated, sorted_paths, lowest, highest, repeated_paths[i]
@@ -99,10 +98,15 @@ def select(
     return selected
 
 
-def _save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -> None:
-    """Writes one column of the digests of dev's and test's chunks, sorted."""
-    digests = [chunk.digests()[:, column] for chunk in held_out]
-    digests.append(np.empty(0, np.uint64))  # concatenate() takes no empty list.
+def _save_held_out(held_out: Sequence[Chunk], language: str, path: pathlib.Path) -> None:
+    """Writes the digests of the texts of a language in dev's and test's chunks, sorted."""
+    digests = [np.empty(0, np.uint64)]  # concatenate() takes no empty list.
+    for chunk in held_out:
+        source, target = languages.sides(chunk.language)
+        if source == language:
+            digests.append(chunk.digests()[:, text_chunks.SOURCE])
+        if target == language:
+            digests.append(chunk.digests()[:, text_chunks.TARGET])
     text_chunks.save_array(path, np.unique(np.concatenate(digests)))
 
 
@@ -115,22 +119,22 @@ def _digest_range(index: int, num_ranges: int) -> tuple[np.uint64, np.uint64]:
 
 def _sort(
     group: Sequence[Chunk],
-    english_path: pathlib.Path,
+    targets_path: pathlib.Path,
     sources_path: pathlib.Path,
     path: pathlib.Path,
 ) -> None:
     """Writes the digests, in order, of a group's pairs that are not held out on either side."""
-    held_out_english = np.load(english_path)
+    held_out_targets = np.load(targets_path)
     held_out_sources = np.load(sources_path)
 
     pair_digests: list[np.ndarray] = []
     is_held_out: list[np.ndarray] = []
     for chunk in group:
         digests = chunk.digests()
-        has_english = np.isin(digests[:, text_chunks.ENGLISH], held_out_english)
+        has_target = np.isin(digests[:, text_chunks.TARGET], held_out_targets)
         has_source = np.isin(digests[:, text_chunks.SOURCE], held_out_sources)
         pair_digests.append(digests[:, text_chunks.PAIR])
-        is_held_out.append(has_english | has_source)
+        is_held_out.append(has_target | has_source)
 
     positions = np.flatnonzero(~np.concatenate(is_held_out))
     values = np.concatenate(pair_digests)[positions]

@@ -153,7 +153,7 @@ class OneSide(Source):
 
     def _of_side(self, rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
-            language = row.language if self.side == "source" else languages.ENGLISH
+            language = languages.sides(row.language)[0 if self.side == "source" else 1]
             example = row.example
             if isinstance(example, Pair):
                 example = Document(example.source if self.side == "source" else example.english)

@@ -236,10 +236,10 @@ def write_text(
     kind: Kind = Kind.PARALLEL,
 ) -> digests.File:
     """Writes the raw text of a split in a direction, and returns its file."""
-    name = f"{direction.code}.tsv.gz"  # en-de already has both.
+    name = f"{direction.code}.tsv.gz"  # en-de and de-fr already have both.
     if kind is Kind.TEXT:
         name = f"{direction.code}.txt.gz"
-    elif not direction.from_english:
+    elif direction.target == languages.ENGLISH:
         name = f"{direction.code}-{languages.ENGLISH}.tsv.gz"
 
     path = f"text/{split}/{name}"

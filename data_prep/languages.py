@@ -4,6 +4,9 @@ A language's registered script is often not the one that a corpus uses (ancient 
 Samaritan Hebrew), so its scripts are those of most of its text; see `own_scripts`. It has its
 standard code, whatever a source calls it: `eng_Latn` is en. With language_codes = "source" its name
 stays as it is there.
+
+A pair of languages has one name: that of the other one if one is English, else de+fr, which is no
+language's name.
 """
 
 import collections
@@ -17,6 +20,7 @@ from fontTools import unicodedata as script_data
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 ENGLISH = "en"
+_WITH = "+"
 NAMES = ("standard", "source")  # What a source may call its languages: see `named`.
 # The ISO 15924 codes that stand for several scripts.
 _MIXED = {
@@ -91,6 +95,43 @@ def is_english(tag: str) -> bool:
 def primary(tag: str) -> str:
     """Returns a tag's language without script and region: pt for pt-BR. Raises as `code`."""
     return str(langcodes.Language.get(code(tag)).language)
+
+
+def paired(source: str, other: str) -> str:
+    """Returns the name of a pair of languages, in this order: de with English, or de+fr.
+
+    Raises ValueError if they are one.
+    """
+    if is_english(other):
+        return source
+    if source == other:
+        raise ValueError(f"both sides are in {source}")
+    return f"{source}{_WITH}{other}"
+
+
+def sides(pair: str) -> tuple[str, str]:
+    """Returns the languages of a pair's two texts; those of a document are its corpus and en."""
+    source, _, other = pair.partition(_WITH)
+    return source, other or ENGLISH
+
+
+def is_without_english(pair: str) -> bool:
+    """Returns whether neither language of a pair is English."""
+    return _WITH in in_order(pair)
+
+
+@functools.cache
+def in_order(pair: str) -> str:
+    """Returns a pair's name with English last, or else with its languages in alphabetical order.
+
+    So a pair has one name, whichever side a source has first.
+    """
+    source, other = sides(pair)
+    if is_english(other):
+        return source
+    if is_english(source):
+        return other
+    return paired(*sorted((source, other)))
 
 
 def checked_scripts(codes: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Sources of text in many languages, each of which is paired with English: TMX, and TFDS."""
+"""Sources of text in many languages, each of which is paired with one, English: TMX, and TFDS."""
 
 import dataclasses
 import itertools
@@ -10,6 +10,7 @@ from typing import Any
 from lxml import etree
 
 from data_prep import languages, tsv, xml_repair
+from data_prep.languages import ENGLISH
 from data_prep.rules import Rule
 from data_prep.sources import Row, Source
 from data_prep.tsv import Pair
@@ -30,14 +31,25 @@ _BETWEEN_WORDS = re.compile(
 )
 
 
+class _Multilingual(Source):
+    """Text in many languages, each of which is paired with that of `target_language`."""
+
+    target_language: str
+
+    @property
+    def is_without_english(self) -> bool:
+        return not languages.is_english(self.target_language)
+
+
 @dataclasses.dataclass(frozen=True)
-class TmxFile(Source):
+class TmxFile(_Multilingual):
     """A TMX 1.4 translation memory, plain or gzip; `languages` None takes all languages."""
 
     path: pathlib.Path
     languages: tuple[str, ...] | None = None
     split: str | None = None
     language_codes: str = "standard"
+    target_language: str = ENGLISH
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         try:
@@ -128,7 +140,7 @@ class TfdsSource(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class TfdsSplit(TfdsSource):
+class TfdsSplit(TfdsSource, _Multilingual):
     """A translation set, such as ted_multi_translate."""
 
     name: str
@@ -137,6 +149,7 @@ class TfdsSplit(TfdsSource):
     languages: tuple[str, ...] | None = None  # None takes all.
     split: str | None = None
     language_codes: str = "standard"
+    target_language: str = ENGLISH
 
     def _rows_of(self, example: dict[str, Any]) -> Iterable[Row]:
         return _rows_of(self._texts(example), self)
@@ -158,22 +171,33 @@ class TfdsSplit(TfdsSource):
 
 
 def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Iterator[Row]:
-    """Yields a row for each text of a wanted language, paired with the first English one.
+    """Yields a row for each text of a wanted language, paired with the first of the target's.
 
     See `_wanted_code`. Texts under what is no name of a language are counted under that, whichever
     languages are wanted, as it may be another spelling of one of them.
     """
-    english = [text for tag, text in texts if languages.is_english(tag)]
-    if len(english) == len(texts):
-        yield Row(languages.ENGLISH, Rule.UNPAIRED)
+    targets = [text for tag, text in texts if _is_target(tag, source)]
+    if len(targets) == len(texts):
+        yield Row(source.target_language, Rule.UNPAIRED)
 
     for tag, text in texts:
         if not languages.is_name(tag, source.language_codes):
             yield Row(languages.printable(tag), Rule.UNKNOWN_LANGUAGE)
             continue
         code = _wanted_code(tag, source)
-        if code is not None and not languages.is_english(tag):
-            yield Row(code, Pair.of(text, english[0]) if english else Rule.UNPAIRED)
+        if code is not None and not _is_target(tag, source):
+            pair = languages.paired(code, source.target_language)
+            yield Row(pair, Pair.of(text, targets[0]) if targets else Rule.UNPAIRED)
+
+
+def _is_target(tag: str, source: "TmxFile | TfdsSplit") -> bool:
+    """Returns whether a tag is that of the language with which all others are paired."""
+    target = source.target_language
+    if languages.is_english(target):
+        return languages.is_english(tag)
+    if source.language_codes == "source":
+        return tag == target
+    return languages.is_valid(tag) and target in (languages.code(tag), languages.primary(tag))
 
 
 def _wanted_code(tag: str, source: "TmxFile | TfdsSplit") -> str | None:

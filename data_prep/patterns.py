@@ -29,7 +29,7 @@ _EXPRESSIONS = {
 def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any]]:
     """Returns a table for each file, or pair of files, that matches the pattern, in their order.
 
-    Raises ValueError if there is none, or a pair is not one with English.
+    Raises ValueError if there is none, or a pair has one language twice.
     """
     field = "path" if "{" in str(table.get("path")) else "source"
     pattern = str(table[field])
@@ -39,16 +39,19 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
     expanded: dict[tuple[str, ...], dict[str, Any]] = {}
     for path, values in _matches(pattern, folder):
         side = values.pop("side", None)
-        english_tag = languages.ENGLISH
+        target_tag = table.get("target_language", languages.ENGLISH)
         if "pair" in values:
-            values["language"], english_tag = _language_and_english(path, values["pair"])
-        if languages.is_english(values.get("language", "")):
-            continue  # English is never the source.
+            values["language"], target_tag = _sides(path, values["pair"])
+        elif _are_one(values.get("language", ""), target_tag):
+            continue  # Such as English, which is never the source.
 
         filled_in = {name: _filled(value, values) for name, value in others.items()}
         for name in ("language", "corpus", "split"):
             if name in values:
                 filled_in[name] = values[name]
+
+        if not languages.is_english(target_tag):
+            filled_in["target_language"] = target_tag
 
         if side is None:
             filled_in[field] = glob.escape(path) if field == "path" else path
@@ -56,7 +59,7 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
         else:
             source_tag = filled_in.get("language", side)
             filled_in["source"] = _filled(pattern, values | {"side": source_tag})
-            filled_in["english"] = _filled(pattern, values | {"side": english_tag})
+            filled_in["english"] = _filled(pattern, values | {"side": target_tag})
             expanded[tuple(values.values())] = filled_in
 
     if not expanded:
@@ -64,12 +67,17 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
     return list(expanded.values())
 
 
-def _language_and_english(path: str, pair: str) -> tuple[str, str]:
-    """Returns a pair's two tags, English last. Raises ValueError unless one of them is English."""
+def _sides(path: str, pair: str) -> tuple[str, str]:
+    """Returns a pair's two tags, English last. Raises ValueError for one language twice."""
     first, second = pair.split("-")
-    if languages.is_english(first) == languages.is_english(second):
-        raise ValueError(f"{path}: expected a pair with English, got {pair}")
+    if _are_one(first, second):
+        raise ValueError(f"{path}: expected a pair of two languages, got {pair}")
     return (second, first) if languages.is_english(first) else (first, second)
+
+
+def _are_one(tag: str, other: str) -> bool:
+    """Returns whether two tags are those of one language, or both of English."""
+    return tag == other or (languages.is_english(tag) and languages.is_english(other))
 
 
 def _filled(value: Any, values: Mapping[str, str]) -> Any:

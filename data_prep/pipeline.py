@@ -31,6 +31,7 @@ from data_prep import (
     directions,
     encoding,
     given_vocabulary,
+    languages,
     report,
     runs,
     shards,
@@ -68,7 +69,7 @@ class Step(enum.StrEnum):
 _LOCK = "build.lock"
 _UNFINISHED = ".unfinished"
 # Another name whenever results become others: those of an older version are not continued.
-_RESULTS = "results-2"
+_RESULTS = "results-3"
 # What a build makes in its folder, besides the plan.
 _OUTPUTS = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
 _SplitKey = tuple[str, str]  # A split, and a language or the code of a direction.
@@ -105,13 +106,23 @@ class Job:
         return self.config.max_pieces if self.kind is Kind.PARALLEL else math.inf
 
     def directions_of(self, language: str, corpus: "Corpus") -> list[Direction]:
-        """Returns a language's directions. Only languages with training text are targets."""
+        """Returns the directions of a pair. Only languages with training text are targets."""
         if corpus.num_examples(language) == 0:
             return []
+        if language in corpus.train:
+            return directions.of(language, self.config.directions, self.given)
+
+        # Others are translated into languages that training text has taught.
+        targets = set()
+        for of_train in corpus.train:
+            for direction in directions.of(of_train, self.config.directions, self.given):
+                targets.add(direction.target)
         of_language = directions.of(language, self.config.directions, self.given)
-        if ("train", language) in corpus.chunks:
-            return of_language
-        return [direction for direction in of_language if not direction.from_english]
+        taught = [direction for direction in of_language if direction.target in targets]
+        # Without its other direction, de-fr would be a language's name: see example_codec.sides.
+        if languages.is_without_english(language) and len(taught) < len(of_language):
+            return []
+        return taught
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +175,8 @@ def run_through(
     Raises ValueError if text cannot be read, if no example is left, if the folder was begun with
     another plan, if files of a finished folder are gone, or if another process builds in it.
     """
+    for source in sources:
+        directions.check(source, config.directions)
     with lock.held(out_dir, "builds in this folder", out_dir / _LOCK):
         runs.claim(out_dir, sources, config, _OUTPUTS)
         storage.publish(out_dir)  # Fails before the work is done, not after it.
@@ -393,7 +406,7 @@ def write_report(
         of_language = job.directions_of(code, corpus)
         if not of_language:
             # It lost all of its examples, or has none to learn to write it from.
-            of_language = [Direction(code, from_english=False, token="")]
+            of_language = [Direction(code)]
             dropped[code, Rule.NO_TARGET] = corpus.num_examples(code)
         for direction in of_language:
             described.append(_describe(direction, scripts, corpus, dropped, records, texts))
@@ -461,13 +474,17 @@ def _describe(
         if language == direction.language:
             dropped_by_rule[str(rule)] = number
 
+    # With English, that of both directions is the other one.
+    own_language = direction.language
+    if languages.is_without_english(direction.language):
+        own_language = direction.source
     described = manifest.Language(
         code=direction.code,
         records={split: encoded.records for split, encoded in by_split.items()},
         text={split: file for (split, code), file in texts.items() if code == direction.code},
         dropped=dropped_by_rule,
         repaired=corpus.repaired[direction.language],
-        scripts=tuple(sorted(scripts.get(direction.language, ()))),
+        scripts=tuple(sorted(scripts.get(own_language, ()))),
         read=corpus.read[direction.language],
         kept=_num_kept(direction, corpus, by_split, texts),
         escaped=corpus.escaped[direction.language],

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from absl import logging
 
-from data_prep import cleaning, languages
+from data_prep import cleaning, languages, tsv
 from data_prep.config import BuildConfig
 from data_prep.rules import Dropped, Rule
 from data_prep.sources import Row, Source
 from data_prep.text_chunks import Chunk, ChunkWriter
-from data_prep.tsv import Example
+from data_prep.tsv import Document, Example
 from lingvo_gshard.input.normalization import Normalization
 
 _SURVEYED_ROWS = 2000  # Of each language of a source, or up to twice as many.
@@ -56,8 +56,11 @@ def survey(source: Source) -> dict[str, collections.Counter[str]]:
     samples: dict[str, _Sample] = collections.defaultdict(_Sample)
     for row in source.sampled_rows():
         if isinstance(row.example, Example):
-            # English is known to be in Latin letters, so only the first side is counted.
-            samples[row.language].add(row.example.sides[0])
+            of_sides = languages.sides(row.language)
+            for language, text in zip(of_sides, row.example.sides, strict=False):
+                # That of pairs is known to be in Latin letters.
+                if language != languages.ENGLISH or isinstance(row.example, Document):
+                    samples[language].add(text)
 
     counts: dict[str, collections.Counter[str]] = {}
     for language, sample in samples.items():
@@ -116,14 +119,13 @@ def clean(
     ValueError if the source cannot be read.
     """
     cleaned = Cleaned()
-    known_scripts = dict(scripts)
+    known_scripts = {languages.ENGLISH: cleaning.ENGLISH_SCRIPTS, **scripts}
 
     with ChunkWriter(folder, config.pairs_per_chunk) as writer:
         for language, example in _well_formed(source.rows(span), cleaned):
-            # A language of which the survey met no row.
-            if language not in known_scripts:
-                known_scripts[language] = languages.own_scripts(language, {}, config.scripts)
-            own_scripts = known_scripts[language]
+            own_scripts = [
+                _scripts_of(of_side, known_scripts, config) for of_side in languages.sides(language)
+            ]
             readable = cleaning.unescape_sides(example) if config.unescape else example
 
             # Rules, and what compares dev and test with training text, look at it as it is read.
@@ -152,9 +154,18 @@ def clean(
     return cleaned
 
 
+def _scripts_of(
+    language: str, known: dict[str, frozenset[str]], config: BuildConfig
+) -> frozenset[str]:
+    """Returns the scripts of a language; those of one that the survey did not meet are added."""
+    if language not in known:
+        known[language] = languages.own_scripts(language, {}, config.scripts)
+    return known[language]
+
+
 def _well_formed(rows: Iterable[Row], cleaned: Cleaned) -> Iterator[tuple[str, Example]]:
     """Yields the language and example of each row that has one; counts the others in `cleaned`."""
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(map(_in_order, rows), start=1):
         cleaned.read[row.language] += 1
         if isinstance(row.example, Example):
             yield row.language, row.example
@@ -166,10 +177,21 @@ def _well_formed(rows: Iterable[Row], cleaned: Cleaned) -> Iterator[tuple[str, E
                 cleaned.malformed.append((number, row.example))
 
 
-def _split_of(text: str, held_out_share: float) -> str:
-    """Returns the split of English, or a document, by a hash of its `english_key`.
+def _in_order(row: Row) -> Row:
+    """Returns a row of a pair with its sides in the order that pairs of its languages have."""
+    language = languages.in_order(row.language)
+    if language == row.language:
+        return row
+    example = row.example
+    if isinstance(example, Example):
+        example = tsv.with_sides(example, example.sides[::-1])
+    return Row(language, example)
 
-    It is the same in every language and corpus.
+
+def _split_of(text: str, held_out_share: float) -> str:
+    """Returns the split of a pair's last side, or a document, by a hash of its `english_key`.
+
+    Of English it is the same in every language and corpus.
     """
     position = cleaning.digest(cleaning.english_key(text)) / 2**64  # From 0 to 1.
     if position < held_out_share:

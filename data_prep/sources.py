@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import polib
 
-from data_prep import tsv
+from data_prep import languages, tsv
 from data_prep.rules import Rule
 from data_prep.tsv import Example, Malformed, Pair
 from lingvo_gshard.files import text_file
@@ -35,7 +35,8 @@ MISSING = object()  # In place of the value of a field that is not there.
 class Row:
     """What one line, or another unit of a source, holds; or the rule by which it holds nothing.
 
-    `language` is the code of its source language, or the name of a document's corpus. A source
+    `language` is the name of its pair of languages, such as de if the other one is English (see
+    languages.py), or that of a document's corpus. A source
     yields a row for each pair or document that it has, so that none is lost without being counted.
     """
 
@@ -62,6 +63,11 @@ class Source:
         return " and ".join(map(str, self.files))
 
     @property
+    def is_without_english(self) -> bool:
+        """Whether it has pairs of which no side is English."""
+        return False
+
+    @property
     def _row_language(self) -> str:
         """The language or corpus of all rows, if there is one."""
         raise NotImplementedError
@@ -81,10 +87,14 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class File(Source):
-    """A file of text in one language."""
+    """A file of text in one language, or of pairs: see languages.py for their names."""
 
     path: pathlib.Path
     language: str
+
+    @property
+    def is_without_english(self) -> bool:
+        return languages.is_without_english(self.language)
 
     @property
     def _row_language(self) -> str:
@@ -176,6 +186,10 @@ class MosesFiles(Source):
     english: pathlib.Path
     language: str
     split: str | None = None
+
+    @property
+    def is_without_english(self) -> bool:
+        return languages.is_without_english(self.language)
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         sources = tsv.read_lines(self.source, str)

@@ -2,11 +2,12 @@
 
 A chunk holds examples of one span of a source, few enough that their digests are in memory:
 
-    <name>.tsv          source<TAB>english or a document a line, in the order of the source
-    <name>.digests.npy  uint64 [n, 3]: of the pair, of the English's key, of the source's key
+    <name>.tsv          source<TAB>target or a document a line, in the order of the source
+    <name>.digests.npy  uint64 [n, 3]: of the pair, of the target's key, of the source's key
     <name>.kept.npy     bool [n]: the pairs that deduplication.py keeps; only for training text
 
-The only text of a document is its source and its English.
+The target is English, but for pairs without it. The only text of a document is its source and its
+English.
 """
 
 import array
@@ -19,20 +20,23 @@ from typing import IO, Self
 
 import numpy as np
 
-from data_prep import cleaning, tsv
+from data_prep import cleaning, languages, tsv
 from data_prep.tsv import Example
 from lingvo_gshard.files import atomic_file
 
 # The columns of a chunk's digests.
 PAIR = 0
-ENGLISH = 1
+TARGET = 1
 SOURCE = 2
 _NUM_COLUMNS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A chunk of a language's split: its examples from position `start`; `path` has their text."""
+    """A chunk of a language's split: its examples from position `start`; `path` has their text.
+
+    The language is a pair's name, see languages.py, or that of a document's corpus.
+    """
 
     split: str
     language: str
@@ -124,7 +128,8 @@ class ChunkWriter:
 
         # One row of digests, in the order of the columns.
         chunk.digests.append(cleaning.digest(normalized.line))
-        chunk.digests.append(cleaning.digest(cleaning.english_key(normalized.sides[-1])))
+        target_key = cleaning.key(normalized.sides[-1], languages.sides(language)[-1])
+        chunk.digests.append(cleaning.digest(target_key))
         chunk.digests.append(cleaning.digest(normalized.sides[0].casefold()))
         chunk.file.write(example.line)
 

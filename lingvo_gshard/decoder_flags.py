@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -31,6 +31,13 @@ _TEMPERATURE = flags.DEFINE_float("temperature", None, "Draw samples, at this te
 _TOP_K = flags.DEFINE_integer("top_k", None, "Draw among so many of the likeliest tokens.", 1)
 _TOP_P = flags.DEFINE_float("top_p", None, "Draw among the likeliest tokens of this mass.", 0, 1)
 _AVERAGE = flags.DEFINE_integer("average_checkpoints", None, "Average the last N checkpoints.", 1)
+_WEIGHTS = flags.DEFINE_enum(
+    "weights",
+    None,
+    ["FLOAT32", "FLOAT32_LAID_OUT", "BFLOAT16", "INT8"],
+    "What large weights are kept in; BFLOAT16 is half and INT8 a quarter of the size.",
+    case_sensitive=False,
+)
 ATTENTION = flags.DEFINE_bool("attention", False, "Record attention, which a server can draw.")
 
 
@@ -44,6 +51,7 @@ _SETTINGS = (
     _TEMPERATURE,
     _TOP_K,
     _TOP_P,
+    _WEIGHTS,
 )
 
 
@@ -55,11 +63,16 @@ def check() -> None:
         return
 
     # A bundle's programs and weights are fixed; only a run leaves the choice.
-    for flag in _SETTINGS:
-        if flag is not _BEAM_SIZE and flag.value is not None:
-            raise ValueError(f"--{flag.name} needs --logdir.")
+    check_needs_run(*(flag for flag in _SETTINGS if flag is not _BEAM_SIZE))
     if ATTENTION.value:
         raise ValueError("--attention needs --logdir; a bundle has it if it was exported with it.")
+
+
+def check_needs_run(*settings: flags.FlagHolder[Any]) -> None:
+    """Raises ValueError for the first of these flags that is given; by default, of all settings."""
+    for flag in settings or _SETTINGS:
+        if flag.value is not None:
+            raise ValueError(f"--{flag.name} needs --logdir.")
 
 
 @contextlib.contextmanager
@@ -93,6 +106,7 @@ def from_bundle(spec: DecoderSpec) -> TextDecoder:
         )
     _check_language(spec.source_languages, spec.kind)
     _start_devices(spec.model, spec.num_partitions)
+    _tell_weights(spec.weights)
     return reloaded()
 
 
@@ -125,7 +139,7 @@ def opened_run(command: str | None = None) -> Iterator[Run]:
         _check_language(launch.facts.language_tokens or of_data, kind)
 
         # Flags are settings of the experiment; what is not given is as it was in training.
-        settings: dict[str, float] = {
+        settings: dict[str, object] = {
             "num_best": NBEST.value,
             "tell_attention": ATTENTION.value,
         }
@@ -136,6 +150,8 @@ def opened_run(command: str | None = None) -> Iterator[Run]:
                 settings[flag.name] = flag.value
         launch = launch.changed(f"decode.{name}={value}" for name, value in settings.items())
         num_partitions = _start_devices(launch.model)
+
+        _tell_weights(params.decode.weights.value if _WEIGHTS.value is None else _WEIGHTS.value)
 
         # A mistake has been reported by now, without waiting for what this imports.
         from lingvo_gshard.runs.run import open_run
@@ -155,6 +171,12 @@ def _start_devices(model: str, partitions: int | None = None) -> int:
     partitions, devices = cli.start_devices(model, partitions)
     print(devices, file=sys.stderr)
     return partitions
+
+
+def _tell_weights(numbers: str) -> None:
+    """Prints what large weights are kept in, unless it is what they were trained in."""
+    if numbers.lower() != "float32":
+        print(f"weights: {numbers.lower()}", file=sys.stderr)
 
 
 def _check_language(languages: Sequence[str], kind: str) -> None:

@@ -11,6 +11,11 @@ wrote them. A newer release makes them again from the bundle itself:
 
     python -m lingvo_gshard.export_bundle --from_bundle=DIR --bundle=NEW
 
+With --weights=BFLOAT16 or --weights=INT8 a bundle has half or a quarter of the size, on the disk
+and in the memory of the process that decodes:
+
+    python -m lingvo_gshard.export_bundle --logdir=RUN --bundle=DIR --weights=INT8
+
 For TensorFlow Serving and programs that have TensorFlow alone, it writes a SavedModel in place of a
 bundle, of a model that translates. It takes text and gives text, on one device, and needs the extra
 `saved-model`:
@@ -18,7 +23,7 @@ bundle, of a model that translates. It takes text and gives text, on one device,
     python -m lingvo_gshard.export_bundle --logdir=RUN --export_saved_model=DIR
     python -m lingvo_gshard.export_bundle --from_bundle=BUNDLE --export_saved_model=DIR
 
-For transformers, it writes the weights of a run and a config.json, but no tokenizer:
+For transformers, it writes the weights of a run, a config.json and a tokenizer's files:
 
     python -m lingvo_gshard.export_bundle --logdir=RUN --to=huggingface --out=DIR
 """
@@ -69,6 +74,7 @@ def main() -> None:
     if older is not None:
         from lingvo_gshard.runs.run import export_again
 
+        decoder_flags.check_needs_run()
         _prepare_for(older)
         export_again(older, folder)
     else:

@@ -9,6 +9,7 @@ from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.layers.stack import TransformerStack
+from lingvo_gshard.layers.stored_weights import Numbers
 from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.optim.adafactor import Adafactor
 from lingvo_gshard.train.config import train_params
@@ -192,6 +193,14 @@ class TransformerExperiment(Experiment):
         )
         p.Define("seed", 0, "The seed of sampling.")
         p.Define("tell_attention", False, "Whether to return each token's attention.")
+
+        # How the program computes it.
+        weights = "FLOAT32, FLOAT32_LAID_OUT, BFLOAT16 or INT8: what decoders keep large ones in."
+        p.Define("weights", Numbers.FLOAT32, weights)
+        stages = (
+            "The least places that the beam's caches grow by: fewer are faster, but compile longer."
+        )
+        p.Define("min_stage_places", 128, stages)
 
         # Lengths and batches.
         p.Define("min_target_len", 1, "The shortest hypothesis, in tokens with EOS.")

@@ -23,6 +23,7 @@ def _flags_are_parsed():
         ({"logdir": "a", "bundle": "b"}, "give either --logdir or --bundle; see --help"),
         ({"bundle": "b", "average_checkpoints": 2}, "--average_checkpoints needs --logdir"),
         ({"bundle": "b", "batch_size": 2}, "--batch_size needs --logdir"),
+        ({"bundle": "b", "weights": "INT8"}, "--weights needs --logdir"),
         ({"bundle": "b", "attention": True}, "--attention needs --logdir; a bundle has it if it"),
     ],
 )
@@ -36,6 +37,7 @@ def test_flags_that_do_not_name_one_model_are_refused(given, message):
     [
         {"bundle": "b", "beam_size": 2},
         {"logdir": "a", "average_checkpoints": 2, "batch_size": 2, "attention": True},
+        {"logdir": "a", "weights": "BFLOAT16"},
     ],
 )
 def test_others_are_taken(given):

@@ -83,7 +83,7 @@ _INNER_IMPORTS = {
     f"{_PLAIN_JAX}attention.py": "Pallas's kernels are those of one kind of machine",
     f"{_LIBRARY}/spmd/lowering.py": "jax2tf loads TensorFlow",
     f"{_LIBRARY}/spmd/tracer.py": "TensorFlow, in the process that traces",
-    f"{_LIBRARY}/train/writers.py": "Weights & Biases and MLflow are optional",
+    f"{_LIBRARY}/train/writers.py": "TensorBoard takes 0.2 s, and the others are optional",
 }
 # Rooms with public names, each of which is imported when it is first used.
 _WITH_LATE_NAMES = {f"{_LIBRARY}/__init__.py", f"{_LIBRARY}/planning/__init__.py"}

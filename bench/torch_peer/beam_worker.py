@@ -4,25 +4,20 @@
 
 Each line of standard input, {"beam", "batch", "length", "clock": "wall" | "cpu", "bfloat16"}, is
 answered with {"secs", "mib"}: the time of a call, and the growth of the process's memory during the
-call. `bfloat16` turns autocast on. Every hypothesis has the full length.
+call. `bfloat16` turns autocast on. Every hypothesis has the full length. There are as many threads
+as this process may use cores.
 """
 
 import functools
 import json
-import pathlib
-import re
+import os
 import sys
-import time
-from collections.abc import Callable
 
 import torch
 from transformers import GenerationConfig, NllbMoeConfig, NllbMoeForConditionalGeneration
 
+from bench import call_cost
 from bench.torch_peer.sizes import Sizes
-
-_THREADS = 2
-_CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-_PROCESS = pathlib.Path("/proc/self")
 
 
 def model(sizes: Sizes) -> NllbMoeForConditionalGeneration:
@@ -49,18 +44,17 @@ def model(sizes: Sizes) -> NllbMoeForConditionalGeneration:
 
 
 def main(sizes_json: str) -> None:
-    torch.set_num_threads(_THREADS)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
     sizes = Sizes(**json.loads(sizes_json))
     peer = model(sizes)
     for line in sys.stdin:
         case = json.loads(line)
         ids = torch.randint(4, sizes.target_vocab_size, (case["batch"], case["length"]))
-        clock = _CLOCKS[case["clock"]]
-        began = clock()
+        generate = functools.partial(_generate, peer, ids, case["beam"])
         with torch.autocast("cpu", torch.bfloat16, enabled=case["bfloat16"]):
-            mib = _extra_mib(functools.partial(_generate, peer, ids, case["beam"]))
-        print(json.dumps({"secs": clock() - began, "mib": mib}), flush=True)
+            cost = call_cost.measure(generate, case["clock"])
+        print(json.dumps({"secs": cost.secs, "mib": cost.mib}), flush=True)
 
 
 def _generate(peer: NllbMoeForConditionalGeneration, ids: torch.Tensor, beam: int) -> None:
@@ -78,23 +72,6 @@ def _generate(peer: NllbMoeForConditionalGeneration, ids: torch.Tensor, beam: in
     with torch.inference_mode():
         found = peer.generate(ids, generation_config=config)
     assert found.shape == (batch, length + 1), found.shape
-
-
-def _extra_mib(call: Callable[[], object]) -> float:
-    """Returns how far the process's resident memory rose during the call, in MiB."""
-    (_PROCESS / "clear_refs").write_text(
-        "5", encoding="utf-8"
-    )  # Resets the peak to the present memory.
-    before = _status_kib("VmRSS")
-    call()
-    return (_status_kib("VmHWM") - before) / 1024
-
-
-def _status_kib(field: str) -> int:
-    status = (_PROCESS / "status").read_text(encoding="utf-8")
-    found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
-    assert found, field
-    return int(found[1])
 
 
 if __name__ == "__main__":

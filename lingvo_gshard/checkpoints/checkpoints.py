@@ -308,7 +308,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
         """Reads the checkpoint of `step`, which must hold the arrays of `state_spec`.
 
-        Only moving averages of weights may be missing, or be left out: see averages.fitted.
+        Those of `shardings` are read: all, or a part of the tree. Only moving averages of weights
+        may be missing, or be left out: see averages.fitted.
         Raises DamagedCheckpointError, which names the file, or the weight and its experts; and
         ValueError if there is no such checkpoint, or it is of another model or an earlier version.
         """
@@ -328,7 +329,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         checkpoint.check(arrays)
         return Restored(
             step=step,
-            state=state_spec.Pack(arrays.values()),
+            state=shardings.Pack(arrays.values()),
             input_state=checkpoint.input_state,
             digest=digests.of_json(checkpoint.fingerprints),
         )

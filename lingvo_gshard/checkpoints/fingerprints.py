@@ -9,6 +9,7 @@ do not detect forgery.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,11 @@ from lingvo_gshard.spmd.padded import PaddedArray
 
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
 
+_Array = TypeVar("_Array", jax.Array, np.ndarray)
+
+# Until a program for a shape is traced and loaded, NumPy has hashed about so many elements.
+_ELEMENTS_ON_HOST = 2**20
+
 
 def fingerprint(array: jax.Array | PaddedArray, dims: str) -> list[str]:
     """Returns 16 hex digits for each expert of an array, or for the whole array without dim E.
@@ -29,10 +35,35 @@ def fingerprint(array: jax.Array | PaddedArray, dims: str) -> list[str]:
     """
     on_devices = padded.on_devices(array)
     assert isinstance(on_devices.sharding, NamedSharding)
-    program = _program(dims.upper(), array.shape, on_devices.sharding.mesh)
-    with ONE_AT_A_TIME:  # With collectives, two programs at once could deadlock.
-        sums = np.asarray(program(on_devices))
+    if _is_small_on_host(on_devices):
+        values = padded.without_padding(np.asarray(on_devices), array.shape)
+        sums = _sums_on_host(values, dims.upper().find("E"))
+    else:
+        program = _program(dims.upper(), array.shape, on_devices.sharding.mesh)
+        with ONE_AT_A_TIME:  # With collectives, two programs at once could deadlock.
+            sums = np.asarray(program(on_devices))
     return [f"{high:08x}{low:08x}" for high, low in sums.tolist()]
+
+
+def _is_small_on_host(array: jax.Array) -> bool:
+    """Returns whether this process has all of an array in its own memory, and it is small."""
+    platform = next(iter(array.sharding.device_set)).platform
+    is_here = array.is_fully_addressable and platform == "cpu"
+    return is_here and array.size <= _ELEMENTS_ON_HOST
+
+
+def _sums_on_host(x: np.ndarray, expert_axis: int) -> np.ndarray:
+    """Returns what `_sums` does, computed by NumPy; without an axis of experts, -1, E is 1."""
+    by_expert = x[None] if expert_axis < 0 else np.moveaxis(x, expert_axis, 0)
+    rows = np.ascontiguousarray(by_expert).reshape(len(by_expert), -1)
+    bits = rows.view(f"uint{8 * x.dtype.itemsize}").astype(np.uint32)
+
+    position = np.arange(bits.shape[1], dtype=np.uint32)
+    sums = []
+    for seed in _SEEDS:
+        hashes = _mixed(bits ^ _mixed(position + np.uint32(seed)))
+        sums.append(hashes.sum(axis=1, dtype=np.uint32))
+    return np.stack(sums, axis=1)
 
 
 class PartSums:
@@ -145,8 +176,8 @@ def _hashed(by_expert: jax.Array, position: jax.Array) -> jax.Array:
     return jnp.stack(sums, axis=1)
 
 
-def _mixed(x: jax.Array) -> jax.Array:
+def _mixed(x: _Array) -> _Array:
     """Applies MurmurHash3's finalizer: a bijection of 32 bits in which every bit depends on all."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

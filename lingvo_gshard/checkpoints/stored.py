@@ -12,6 +12,7 @@ import json
 import math
 import pathlib
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
@@ -32,6 +33,7 @@ Index = tuple[slice, ...]
 _Result = TypeVar("_Result")
 # TensorStore's status codes for damaged files; the others are failures of the machine.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
+_BYTES_AT_ONCE = 256 * 2**20
 # A file that only versions without a digest of the description wrote.
 _OF_EARLIER_VERSIONS = "digests.json"
 
@@ -234,18 +236,51 @@ def mean(arrays: Sequence[SavedArray]) -> SavedArray:
 def placed(
     arrays: Mapping[str, SavedArray], shardings: Mapping[str, NamedSharding]
 ) -> dict[str, jax.Array | PaddedArray]:
-    """Reads arrays onto the devices, each at the sharding of its name, unchecked."""
+    """Reads arrays onto the devices, each at the sharding of its name, unchecked.
+
+    What is read is in this process's memory until it is on the devices, so that only as much as
+    _BYTES_AT_ONCE is read at a time, or one array.
+    """
+    budget = _Budget(_BYTES_AT_ONCE)
 
     def place(name: str) -> jax.Array | PaddedArray:
         array = arrays[name]
         shape = padded.padded_shape(shardings[name], array.shape)
+        own_bytes = math.prod(shardings[name].shard_shape(shape)) * array.dtype.itemsize
+        own_bytes *= len(shardings[name].addressable_devices)
+
         read = functools.partial(_read_padded, array, shape)
-        on_devices = jax.make_array_from_callback(shape, shardings[name], read)
-        return padded.of_shape(on_devices, array.shape)
+        with budget.taken(own_bytes):
+            on_devices = jax.make_array_from_callback(shape, shardings[name], read)
+            return padded.of_shape(jax.block_until_ready(on_devices), array.shape)
 
     # Reading waits for disks and networks: threads do so for several arrays at once.
     with ThreadPoolExecutor() as threads:
         return dict(zip(shardings, threads.map(place, shardings), strict=True))
+
+
+class _Budget:
+    """Lets threads hold so many bytes together; one that needs more than that holds alone."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._num_taken = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, num_bytes: int) -> Iterator[None]:
+        """Waits until there are so many bytes, and holds them for the block."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._num_taken == 0 or self._num_taken + num_bytes <= self._num_bytes
+            )
+            self._num_taken += num_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_taken -= num_bytes
+                self._changed.notify_all()
 
 
 def _read_padded(

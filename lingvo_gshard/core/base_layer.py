@@ -7,6 +7,7 @@ FProp(theta, ...) is a pure function of them.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import math
 import zlib
@@ -21,6 +22,19 @@ from lingvo_gshard.core.nested_map import NestedMap
 STACKED = "R"
 # The outermost scope of layers that the gradient computes again; see layers/repeat.py.
 RECOMPUTED = "recomputed"
+
+
+class Use(enum.Enum):
+    """What a weight is used for, which decides whether decoding may keep it in fewer bits.
+
+    EXACT: vectors, and matrices that must stay float32, such as a router's.
+    FACTOR: large products contract its rows.
+    TABLE: its rows are read by their index, and a product, if any, contracts its columns.
+    """
+
+    EXACT = "exact"
+    FACTOR = "factor"
+    TABLE = "table"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +55,7 @@ class WeightSpec:
     # against the sign of their gradient. It has no slots, and its gradient is in no norm.
     sign_step: float | None = None
     is_frozen: bool = False  # Steps leave it as it is. It has no slots, and no gradient in a norm.
+    use: Use = Use.EXACT
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
@@ -69,6 +84,7 @@ def gaussian(
     rows: int = 1,
     columns: int = 1,
     share_used: float = 1.0,
+    use: Use = Use.EXACT,
 ) -> WeightSpec:
     """Returns the spec of a weight with standard deviation fan_in^-1/2.
 
@@ -86,6 +102,7 @@ def gaussian(
         rows=rows,
         columns=columns,
         share_used=share_used,
+        use=use,
     )
 
 

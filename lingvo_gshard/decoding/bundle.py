@@ -71,6 +71,8 @@ class DecoderSpec:
     # The languages to translate from, if the vocabulary has tokens of languages: a source begins
     # with its own, and a translation is made to begin with that of its target.
     sources: tuple[str, ...] = ()
+    # What the large weights are kept in: float32, float32_laid_out, bfloat16 or int8.
+    weights: str = "float32"
 
     @property
     def input_name(self) -> str:

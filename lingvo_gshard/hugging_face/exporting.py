@@ -2,6 +2,7 @@
 
     config.json, generation_config.json
     model.safetensors, or model-00001-of-00003.safetensors and so on with an index
+    tokenizer_config.json, and what its tokenizer reads: see tokenizer_files.py
 
 Dense models become M2M-100, and those with experts NLLB-MoE. What our layers lack is written as it
 would be without effect: biases of 0. The weights are read array by array, of experts one expert at
@@ -23,9 +24,10 @@ from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import atomic_file, safetensors_file, storage
 from lingvo_gshard.hugging_face import config as configs
-from lingvo_gshard.hugging_face import names
+from lingvo_gshard.hugging_face import names, tokenizer_files
 from lingvo_gshard.hugging_face.folder import block_size
 from lingvo_gshard.hugging_face.names import Family, Piece
+from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.run import Run
 
 PART_BYTES = 5 * 10**9  # As Hugging Face's parts.
@@ -61,8 +63,13 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
     Estimator.saved_weights.
     """
     task = run.params.task
-    # Where padding has positions of its own, as in released models, it has their id, too.
-    rows = (1, 0, 2) if task.embedding.first_position else (0, 1, 2)
+    vocabularies = _vocabularies(run)
+    # Where padding has positions of its own, as in released models, it has their id, too; and so it
+    # has in their tokenizers.
+    has_their_ids = task.embedding.first_position > 0
+    if vocabularies is not None and tokenizer_files.has_languages(vocabularies):
+        has_their_ids = True
+    rows = (1, 0, 2) if has_their_ids else (0, 1, 2)
     config = configs.written(task, rows)
     arrays = run.estimator.saved_weights(**run.averaged)
     tensors = _tensors(task, arrays, Family(config["model_type"]), rows)
@@ -72,11 +79,36 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise ValueError(f"{folder} is not empty: export to a new folder.")
+        notes = _write_tokenizer(path, vocabularies, task.target_vocab_size, rows)
         _write(path, tensors, part_bytes)
         _write_json(path / "generation_config.json", _generation(run.params.decode, config))
         # Last: a folder without it is no model.
         _write_json(path / configs.CONFIG, config)
-    return _notes(run.params, config)
+    return [*notes, *_notes(run.params, config)]
+
+
+def _vocabularies(run: Run) -> tuple[pathlib.Path, pathlib.Path] | None:
+    """Returns the paths of a run's vocabularies; None of one that was imported without them."""
+    paths = launches.vocabularies(run.logdir)
+    return paths if all(path.is_file() for path in paths) else None
+
+
+def _write_tokenizer(
+    folder: pathlib.Path,
+    vocabularies: tuple[pathlib.Path, pathlib.Path] | None,
+    size: int,
+    rows: tuple[int, int, int],
+) -> list[str]:
+    """Writes the tokenizer's files; returns a note if there are none."""
+    if vocabularies is None:
+        return ["The run has no vocabulary, so there is no tokenizer."]
+    try:
+        files = tokenizer_files.files(vocabularies, size, rows)
+    except ValueError as error:
+        return [f"There is no tokenizer: {error}."]
+    for name, content in files.items():
+        atomic_file.write(folder / name, content)
+    return []
 
 
 def _tensors(

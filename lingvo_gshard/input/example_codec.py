@@ -34,8 +34,16 @@ def sides(code: str, codes: Collection[str]) -> tuple[str, str]:
     """Returns the languages to translate from and into, of one of a model's `codes`.
 
     de is German into English, and en-de the other way round. en-GB is British English, as a source,
-    unless GB is a language of the model.
+    unless GB is a language of the model. de-fr is German into French if the model has fr-de, too:
+    pairs without English are trained in both directions.
     """
+    # Languages may have hyphens of their own, as zh-Hant and the names pt-br of some sources do.
+    for hyphen in re.finditer("-", code):
+        source = code[: hyphen.start()]
+        target = code[hyphen.end() :]
+        if f"{target}-{source}" in codes:
+            return source, target
+
     target = code.removeprefix("en-")
     is_variety = _REGION.fullmatch(target) is not None and target not in codes
     if target == code or is_variety:

@@ -87,9 +87,10 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """One source language, or a language translated from English; of text, a corpus."""
+    """One direction of translation; of text, a corpus."""
 
-    # A BCP-47 code, or the source's name for it; en-de for German from English; a corpus's name.
+    # A BCP-47 code, or the source's name for it; en-de for German from English; de-fr for French
+    # from German; a corpus's name.
     code: str
     records: dict[str, Records]  # By split.
     text: dict[str, File]  # By split, also those not in SPLITS.

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.positions import NoPositions
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic, with_bias
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, Rounded, with_bias
 
 # Makes a masked key's probability exactly 0, yet is well within float32's range.
 _MASKED_LOGIT = -1e9
@@ -60,6 +60,8 @@ class MultiHeadAttention(BaseLayer):
         p.Define("biases", False, "Whether a vector is added to each projection.")
         p.Define("positions", NoPositions.Params(), "What it knows of positions; positions.py.")
         p.Define("dropout", DropoutLayer.Params(), "Dropout of the attention probabilities.")
+        kept = "Whether remat ALL_BUT_PRODUCTS also keeps the queries, keys and values."
+        p.Define("keeps_projected", False, kept)
         return p
 
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
@@ -69,8 +71,10 @@ class MultiHeadAttention(BaseLayer):
         d = self.p.head_dim
 
         for name in ("wq", "wk", "wv"):
-            self.CreateVariable(name, gaussian((m, n, d), "MND", fan_in=m, columns=2))
-        self.CreateVariable("wo", gaussian((n, d, m), "NDM", fan_in=n * d, rows=2))
+            weight = gaussian((m, n, d), "MND", fan_in=m, columns=2, use=Use.FACTOR)
+            self.CreateVariable(name, weight)
+        wo = gaussian((n, d, m), "NDM", fan_in=n * d, rows=2, use=Use.FACTOR)
+        self.CreateVariable("wo", wo)
 
         if self.p.biases:
             for name in ("wq", "wk", "wv"):
@@ -86,7 +90,7 @@ class MultiHeadAttention(BaseLayer):
         """Projects x [B, T, M] to its keys and values."""
 
         def project(name: str) -> tf.Tensor:
-            x_BTND = context.arithmetic.project("BTM,MND->BTND", x, theta[name])
+            x_BTND = self._projected("BTM,MND->BTND", x, theta[name], context)
             return _swap_heads_and_tokens(with_bias(x_BTND, theta, name))
 
         keys_BNTD = self.positions.Rotated(project("wk"), positions.keys)
@@ -113,11 +117,15 @@ class MultiHeadAttention(BaseLayer):
 
         # Each query's mean of the values, by head.
         mixed_BNLD = _activation_arithmetic(context).einsum(
-            "BNLT,BNTD->BNLD", weights_BNLT, memory.values, name="mixed"
+            "BNLT,BNTD->BNLD",
+            weights_BNLT,
+            memory.values,
+            name="mixed",
+            rounded=Rounded.RESULT | Rounded.RIGHT,
         )
         mixed_BLND = self.annotate(_swap_heads_and_tokens(mixed_BNLD), "BLND")
 
-        y_BLM = context.einsum("BLND,NDM->BLM", mixed_BLND, theta.wo)
+        y_BLM = context.einsum("BLND,NDM->BLM", mixed_BLND, theta.wo, rounded=Rounded.LEFT)
         y_BLM = with_bias(y_BLM, theta, "wo")
         return self.annotate(y_BLM, "BLM")
 
@@ -131,14 +139,18 @@ class MultiHeadAttention(BaseLayer):
         positions: Positions = _UNKNOWN,
     ) -> tf.Tensor:
         """Returns the attention probabilities before dropout, float32 [B, N, L, T]."""
-        q_BLND = context.arithmetic.project("BLM,MND->BLND", x, theta.wq)
+        q_BLND = self._projected("BLM,MND->BLND", x, theta.wq, context)
         q_BNLD = _swap_heads_and_tokens(with_bias(q_BLND, theta, "wq"))
         q_BNLD = self.annotate(self.positions.Rotated(q_BNLD, positions.queries), "BNLD")
         if self.p.scaled:
             q_BNLD *= self.p.head_dim**-0.5
 
         logits_BNLT = _activation_arithmetic(context).einsum(
-            "BNLD,BNTD->BNLT", q_BNLD, memory.keys, name="logits"
+            "BNLD,BNTD->BNLT",
+            q_BNLD,
+            memory.keys,
+            name="logits",
+            rounded=Rounded.LEFT | Rounded.RIGHT,
         )
         logits_BNLT = tf.cast(logits_BNLT, tf.float32)
         bias_BNLT = self.positions.Bias(theta.positions, positions.queries, positions.keys)
@@ -147,11 +159,23 @@ class MultiHeadAttention(BaseLayer):
         logits_BNLT += (1.0 - mask[:, None]) * _MASKED_LOGIT
         return tf.nn.softmax(logits_BNLT)
 
+    def _projected(
+        self, equation: str, x: tf.Tensor, weight: tf.Tensor, context: Context
+    ) -> tf.Tensor:
+        """Returns the product of x and a weight, which is recorded if the experiment wants it."""
+        project = context.einsum if self.p.keeps_projected else context.arithmetic.project
+        return project(equation, x, weight, rounded=_if_rounded_later(Rounded.RESULT, context))
+
 
 def _activation_arithmetic(context: Context) -> Arithmetic:
     """Returns the arithmetic of products of queries, keys and values."""
     # A step of decoding has few queries: rounding the cache would take longer than its products.
     return FLOAT32 if context.mode is Mode.PREDICT else context.arithmetic
+
+
+def _if_rounded_later(rounded: Rounded, context: Context) -> Rounded:
+    """Returns `rounded` if the arithmetic of queries, keys and values rounds them."""
+    return rounded if _activation_arithmetic(context) is context.arithmetic else Rounded.NOTHING
 
 
 def _swap_heads_and_tokens(x: tf.Tensor) -> tf.Tensor:

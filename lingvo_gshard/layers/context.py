@@ -5,7 +5,7 @@ a product and recompute everything else (section 5.1). A pass over a layer compu
 computes and records them, or replays what an earlier pass has recorded: `context.product` is one
 of the three functions below. It takes the equation of the product, a function that computes it, and
 the factors that have gradients. The function must be linear in each of them, so that the gradients
-do not need its result.
+do not need its result. Decisions, which have no gradient, are recorded like products of no factors.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Self
 
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic, result_dims
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, Rounded, result_dims
 from lingvo_gshard.layers.routing import LOSSES, Routing, in_order
+from lingvo_gshard.layers.stored_weights import Weight
 
 Products = Callable[..., "tf.Tensor"]
 
@@ -61,6 +62,9 @@ def replaying(results: Sequence[tf.Tensor]) -> Products:
     def replay(equation: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
         del equation
         result = remaining.pop(0)
+        if not factors:
+            return result
+
         # Where the product would be computed, and where its gradients are then named: as those of
         # any other operation, and not as what is computed again.
         scope = f"gradient_tape/{tf.get_current_name_scope()}".rstrip("/")
@@ -117,10 +121,25 @@ class Context:
             return self.mean_tokens
         return tf.maximum(num_tokens, 1.0)
 
-    def einsum(self, equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    def einsum(
+        self,
+        equation: str,
+        x: tf.Tensor,
+        weight: Weight,
+        *,
+        rounded: Rounded = Rounded.NOTHING,
+    ) -> tf.Tensor:
         """Returns the product of x and a weight, which is recorded: see Arithmetic.project."""
-        project = functools.partial(self.arithmetic.project, equation)
+        project = functools.partial(self.arithmetic.project, equation, rounded=rounded)
         return self.product(equation, project, x, weight)
+
+    def decision(self, dims: str, value: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of these dims without its gradient, such as the experts of tokens.
+
+        It is recorded like a product: a pass that computes a layer again takes what the first one
+        has decided, and the compiler removes what is then unused.
+        """
+        return tf.stop_gradient(self.product(f"->{dims}", lambda: value))
 
     def unrecorded(self) -> Self:
         """Returns a context that records no products, for a loop that has no gradient."""

@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable
 
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.layers.products import Arithmetic
+from lingvo_gshard.layers.products import Arithmetic, Rounded
 from lingvo_gshard.layers.routing import Choice, Gates
 from lingvo_gshard.sharding.annotator import Annotator
 
@@ -53,12 +53,16 @@ class OneHotDispatcher:
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
         """Returns the tokens in expert buffers, [E, G, C, M]; unused positions are arbitrary."""
         mask_GSEC = tf.cast(self._combine_GSEC > 0.0, x_GSM.dtype)
-        return self._arithmetic.einsum("GSEC,GSM->EGCM", mask_GSEC, x_GSM, name="dispatch")
+        return self._arithmetic.einsum(
+            "GSEC,GSM->EGCM", mask_GSEC, x_GSM, name="dispatch", rounded=Rounded.RESULT
+        )
 
     def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
         """Returns each token's expert outputs, summed with its gates as weights: [G, S, M]."""
         weights_GSEC = tf.cast(self._combine_GSEC, y_GECM.dtype)
-        return self._arithmetic.einsum("GSEC,GECM->GSM", weights_GSEC, y_GECM, name="combine")
+        return self._arithmetic.einsum(
+            "GSEC,GECM->GSM", weights_GSEC, y_GECM, name="combine", rounded=Rounded.RIGHT
+        )
 
 
 class IndexedDispatcher:
@@ -160,4 +164,5 @@ class IndexedDispatcher:
         """Returns the sums over each token's choices: [G, S, M]."""
         num_groups, num_assignments, dim = x_GJM.shape
         by_choice = tf.reshape(x_GJM, [num_groups, self._k, num_assignments // self._k, dim])
-        return tf.reduce_sum(by_choice, 1)
+        # One by one: XLA's CPU compiler would write all of `by_choice` before it reduced it.
+        return functools.reduce(operator.add, tf.unstack(by_choice, axis=1))

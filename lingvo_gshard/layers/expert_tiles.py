@@ -12,32 +12,48 @@ tensors begin with two dims of 1.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.products import with_bias
 from lingvo_gshard.layers.slices import read_at, write_at
+from lingvo_gshard.layers.stored_weights import Weight
 
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
     """What the experts of a layer compute with."""
 
-    # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H]; perhaps the bias of each of them,
-    # such as wi_bias [E, 1, H].
-    weights: dict[str, tf.Tensor]
+    # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H], or what they are kept as; perhaps
+    # the bias of each of them, such as wi_bias [E, 1, H].
+    weights: dict[str, Weight]
     # Maps a function that multiplies tokens by the weight of a name to their hidden units.
     hidden_units: Callable[[Callable[[str], tf.Tensor]], tf.Tensor]
+
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        """The weights as tensors [E, ...], in order: one each, or those that it is kept as."""
+        tensors = []
+        for weight in self.weights.values():
+            tensors += NestedMap(weight=weight).Flatten()
+        return tensors
 
     def outputs(
         self,
         x_ZM: tf.Tensor,
-        weights: Sequence[tf.Tensor],
-        matmul: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        tensors: Sequence[tf.Tensor],
+        matmul: Callable[[tf.Tensor, Weight], tf.Tensor],
     ) -> tf.Tensor:
-        """Returns one expert's outputs for x, both [Z, M], by its own weights in their order."""
-        own = NestedMap(zip(self.weights, weights, strict=True))
+        """Returns one expert's outputs for x, both [Z, M], by its own part of `tensors`."""
+        remaining = iter(tensors)
+        own = NestedMap()
+        for name, weight in self.weights.items():
+            structure = NestedMap(weight=weight)
+            count = len(structure.Flatten())
+            own[name] = structure.Pack(itertools.islice(remaining, count)).weight
+
         h_ZH = self.hidden_units(lambda name: with_bias(matmul(x_ZM, own[name]), own, name))
         return with_bias(matmul(h_ZH, own.wo), own, "wo")
 
@@ -57,7 +73,7 @@ class Tiles:
 
     size: int  # Z.
     experts: Experts  # Those of all partitions.
-    matmul: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # Multiplies rows with a weight.
+    matmul: Callable[[tf.Tensor, Weight], tf.Tensor]  # Multiplies rows with a weight.
 
     def outputs(
         self,
@@ -127,7 +143,7 @@ class Tiles:
           *weights_and_zeros: The weights of the partition's own experts, [X, ...], then zeros
             [X, 1, ...] that their gradients replace.
         """
-        num_weights = len(self.experts.weights)
+        num_weights = len(self.experts.tensors)
         own_weights = weights_and_zeros[:num_weights]
         zeros = weights_and_zeros[num_weights:]
 
@@ -205,7 +221,7 @@ def _over_experts(
     def next_expert(begin: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
         """Visits the expert that the assignment at `begin` has."""
         expert = read_at(expert_O, begin, 1)
-        after = count(expert_O <= expert)
+        after = count_true(expert_O <= expert)
 
         # Partitions have equal numbers of consecutive experts.
         own = tf.reshape(expert % num_own, [])
@@ -238,6 +254,6 @@ def _by_assignment(rows_OM: tf.Tensor, position_11J: tf.Tensor) -> tf.Tensor:
     return tf.reshape(rows_JM, [1, 1, *rows_JM.shape])
 
 
-def count(is_true: tf.Tensor) -> tf.Tensor:
+def count_true(is_true: tf.Tensor) -> tf.Tensor:
     """Returns how many elements of the last dim are true."""
     return tf.reduce_sum(tf.cast(is_true, tf.int32), -1)

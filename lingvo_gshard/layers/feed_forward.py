@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.products import with_bias
+from lingvo_gshard.layers.products import Rounded, with_bias
 
 
 class FeedForwardLayer(BaseLayer):
@@ -39,10 +39,11 @@ class FeedForwardLayer(BaseLayer):
         m = self.p.dim
         h = self.p.hidden_dim
         self.CreateChild("hidden_dropout", self.p.hidden_dropout)
-        self.CreateVariable("wi", gaussian((m, h), "MH", fan_in=m))
-        self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h))
+        wi = gaussian((m, h), "MH", fan_in=m, use=Use.FACTOR)
+        self.CreateVariable("wi", wi)
+        self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h, use=Use.FACTOR))
         if self.p.gated:
-            self.CreateVariable("wi_gate", gaussian((m, h), "MH", fan_in=m))
+            self.CreateVariable("wi_gate", wi)
 
         if self.p.biases:
             self.CreateVariable("wi_bias", constant((h,), "H", 0.0))
@@ -54,12 +55,13 @@ class FeedForwardLayer(BaseLayer):
         """Maps x [B, L, M] to [B, L, M], computed in the dtype of x."""
 
         def project(name: str) -> tf.Tensor:
-            return with_bias(context.einsum("BLM,MH->BLH", x, theta[name]), theta, name)
+            h_BLH = context.einsum("BLM,MH->BLH", x, theta[name], rounded=Rounded.RESULT)
+            return with_bias(h_BLH, theta, name)
 
         h_BLH = hidden_units(self.p.activation, self.p.gated, project)
         h_BLH = self.annotate(h_BLH, "BLH")
         h_BLH = self.hidden_dropout.FProp(theta.hidden_dropout, h_BLH, "BLH", context)
 
-        y_BLM = context.einsum("BLH,HM->BLM", h_BLH, theta.wo)
+        y_BLM = context.einsum("BLH,HM->BLM", h_BLH, theta.wo, rounded=Rounded.LEFT)
         y_BLM = with_bias(y_BLM, theta, "wo")
         return self.annotate(y_BLM, "BLM")

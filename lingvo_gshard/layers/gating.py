@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.late import tf
@@ -76,6 +77,16 @@ class Capacity:
         return min(group_size, places)
 
 
+# (dims, value) -> the value; see Context.decision.
+Decision = Callable[[str, "tf.Tensor"], "tf.Tensor"]
+
+
+def unrecorded(dims: str, value: tf.Tensor) -> tf.Tensor:
+    """Returns a decision that is not recorded."""
+    del dims
+    return value
+
+
 def top2_gating(
     logits_GSE: tf.Tensor,
     valid_GS: tf.Tensor,
@@ -84,6 +95,7 @@ def top2_gating(
     second_above: tf.Tensor | float = ALWAYS,
     all_counted: bool = False,
     router_loss: tf.Tensor | None = None,
+    decision: Decision = unrecorded,
 ) -> Gates:
     """Applies Algorithm 1 to all groups at once.
 
@@ -96,12 +108,15 @@ def top2_gating(
       all_counted: Whether a token that does not ask takes a place all the same, as in line 22. If
         not, it takes none, to "conserve the overall expert capacity" (2.2), as in Lingvo.
       router_loss: What the layer adds to the loss besides l_aux, a scalar.
+      decision: Context.decision, if experts and positions are to be recorded.
     """
     num_experts = logits_GSE.shape[-1]
     gates_GSE = tf.nn.softmax(logits_GSE)  # line 2
 
     # Lines 5 and 15: the two choices, as indices and as one-hot masks.
     first_GS, second_GS = top2(gates_GSE)
+    first_GS = decision("GS", first_GS)
+    second_GS = decision("GS", second_GS)
     first_GSE = tf.one_hot(first_GS, num_experts) * valid_GS[..., None]
     second_GSE = tf.one_hot(second_GS, num_experts) * valid_GS[..., None]
     if num_experts == 1:  # A single expert leaves no second choice.
@@ -117,12 +132,14 @@ def top2_gating(
     # Lines 7 to 11: the first choices of all tokens take their places, in order.
     count_GE = tf.reduce_sum(first_GSE, 1)  # c_E after line 12
     first_positions_GS = positions(first_GSE, first_GSE, tf.zeros_like(count_GE))
+    first_positions_GS = decision("GS", first_positions_GS)
     first = choice_of(first_GSE, first_GS, g1_GS, first_positions_GS, 1.0, capacity)
 
     # Lines 17 to 22: the second choices, of the tokens that ask for one, take the places after.
     asked_GS = tf.cast(g2_GS > second_above, tf.float32)
     counted_GSE = second_GSE if all_counted else second_GSE * asked_GS[..., None]
     second_positions_GS = positions(second_GSE, counted_GSE, count_GE)
+    second_positions_GS = decision("GS", second_positions_GS)
     second = choice_of(second_GSE, second_GS, g2_GS, second_positions_GS, asked_GS, capacity)
 
     aux_loss = auxiliary_loss(gates_GSE, first_GSE, valid_GS)

@@ -108,6 +108,8 @@ class Top2Gating(GatingLayer):
     def Params(cls) -> InstantiableParams:
         p = super().Params()
         p.Define("second_expert", SecondExpert.RANDOM, "Which tokens ask for their second expert.")
+        kept = "Whether remat ALL_BUT_PRODUCTS also keeps the experts and places of tokens."
+        p.Define("keeps_choices", False, kept)
         return p
 
     @classmethod
@@ -138,6 +140,7 @@ class Top2Gating(GatingLayer):
             second_above=second_above,
             all_counted=self.p.second_expert is SecondExpert.COUNTED,
             router_loss=self._router_loss(logits_GSE, valid_GS),
+            decision=context.decision if self.p.keeps_choices else gating.unrecorded,
         )
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -26,8 +26,9 @@ from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import Capacity, CapacityBy
 from lingvo_gshard.layers.gating_layers import GatingLayer, Top2Gating
 from lingvo_gshard.layers.moe_inference import without_overflow
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic, with_bias
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, Rounded, with_bias
 from lingvo_gshard.layers.routing import Gates, Routing
+from lingvo_gshard.layers.stored_weights import Weight
 
 
 class MoELayer(BaseLayer):
@@ -82,10 +83,12 @@ class MoELayer(BaseLayer):
         # `_`, not E: the gate is replicated, although experts are split (section 3.2).
         self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m))
         used = min(num_choices(self.p), e) / e
-        self.CreateVariable("wi", gaussian((e, m, h), "EMH", fan_in=m, share_used=used))
-        self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h, share_used=used))
+        wi = gaussian((e, m, h), "EMH", fan_in=m, share_used=used, use=Use.FACTOR)
+        wo = gaussian((e, h, m), "EHM", fan_in=h, share_used=used, use=Use.FACTOR)
+        self.CreateVariable("wi", wi)
+        self.CreateVariable("wo", wo)
         if self.p.gated:
-            self.CreateVariable("wi_gate", gaussian((e, m, h), "EMH", fan_in=m, share_used=used))
+            self.CreateVariable("wi_gate", wi)
 
         # A single row for each expert, which is added to all of its rows.
         if self.p.biases:
@@ -140,7 +143,12 @@ class MoELayer(BaseLayer):
 
             # Lines 4 and 5, the hidden units of the experts.
             def project(name: str) -> tf.Tensor:
-                h_EGH = context.einsum("EGCM,EMH->E(GC)H", x_EGCM, theta[name])
+                h_EGH = context.einsum(
+                    "EGCM,EMH->E(GC)H",
+                    x_EGCM,
+                    theta[name],
+                    rounded=Rounded.RESULT | Rounded.LEFT,
+                )
                 return with_bias(h_EGH, theta, name)
 
             with tf.name_scope("experts"):
@@ -270,11 +278,13 @@ class MoELayer(BaseLayer):
         shape_EGCM: Sequence[int],
         arithmetic: Arithmetic,
         h_EGH: tf.Tensor,
-        wo_EHM: tf.Tensor,
+        wo_EHM: Weight,
     ) -> tf.Tensor:
         """Returns the experts' outputs [G, E, C, M], split by group."""
         with tf.name_scope("experts"):
-            y_EGM = arithmetic.project("E(GC)H,EHM->E(GC)M", h_EGH, wo_EHM)
+            y_EGM = arithmetic.project(
+                "E(GC)H,EHM->E(GC)M", h_EGH, wo_EHM, rounded=Rounded.RESULT | Rounded.LEFT
+            )
             # Without this annotation the partitioner may split the product over groups and
             # gather the weights, which costs less where experts are few.
             y_EGCM = self.annotate(tf.reshape(y_EGM, shape_EGCM), "EGCM")

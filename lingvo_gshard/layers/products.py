@@ -2,6 +2,8 @@
 
 A CPU with matrix units, a TPU and a GPU multiply bfloat16 numbers several times as fast as float32
 ones, and add up the results in float32. So float32 factors may be rounded for their product alone.
+A result that is a factor of another product, such as hidden units, may be rounded at once: it then
+takes half the memory traffic, which is what limits such a product on a CPU.
 
 The letters of equations are those of sharding/layout.py. Letters in parentheses are dims that are
 merged into one: a tensor `E(GC)H` has the shape [E, G * C, H].
@@ -10,6 +12,9 @@ merged into one: a tensor `E(GC)H` has the shape [E, G * C, H].
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
+import importlib.metadata
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -18,6 +23,8 @@ from typing import Self
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
+from lingvo_gshard.layers import stored_weights
+from lingvo_gshard.layers.stored_weights import Weight
 
 _MERGED_DIMS = re.compile(r"\((\w)\w*\)")
 
@@ -31,18 +38,42 @@ def result_dims(equation: str) -> str:
     return _MERGED_DIMS.sub(r"\1", result)
 
 
+class Rounded(enum.Flag):
+    """Which tensors of a product are rounded as its factors are, because products take them.
+
+    LEFT and RIGHT are the gradients to the factors. A tensor between two products, such as hidden
+    units, is the RESULT of the first, and the gradient to the LEFT factor of the second.
+    """
+
+    NOTHING = 0
+    RESULT = enum.auto()
+    LEFT = enum.auto()
+    RIGHT = enum.auto()
+
+
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
     """Computes products in the dtype of their first factor, and the gradients likewise.
 
     If `dtype` is `bfloat16`, float32 factors are rounded to it before they are multiplied, and so
-    are those of the gradients. Results and their sums over partitions are float32 all the same.
+    are those of the gradients. Results and their sums over partitions are float32 all the same; but
+    those that the caller names in `rounded` are summed in float32 on each partition, then rounded
+    to bfloat16, and returned as float32.
     """
 
     dtype: str = "float32"
 
-    def project(self, equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    def project(
+        self,
+        equation: str,
+        x: tf.Tensor,
+        weight: Weight,
+        *,
+        rounded: Rounded = Rounded.NOTHING,
+    ) -> tf.Tensor:
         """Returns the product of an activation and a float32 weight, such as `BLM,MH->BLH`.
+
+        Or a weight as decoding keeps it, whose numbers then decide what x is rounded to.
 
         The last dims of x are contracted with the first ones of the weight, for each element of
         their common first dims: E in `EGCM,EMH->E(GC)H`, none in `BLND,NDM->BLM`. The dims in
@@ -60,30 +91,42 @@ class Arithmetic:
                 f"EGCM,EMH->E(GC)H, got {equation!r}."
             )
         if letters.batch:  # The experts, whose layer has a scope of their own.
-            return self._project(letters, x, weight)
+            return self._project(letters, x, weight, rounded)
         with tf.name_scope("project"):
-            return self._project(letters, x, weight)
+            return self._project(letters, x, weight, rounded)
 
-    def _project(self, letters: _Equation, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    def _project(
+        self, letters: _Equation, x: tf.Tensor, weight: Weight, rounded: Rounded
+    ) -> tf.Tensor:
         num_batch = len(letters.batch)
-        first_column = num_batch + len(letters.contracted)
-        batch = weight.shape[:num_batch]
-        depth = math.prod(weight.shape[num_batch:first_column])
-        columns = weight.shape[first_column:]
+        num_contracted = len(letters.contracted)
+        first_column = num_batch + num_contracted
+        shape = stored_weights.shape(weight, num_batch, num_contracted)
+        batch = shape[:num_batch]
+        depth = math.prod(shape[num_batch:first_column])
+        columns = shape[first_column:]
         rows = x.shape[num_batch : len(x.shape) - len(letters.contracted)]
 
         # Both factors as matrices. With a batch, the weight is a stack of matrices already.
         if "(" not in letters.left:
             x = tf.reshape(x, [*batch, -1, depth])
         if not letters.batch:
-            weight = tf.reshape(weight, [depth, -1])
+            weight = stored_weights.as_matrix(weight, depth)
 
-        result = self.matmul_weight(x, weight)
+        result = self.matmul_weight(x, weight, rounded=rounded)
         if "(" in letters.result:
             return result
         return tf.reshape(result, [*batch, *rows, *columns])
 
-    def einsum(self, equation: str, a: tf.Tensor, b: tf.Tensor, *, name: str) -> tf.Tensor:
+    def einsum(
+        self,
+        equation: str,
+        a: tf.Tensor,
+        b: tf.Tensor,
+        *,
+        name: str,
+        rounded: Rounded = Rounded.NOTHING,
+    ) -> tf.Tensor:
         """Returns the product of two activations, such as `BNLD,BNTD->BNLT`, in scope `name`.
 
         Each factor begins with the letters that both factors and the result have; the letters that
@@ -97,21 +140,25 @@ class Arithmetic:
             )
         if self._rounds(a):
             with tf.name_scope(name):
-                return _rounded_einsum(letters, a, b)
+                return _rounded_einsum(letters, a, b, rounded)
 
         if letters.is_matmul:
             return tf.matmul(a, b, transpose_b=letters.transposes_right, name=name)
         return tf.einsum(equation, a, b, name=name)
 
-    def matmul_weight(self, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        """Returns x [..., rows, depth] times a float32 weight [..., depth, columns].
+    def matmul_weight(
+        self, x: tf.Tensor, weight: Weight, *, rounded: Rounded = Rounded.NOTHING
+    ) -> tf.Tensor:
+        """Returns x [..., rows, depth] times a weight [..., depth, columns], kept or float32.
 
         The weight's gradient contracts all rows, with one factor transposed: x^T d_y, or
         (d_y^T x)^T. A CPU copies the transposed factor element by element, so it should be the
         narrower one. That makes a train step 4 % faster than always transposing x.
         """
+        if isinstance(weight, NestedMap):
+            return stored_weights.product(x, weight)
         if self._rounds(x):
-            return _rounded(x, weight)
+            return _rounded(x, weight, rounded)
 
         weight = tf.cast(weight, x.dtype)
         depth, columns = weight.shape[-2:]
@@ -228,7 +275,7 @@ class _Equation:
         return has_single_dims and in_order and not self.transposes_left
 
 
-def _rounded_einsum(letters: _Equation, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def _rounded_einsum(letters: _Equation, a: tf.Tensor, b: tf.Tensor, rounded: Rounded) -> tf.Tensor:
     """Returns the einsum of a and b as a product of bfloat16 matrices, in float32."""
     sizes = dict(zip(letters.left, a.shape, strict=True))
     sizes |= zip(letters.right, b.shape, strict=True)
@@ -245,7 +292,11 @@ def _rounded_einsum(letters: _Equation, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor
     b = _reshaped(b, [*batch, *_merged_sizes(right_dims, sizes)])
 
     product = _rounded(
-        a, b, transpose_a=letters.transposes_left, transpose_b=letters.transposes_right
+        a,
+        b,
+        rounded,
+        transpose_a=letters.transposes_left,
+        transpose_b=letters.transposes_right,
     )
 
     # The matrices of the result, in the order of its own letters.
@@ -269,12 +320,20 @@ def _reshaped(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 
 
 def _rounded(
-    a: tf.Tensor, b: tf.Tensor, *, transpose_a: bool = False, transpose_b: bool = False
+    a: tf.Tensor,
+    b: tf.Tensor,
+    rounded: Rounded,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
 ) -> tf.Tensor:
     """Returns the product of a [..., rows, depth] and b [..., depth, columns] in bfloat16.
 
     The last two dims of a factor are swapped if it is to be transposed. The result is float32.
     """
+    y_rounded = Rounded.RESULT in rounded
+    a_rounded = Rounded.LEFT in rounded
+    b_rounded = Rounded.RIGHT in rounded
 
     @tf.custom_gradient
     def product(
@@ -287,31 +346,54 @@ def _rounded(
         def gradient(d_wide: tf.Tensor) -> list[tf.Tensor]:
             d = tf.cast(d_wide, tf.bfloat16)
             if transpose_a:  # y = a^T b: d_a = b d^T, d_b = a d
-                return [dot(b, d, transpose_b=True), dot(a, d)]
-            if transpose_b:  # y = a b^T: d_a = d b, d_b = d^T a
-                return [dot(d, b), _columns_times(d, a)]
-            # y = a b: d_a = d b^T, d_b = a^T d
-            return [dot(d, b, transpose_b=True), _columns_times(a, d)]
+                d_a = dot(b, d, transpose_b=True, rounded=a_rounded)
+                d_b = dot(a, d, rounded=b_rounded)
+            elif transpose_b:  # y = a b^T: d_a = d b, d_b = d^T a
+                d_a = dot(d, b, rounded=a_rounded)
+                d_b = _columns_times(d, a, rounded=b_rounded)
+            else:  # y = a b: d_a = d b^T, d_b = a^T d
+                d_a = dot(d, b, transpose_b=True, rounded=a_rounded)
+                d_b = _columns_times(a, d, rounded=b_rounded)
+            return [d_a, d_b]
 
-        result = dot(moved(a) if transpose_a else a, b, transpose_b=transpose_b)
-        return result, gradient
+        left = moved(a) if transpose_a else a
+        return dot(left, b, transpose_b=transpose_b, rounded=y_rounded), gradient
 
     return product(a, b)
 
 
-def _columns_times(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def _columns_times(a: tf.Tensor, b: tf.Tensor, *, rounded: bool) -> tf.Tensor:
     """Returns a^T b for two factors [..., rows, columns]; the narrower one is transposed."""
     if a.shape[-1] <= b.shape[-1]:
-        return dot(moved(a), b)
-    return moved(dot(moved(b), a))
+        return dot(moved(a), b, rounded=rounded)
+    # Held, so that the transpose is a copy of its own. As part of the loops of an optimizer, which
+    # read the gradient several times column by column, it would take longer than the product.
+    (held,) = xla.optimization_barrier(moved(dot(moved(b), a, rounded=rounded)))
+    return held
 
 
-def dot(a: tf.Tensor, b: tf.Tensor, *, transpose_b: bool = False) -> tf.Tensor:
+def dot(
+    a: tf.Tensor, b: tf.Tensor, *, transpose_b: bool = False, rounded: bool = False
+) -> tf.Tensor:
     """Multiplies bfloat16 [..., rows, depth] with [..., depth, columns]; the result is float32.
 
-    With `transpose_b`, the second factor is [..., columns, depth].
+    With `transpose_b`, the second factor is [..., columns, depth]. If `rounded`, the numbers of the
+    result are rounded to bfloat16, where XLA can do so within the product.
     """
-    return tf.raw_ops.BatchMatMulV3(x=a, y=b, adj_y=transpose_b, Tout=tf.float32)
+    if not (rounded and _has_bfloat16_results()):
+        return tf.raw_ops.BatchMatMulV3(x=a, y=b, adj_y=transpose_b, Tout=tf.float32)
+    result = tf.raw_ops.BatchMatMulV3(x=a, y=b, adj_y=transpose_b, Tout=tf.bfloat16)
+    return tf.cast(result, tf.float32)
+
+
+@functools.cache
+def _has_bfloat16_results() -> bool:
+    """Whether XLA's library for CPUs has products with bfloat16 results.
+
+    An older XLA would widen the factors and multiply in float32, four times as slowly.
+    """
+    major, minor, *_ = importlib.metadata.version("jaxlib").split(".")
+    return (int(major), int(minor)) >= (0, 12)
 
 
 def moved(x: tf.Tensor) -> tf.Tensor:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.tf_private import xla
-from lingvo_gshard.layers.expert_tiles import Experts, Tiles, count
+from lingvo_gshard.layers.expert_tiles import Experts, Tiles, count_true
 from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.routing import Gates
 from lingvo_gshard.sharding.annotator import Annotator
@@ -45,8 +45,8 @@ def ragged_experts(
     arithmetic: Arithmetic,
 ) -> tf.Tensor:
     """Returns the outputs of each token's kept choices, summed with its gates: [G, S, M]."""
-    num_experts, dim, _ = experts.weights["wi"].shape
-    num_groups, group_size, _ = x_GSM.shape
+    num_experts = experts.tensors[0].shape[0]
+    num_groups, group_size, dim = x_GSM.shape
     num_partitions, _ = annotator.factor("EG")
     k = gates.k
 
@@ -130,7 +130,7 @@ def _expert_outputs(
 ) -> tf.Tensor:
     """Returns the outputs of partition W's experts, [W, Y, J, M]; 0 for other experts' tokens."""
     num_partitions, _, num_assignments = expert_WYJ.shape
-    num_experts = experts.weights["wi"].shape[0]
+    num_experts = experts.tensors[0].shape[0]
     num_own = num_experts // num_partitions
     size = tile_size(num_assignments // k, k, num_experts)
 
@@ -144,7 +144,7 @@ def _expert_outputs(
         y_WYJM = partitions.outputs(x_WYIM, weights)
         return y_WYJM, functools.partial(partitions.gradients, x_WYIM, weights)
 
-    outputs_WYJM = outputs(x_WYIM, *experts.weights.values())
+    outputs_WYJM = outputs(x_WYIM, *experts.tensors)
     is_own_WYJ = expert_WYJ // num_own == tf.range(num_partitions)[:, None, None]
     return tf.where(is_own_WYJ[..., None], outputs_WYJM, tf.zeros([], outputs_WYJM.dtype))
 
@@ -177,7 +177,7 @@ def _sorted_by_expert(expert_WYJ: tf.Tensor, k: int, size: int, num_experts: int
 
     def num_before(own: int) -> tf.Tensor:
         """Returns how many assignments come before those of a partition's expert `own`: [W, Y]."""
-        return count(expert_WYJ < first_own_W11 + own)
+        return count_true(expert_WYJ < first_own_W11 + own)
 
     bounds_WY2 = tf.stack([num_before(0), num_before(num_own)], -1)
 
@@ -209,7 +209,7 @@ class _Partitions:
     def outputs(self, x_WYIM: tf.Tensor, weights: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the outputs, [W, Y, J, M]; arbitrary for other partitions' assignments."""
         arguments = [*self._order_dims(), (x_WYIM, "EG__"), (self._rows(x_WYIM), "EG__")]
-        arguments += [(weight, "E__") for weight in weights]
+        arguments += [(weight, "E".ljust(len(weight.shape), "_")) for weight in weights]
         return self.annotator.locally(self.tiles.outputs, arguments, "EG__")
 
     def gradients(

@@ -19,7 +19,7 @@ import enum
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from lingvo_gshard.core.base_layer import RECOMPUTED, STACKED
 from lingvo_gshard.core.late import tf
@@ -82,10 +82,42 @@ class Remat(enum.Enum):
     ALL_BUT_PRODUCTS = "all_but_products"  # as BLOCK, except the results of `products`
 
 
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A tensor of a block, or a stack of those of all blocks, that the gradient needs.
+
+    `dims` and `dtype` are those of a block's tensor as it was computed; it may be kept in another
+    dtype.
+    """
+
+    tensor: tf.Tensor
+    dims: str
+    dtype: tf.DType
+
+    @classmethod
+    def of(cls, dims: str, tensor: tf.Tensor, hidden_dtype: str | None) -> Self:
+        """Returns a tensor to be kept, in `hidden_dtype` if that is given and it is inside a layer.
+
+        Hidden units, what goes to experts and back, and the heads' queries, keys and values have a
+        dim H, E or D, and do not leave their layer. So the block computes the same inputs of each
+        layer again, and chooses the same experts, whatever these are rounded to.
+        """
+        is_inside = any(letter in dims for letter in "HED")
+        kept = tf.cast(tensor, hidden_dtype) if hidden_dtype and is_inside else tensor
+        return cls(kept, dims, tensor.dtype)
+
+
 def apply_block(
-    block: Block, index: int, inputs: Carried[tf.Tensor], remat: Remat
+    block: Block,
+    index: int,
+    inputs: Carried[tf.Tensor],
+    remat: Remat,
+    hidden_dtype: str | None = None,
 ) -> Carried[tf.Tensor]:
-    """Applies block `index` to its inputs; its gradient recomputes according to `remat`."""
+    """Applies block `index` to its inputs; its gradient recomputes according to `remat`.
+
+    `hidden_dtype` is that of Kept.of.
+    """
     if remat is Remat.NONE:
         return block(index, computed, inputs)
 
@@ -94,13 +126,14 @@ def apply_block(
         entered = inputs.packed(leaves)
 
         # Forward: keeps the inputs, and the results of products if `remat` says so.
-        kept: list[tuple[str, tf.Tensor]] = []
-        products = recording(kept) if remat is Remat.ALL_BUT_PRODUCTS else computed
+        recorded: list[tuple[str, tf.Tensor]] = []
+        products = recording(recorded) if remat is Remat.ALL_BUT_PRODUCTS else computed
         result = block(index, products, entered)
+        kept = [Kept.of(dims, product, hidden_dtype) for dims, product in recorded]
 
         # Backward: the block again, with the kept results in place of its products.
         def gradient(*d_leaves: tf.Tensor) -> list[tf.Tensor]:
-            kept_products = [product for _, product in kept]
+            kept_products = [tf.cast(each.tensor, each.dtype) for each in kept]
             again = replaying(kept_products) if kept_products else computed
             return _pull_back(
                 functools.partial(block, index, again), entered, result.packed(d_leaves)
@@ -118,14 +151,6 @@ def _undivided(report: tf.Tensor) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
-    """A tensor of each block that the gradient needs: a stack of them, and the dims of one."""
-
-    stack: tf.Tensor
-    dims: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Loop:
     """A block applied R times in one while-loop, and in a second one for the gradient."""
 
@@ -135,6 +160,7 @@ class Loop:
     dims: Carried[str]  # Of what one block takes: x, shared and weights.
     stack_dim: str = STACKED  # The leading dim of stacks.
     report_dims: Callable[[tf.Tensor], str] = _undivided  # Returns the dims of one report.
+    hidden_dtype: str | None = None  # That of Kept.of.
     # Whether to trace the body as a tf.function, which prunes operations without a use.
     as_function: bool = False
 
@@ -164,26 +190,27 @@ class Loop:
 
     def _forward(
         self, inputs: Carried[tf.Tensor], remat: Remat
-    ) -> tuple[Carried[tf.Tensor], list[_Kept]]:
+    ) -> tuple[Carried[tf.Tensor], list[Kept]]:
         """Applies the block R times; returns its result, and what the gradient needs."""
-        # The dims of what one block keeps. They are known once it has been traced.
-        kept_dims: list[str] = []
+        # What one block keeps, known once it has been traced.
+        traced: list[Kept] = []
 
         def keeping_block(
             index: int | tf.Tensor, entered: Carried[tf.Tensor]
         ) -> Carried[tf.Tensor]:
             """The block, with what it keeps as if that were its first reports."""
-            kept = [] if remat is Remat.NONE else [(self.dims.x, entered.x)]
-            products = recording(kept) if remat is Remat.ALL_BUT_PRODUCTS else computed
+            recorded = [] if remat is Remat.NONE else [(self.dims.x, entered.x)]
+            products = recording(recorded) if remat is Remat.ALL_BUT_PRODUCTS else computed
             result = self.block(index, products, entered)
 
-            kept_dims[:] = [dims for dims, _ in kept]
-            kept_tensors = [tensor for _, tensor in kept]
+            traced[:] = [Kept.of(dims, tensor, self.hidden_dtype) for dims, tensor in recorded]
+            kept_tensors = [kept.tensor for kept in traced]
             return Carried(result.x, reports=[*kept_tensors, *result.reports])
 
         # What the loop carries: x, the stacks of weights, and the stacks of reports to be written.
         traced_reports = self._traced_reports(keeping_block, inputs)
-        num_kept = len(kept_dims)
+        num_kept = len(traced)
+        kept_dims = [kept.dims for kept in traced]
         own_dims = [self.report_dims(report) for report in traced_reports[num_kept:]]
         carried_dims = Carried(
             self.dims.x,
@@ -214,12 +241,12 @@ class Loop:
         start = Carried(inputs.x, weights=inputs.weights, reports=unwritten)
         end = self._while(body, start)
 
-        kept_stacks = end.reports[:num_kept]
-        kept = [_Kept(stack, dims) for stack, dims in zip(kept_stacks, kept_dims, strict=True)]
+        kept_stacks = zip(end.reports[:num_kept], traced, strict=True)
+        kept = [dataclasses.replace(of_block, tensor=stack) for stack, of_block in kept_stacks]
         return Carried(end.x, reports=end.reports[num_kept:]), kept
 
     def _backward(
-        self, inputs: Carried[tf.Tensor], kept: Sequence[_Kept], d_result: Carried[tf.Tensor]
+        self, inputs: Carried[tf.Tensor], kept: Sequence[Kept], d_result: Carried[tf.Tensor]
     ) -> Carried[tf.Tensor]:
         """Returns the gradients of the inputs, given those of the result.
 
@@ -243,7 +270,8 @@ class Loop:
             # What block i took, and the products that it kept.
             weights = [_weight(stack, i) for stack in inputs.weights]
             x, *kept_products = [
-                self.annotator.annotate(_item(each.stack, i), each.dims) for each in kept
+                tf.cast(self.annotator.annotate(_item(each.tensor, i), each.dims), each.dtype)
+                for each in kept
             ]
             entered = self._annotated(Carried(x, inputs.shared, weights), self.dims)
 

@@ -20,7 +20,7 @@ from lingvo_gshard.core.base_layer import STACKED, BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import cached_decoding
+from lingvo_gshard.layers import cached_decoding, stored_weights
 from lingvo_gshard.layers.context import Context, LayerReport, Products, computed
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.moe import MoELayer
@@ -51,6 +51,8 @@ class TransformerStack(BaseLayer):
         p.Define("moe_every", 2, "n: layers n - 1, 2n - 1, ..., counted from 0, have experts.")
         p.Define("layers_as", Layers.UNROLLED, "How the program applies the layers.")
         p.Define("remat", Remat.NONE, "What the backward pass recomputes.")
+        kept = "The dtype in which remat keeps what is inside a layer; None for its own."
+        p.Define("kept_hidden_dtype", None, kept, optional=str)
         p.Define("stages", 1, "The stages of a pipeline (GPipe) for training; needs LOOP.")
         p.Define("microbatches", 1, "The parts of a batch that pass through the pipeline.")
         return p
@@ -105,10 +107,10 @@ class TransformerStack(BaseLayer):
         else:
             inputs = Carried(x, shared, NestedMap(layers=theta.block).Flatten())
             if self.p.stages > 1 and context.training:
-                pipeline = self._pipeline(attended, context)
+                pipeline = self._pipeline(theta, attended, context)
                 result = pipeline(inputs, self.p.remat)
             else:
-                loop = self._loop(attended, context)
+                loop = self._loop(theta, attended, context)
                 result = loop(inputs, self.p.remat)
             x = result.x
             reports = self._reports_of_stacks(result.reports)
@@ -194,29 +196,31 @@ class TransformerStack(BaseLayer):
         reports: list[LayerReport] = []
         for index, first in enumerate(range(0, self.p.num_layers, self._block_size)):
             layers = self.layers[first : first + self._block_size]
-            weights = NestedMap(layers=theta.layers[first : first + self._block_size]).Flatten()
+            weights = NestedMap(layers=theta.layers[first : first + self._block_size])
 
-            block = functools.partial(self._apply, layers, attended, context)
-            entered = Carried(x, inputs.shared, weights)
-            result = apply_block(block, index, entered, self.p.remat)
+            block = functools.partial(self._apply, layers, weights, attended, context)
+            entered = Carried(x, inputs.shared, weights.Flatten())
+            result = apply_block(block, index, entered, self.p.remat, self.p.kept_hidden_dtype)
 
             x = result.x
             reports += _layer_reports(layers, result.reports)
         return x, reports
 
-    def _loop(self, attended: Attended, context: Context) -> Loop:
+    def _loop(self, theta: NestedMap, attended: Attended, context: Context) -> Loop:
+        stacks = NestedMap(layers=theta.block)
         return Loop(
-            functools.partial(self._apply, self.block, attended, context),
+            functools.partial(self._apply, self.block, stacks, attended, context),
             self._num_blocks,
             self._annotator,
             Carried(
                 "BLM",
                 shared=[] if attended.encoded is None else ["BTM"],
-                weights=self._weight_dims(),
+                weights=self._weight_dims(stacks),
             ),
+            hidden_dtype=self.p.kept_hidden_dtype,
         )
 
-    def _pipeline(self, attended: Attended, context: Context) -> Pipeline:
+    def _pipeline(self, theta: NestedMap, attended: Attended, context: Context) -> Pipeline:
         # The masks of all microbatches, from which a stage reads those of its own.
         masks = {
             name: microbatches_of(mask, dims, self.p.microbatches, self._annotator)
@@ -226,6 +230,7 @@ class TransformerStack(BaseLayer):
         # Layers whose tensors are annotated as a stage's part of those of all stages.
         annotator = self._annotator.over(STACKED)
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
+        stacks = NestedMap(layers=theta.block)
 
         def block(
             microbatch: tf.Tensor, index: tf.Tensor, inputs: Carried[tf.Tensor]
@@ -235,7 +240,8 @@ class TransformerStack(BaseLayer):
                 own_mask = tf.gather(mask, microbatch)
                 own_masks[name] = annotator.annotate(own_mask, _MASK_DIMS[name])
             own_context = context.in_microbatch(microbatch)
-            return self._apply(layers, Attended(**own_masks), own_context, index, computed, inputs)
+            own_attended = Attended(**own_masks)
+            return self._apply(layers, stacks, own_attended, own_context, index, computed, inputs)
 
         return Pipeline(
             block,
@@ -243,24 +249,28 @@ class TransformerStack(BaseLayer):
             self.p.stages,
             self.p.microbatches,
             self._annotator,
-            self._weight_dims(),
+            self._weight_dims(stacks),
         )
 
     def _apply(
         self,
         layers: list[TransformerLayer],
+        structure: NestedMap,
         attended: Attended,
         context: Context,
         index: int | tf.Tensor,
         products: Products,
         inputs: Carried[tf.Tensor],
     ) -> Carried[tf.Tensor]:
-        """Applies the layers of block `index`: a repeat.Block, once the first three are given."""
+        """Applies the layers of block `index`: a repeat.Block, once the first four are given.
+
+        `structure`.layers is a tree for each layer, in which inputs.weights belong.
+        """
         # The source comes from what the blocks share, which has a gradient.
         if inputs.shared:
             (encoded,) = inputs.shared
             attended = dataclasses.replace(attended, encoded=encoded)
-        thetas = _weight_specs(layers).Pack(inputs.weights).layers
+        thetas = structure.Pack(inputs.weights).layers
 
         x = inputs.x
         reports: list[tf.Tensor] = []
@@ -273,9 +283,11 @@ class TransformerStack(BaseLayer):
             reports += report.tensors()
         return Carried(x, reports=reports)
 
-    def _weight_dims(self) -> list[str]:
-        """Returns the dims of each weight of one block."""
-        return [spec.dims for spec in _weight_specs(self.block).Flatten()]
+    def _weight_dims(self, stacks: NestedMap) -> list[str]:
+        """Returns the dims of each weight of one block, as they are kept in `stacks`."""
+        weight_specs = NestedMap(layers=[layer.weight_specs for layer in self.block])
+        specs = stored_weights.specs(weight_specs, stored_weights.numbers_of(stacks))
+        return [spec.dims for spec in specs.Flatten()]
 
     def _reports_of_stacks(self, stacks: Tensors) -> list[LayerReport]:
         """Returns one report for each layer, from all blocks' reports [R, ...]."""
@@ -295,10 +307,6 @@ class TransformerStack(BaseLayer):
             for layer, stacks in zip(self.block, theta.block, strict=True):
                 layers_and_weights.append((layer, stacks.Transform(operator.itemgetter(i))))
         return layers_and_weights
-
-
-def _weight_specs(layers: list[TransformerLayer]) -> NestedMap:
-    return NestedMap(layers=[layer.weight_specs for layer in layers])
 
 
 def _layer_reports(layers: list[TransformerLayer], tensors: Tensors) -> list[LayerReport]:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, Use, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import stored_weights
 
 # The longest wavelength of the sinusoids, over 2 pi.
 _MAX_TIMESCALE = 10000.0
@@ -36,11 +37,12 @@ class EmbeddingLayer(BaseLayer):
         p = self.p
         if p.dim % 2:
             raise ValueError(f"{self.path}: dim must be even, got {p.dim}.")
-        self.CreateVariable("table", gaussian((p.vocab_size, p.dim), "VM", fan_in=p.dim))
+        table = gaussian((p.vocab_size, p.dim), "VM", fan_in=p.dim, use=Use.TABLE)
+        self.CreateVariable("table", table)
 
     def FProp(self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Embeds ids at positions, both int32 [B, L]; returns [B, L, M]."""
-        rows_BLM = self.annotate(tf.gather(theta.table, ids), "BLM")
+        rows_BLM = self.annotate(stored_weights.rows(theta.table, ids), "BLM")
         if self.p.scaled:
             rows_BLM *= math.sqrt(self.p.dim)
         if self.p.sinusoids:
@@ -70,10 +72,6 @@ def cross_entropies(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
     The loss with label smoothing e is (1 - e) times the first plus e times the second.
     """
 
-    # A comparison, because it is split just as the logits are; a gather would not be.
-    def is_label(logits: tf.Tensor) -> tf.Tensor:
-        return labels[..., None] == tf.range(logits.shape[-1])
-
     # TensorFlow's own gradient would keep three more [B, L, V] tensors in memory.
     @tf.custom_gradient
     def compute(
@@ -81,13 +79,14 @@ def cross_entropies(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
     ) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
         # -log softmax(z)_v is log sum exp z - z_v.
         normalizer_BL = tf.reduce_logsumexp(logits, -1)
-        label_logit_BL = tf.reduce_sum(tf.where(is_label(logits), logits, 0.0), -1)
+        label_logit_BL = tf.gather(logits, labels, batch_dims=2)
 
         def gradient(d_label: tf.Tensor, d_uniform: tf.Tensor) -> tf.Tensor:
             # The gradient of a cross entropy is softmax(z) minus the target distribution.
             probability_BLV = tf.exp(logits - normalizer_BL[..., None])
             towards_both = (d_label + d_uniform)[..., None] * probability_BLV
-            at_label = tf.where(is_label(logits), d_label[..., None], 0.0)
+            is_label_BLV = labels[..., None] == tf.range(logits.shape[-1])
+            at_label = tf.where(is_label_BLV, d_label[..., None], 0.0)
             return towards_both - at_label - d_uniform[..., None] / logits.shape[-1]
 
         with_label_BL = normalizer_BL - label_logit_BL

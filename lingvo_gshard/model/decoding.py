@@ -50,6 +50,7 @@ def search(
         temperature=decode.temperature,
         top_k=decode.top_k,
         top_p=decode.top_p,
+        min_stage_places=decode.min_stage_places,
         rules=decode.rules,
         stopping=decode.stopping,
     )

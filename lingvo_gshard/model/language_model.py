@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lingvo_gshard.core import hyperparams
-from lingvo_gshard.core.base_layer import gaussian
+from lingvo_gshard.core.base_layer import Use, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import stored_weights
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.stack import TransformerStack
+from lingvo_gshard.layers.stored_weights import Weight
 from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer
 from lingvo_gshard.model import decoding
@@ -58,7 +60,8 @@ class LanguageModelTask(TokenTask):
         self.CreateChild("dropout", p.input_dropout)
         self.CreateChild("decoder", p.decoder.Copy().Set(dim=p.dim))
         if not p.tied_softmax:
-            self.CreateVariable("softmax", gaussian((p.dim, p.vocab_size), "MV", fan_in=p.dim))
+            softmax = gaussian((p.dim, p.vocab_size), "MV", fan_in=p.dim, use=Use.FACTOR)
+            self.CreateVariable("softmax", softmax)
 
     @classmethod
     def DecodeLength(cls, decode: hyperparams.Params) -> int:
@@ -218,8 +221,10 @@ class LanguageModelTask(TokenTask):
         x = tf.cast(x, self.p.activation_dtype)  # All later layers follow the dtype of their input.
         return self.dropout.FProp(theta.dropout, x, "BLM", context)
 
-    def _softmax(self, theta: NestedMap) -> tf.Tensor:
-        return tf.transpose(theta.embedding.table) if self.p.tied_softmax else theta.softmax
+    def _softmax(self, theta: NestedMap) -> Weight:
+        if self.p.tied_softmax:
+            return stored_weights.as_factor(theta.embedding.table)
+        return super()._softmax(theta)
 
     def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         logits = super()._logits(theta, x)

@@ -9,6 +9,7 @@ from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import stored_weights
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.model.accumulation import Accumulation
 from lingvo_gshard.model.frozen import frozen
@@ -69,7 +70,7 @@ class TaskModel:
             return self._train(state, features, labels)
         if mode is Mode.EVAL:
             return self._evaluate(state, features, labels)
-        predictions = self.task.Predict(self._evaluated(state), features, self._params.decode)
+        predictions = self.task.Predict(self._decoded(state), features, self._params.decode)
         return TPUEstimatorSpec(mode=Mode.PREDICT, predictions=predictions)
 
     def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
@@ -122,6 +123,25 @@ class TaskModel:
             return state.theta
         # From the slots' layout to that of weights.
         return state.ema.Transform(self._annotator.annotate_as, self.task.weight_specs)
+
+    def decoder_spec(self) -> NestedMap:
+        """Returns the specs of theta alone, as decode.weights has a decoder keep it."""
+        specs = stored_weights.specs(self.task.weight_specs, self._params.decode.weights)
+        return NestedMap(theta=specs)
+
+    def decoder_state(self, theta: NestedMap) -> NestedMap:
+        """Returns what decoder_spec describes, from the float32 weights to decode with."""
+        weight_specs = self.task.weight_specs
+        return NestedMap(
+            theta=stored_weights.kept(theta, weight_specs, self._params.decode.weights)
+        )
+
+    def _decoded(self, state: NestedMap) -> NestedMap:
+        """Returns the weights to decode with; a decoder keeps them as they are."""
+        theta = self._evaluated(state)
+        if stored_weights.numbers_of(theta) is self._params.decode.weights:
+            return theta
+        return self.decoder_state(theta).theta
 
     def _evaluate(
         self, state: NestedMap, features: NestedMap, labels: NestedMap

@@ -15,6 +15,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.products import Arithmetic
+from lingvo_gshard.layers.stored_weights import Weight
 from lingvo_gshard.model import token_loss
 from lingvo_gshard.model.spec import MetricSums
 from lingvo_gshard.model.task import Task
@@ -83,9 +84,10 @@ class TokenTask(Task):
             aux_loss_weight=self.p.aux_loss_weight,
         )
 
-    def _softmax(self, theta: NestedMap) -> tf.Tensor:
+    def _softmax(self, theta: NestedMap) -> Weight:
         """Returns the softmax's weights, [M, V]."""
-        return theta.softmax
+        softmax: Weight = theta.softmax
+        return softmax
 
     def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns float32 [B, L, V] of x [B, L, M]."""

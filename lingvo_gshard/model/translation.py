@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lingvo_gshard.core import hyperparams
-from lingvo_gshard.core.base_layer import gaussian
+from lingvo_gshard.core.base_layer import Use, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import stored_weights
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.stack import TransformerStack
+from lingvo_gshard.layers.stored_weights import Weight
 from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer
 from lingvo_gshard.model import decoding
@@ -78,7 +80,8 @@ class TranslationTask(TokenTask):
         decoder.layer.has_source = True
         self.CreateChild("decoder", decoder)
         if not p.shared_embeddings:
-            softmax = gaussian((p.dim, p.target_vocab_size), "MV", fan_in=p.dim)
+            shape = (p.dim, p.target_vocab_size)
+            softmax = gaussian(shape, "MV", fan_in=p.dim, use=Use.FACTOR)
             self.CreateVariable("softmax", softmax)
 
     def _check_pieces(self) -> None:
@@ -277,7 +280,7 @@ class TranslationTask(TokenTask):
         x = tf.cast(x, self.p.activation_dtype)
         return self.target_dropout.FProp(theta.target_dropout, x, "BLM", context)
 
-    def _softmax(self, theta: NestedMap) -> tf.Tensor:
+    def _softmax(self, theta: NestedMap) -> Weight:
         if self.p.shared_embeddings:
-            return tf.transpose(theta.target_embedding.table)
+            return stored_weights.as_factor(theta.target_embedding.table)
         return theta.softmax

@@ -14,7 +14,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.spmd import tracer
+from lingvo_gshard.spmd import lowering, tracer
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train.steps import ModelPrograms
 
@@ -48,6 +49,10 @@ class ExperimentPrograms:
     def decoder(self, length: int) -> Program:
         """Returns the program that decodes inputs of one length; its state is theta alone."""
         return tracer.traced(decoder, self._settings("decode"), self.partitioning, length)
+
+    def keeper(self) -> Program:
+        """Returns the program that makes a decoder's weights, as it keeps them, of float32 ones."""
+        return tracer.traced(keeper, self._settings("decode"), self.partitioning)
 
     def _settings(self, *groups: str) -> Params:
         """Returns the settings that programs depend on, and these groups besides."""
@@ -83,11 +88,24 @@ def decoder(params: Params, partitioning: Partitioning, length: int) -> Program:
     features = params.task.cls.DecodeSpecs(params.decode, params.decode.batch_size, length)
 
     # A decoder has no use for the optimizer's slots.
-    programs = in_process(params, partitioning)
-    weights_alone = dataclasses.replace(
-        programs, init_fn=None, state_spec=NestedMap(theta=programs.state_spec.theta)
-    )
+    model = TaskModel(params, partitioning)
+    weights_alone = ModelPrograms(model.model_fn, None, params, partitioning, model.decoder_spec())
     return weights_alone.step(Mode.PREDICT, NestedMap(features=features))
+
+
+def keeper(params: Params, partitioning: Partitioning) -> Program:
+    """Traces the program that makes a decoder's weights, as it keeps them, of float32 ones."""
+    model = TaskModel(params, partitioning)
+    specs = {f"state.{path}": spec for path, spec in model.decoder_spec().FlattenItems()}
+    keep = AnnotatedFn(
+        name="keep",
+        fn=lambda weights: NestedMap(state=model.decoder_state(weights.theta)),
+        arg_names=("weights",),
+        args=(NestedMap(theta=model.state_spec.theta),),
+        result_dims={path: spec.dims for path, spec in specs.items()},
+        result_stacks={path: spec.stack for path, spec in specs.items()},
+    )
+    return lowering.export(keep, partitioning)
 
 
 def in_process(params: Params, partitioning: Partitioning) -> ModelPrograms:

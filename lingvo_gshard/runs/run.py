@@ -8,6 +8,7 @@ from typing import Any
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, rows_by_piece
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import bundle, kinds
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
 from lingvo_gshard.decoding.reading import READINGS
@@ -15,6 +16,7 @@ from lingvo_gshard.decoding.text_decoder import TextDecoder
 from lingvo_gshard.files import json_records, storage
 from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
+from lingvo_gshard.layers.stored_weights import Numbers
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import saved_model
@@ -27,6 +29,7 @@ from lingvo_gshard.runs.launch import (
     vocabularies,
     with_product_dtype,
 )
+from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train.estimator import Estimator
 
 # In a decoder's origin: the launch, from which a bundle can be made again.
@@ -81,7 +84,7 @@ class Run:
 
         # The weights are read first: without a checkpoint there is nothing to decode with.
         partitioning = self.estimator.partitioning
-        restored = self.estimator.restore(**self.averaged)
+        restored = self.estimator.restore(**self.averaged, weights_alone=True)
         source, target = map(Tokenizer, vocabularies(self.logdir))
 
         kind = self.launch.facts.kind
@@ -99,11 +102,13 @@ class Run:
             kind=kind,
             is_sampled=p.decode.temperature is not None,
             sources=tuple(source.languages),
+            weights=p.decode.weights.value,
         )
+        programs = ExperimentPrograms(p, partitioning)
         decoder = Decoder(
             spec,
-            restored.state.theta,
-            program_for=ExperimentPrograms(p, partitioning).decoder,
+            _kept(programs, restored.state.theta),
+            program_for=programs.decoder,
             share=self.estimator.input_share(p.decode.batch_size),
             origin={
                 "weights": restored.digest,
@@ -128,6 +133,14 @@ class Run:
         with storage.working(folder) as local_folder:
             decoder, _, _ = self.decoder()
             saved_model.save(local_folder, decoder, self.params, vocabularies(self.logdir))
+
+
+def _kept(programs: ExperimentPrograms, theta: NestedMap) -> NestedMap:
+    """Returns float32 weights as decode.weights has a decoder keep them."""
+    if programs.params.decode.weights is Numbers.FLOAT32:
+        return theta
+    made: NestedMap = compile_program(programs.keeper())(NestedMap(theta=theta)).state.theta
+    return made
 
 
 def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:

@@ -112,10 +112,11 @@ def _translating_module(
     model = TaskModel(params, Partitioning.from_dict(Mesh.flat(1), {}))
     arrays = safetensors_file.read(weights).arrays
     variables = {}
-    for path, _ in model.state_spec.theta.FlattenItems():
+    theta_spec = model.decoder_spec().theta
+    for path, _ in theta_spec.FlattenItems():
         name = path.replace("[", ".").replace("]", "")  # TensorFlow allows no brackets.
         variables[path] = tf.Variable(arrays[path], name=name)
-    theta = model.state_spec.theta.Pack(variables.values())
+    theta = theta_spec.Pack(variables.values())
 
     searches = {length: _search(model, theta, params, length) for length in spec.input_lengths}
     graph = _TranslatorGraph(spec, source, target, searches)

@@ -233,7 +233,8 @@ def lower(program: Program, mesh: jax.sharding.Mesh) -> jax.stages.Lowered:
         donate_argnums=tuple(donated),
         keep_unused=True,  # Otherwise the compiled program would take fewer arguments.
     )
-    return jitted.lower(*specs.abstract_arrays(program.partitioning, leaves, mesh))
+    with jax_private.loading_lapack_if_called(program.exported):
+        return jitted.lower(*specs.abstract_arrays(program.partitioning, leaves, mesh))
 
 
 def _deserialize(program: Program) -> jax_export.Exported:

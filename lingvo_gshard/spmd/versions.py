@@ -38,6 +38,7 @@ _LAST = {
     "--xla_backend_optimization_level": None,
     "--xla_cpu_collective_call_terminate_timeout_seconds": None,
     "--xla_cpu_parallel_codegen_split_count": None,
+    "--xla_cpu_prefer_vector_width": None,
     "--xla_cpu_use_fusion_emitters": (0, 12),
     "--xla_gpu_enable_command_buffer": None,
     "--xla_gpu_enable_latency_hiding_scheduler": None,

@@ -272,15 +272,19 @@ class Estimator:
         p = self.params
         return config.claimed(self.model_dir, p.ToText(), self._model_prefixes, p.DefaultsText())
 
-    def restore(self, checkpoint_step: int | None = None, average: int = 1) -> Restored:
+    def restore(
+        self, checkpoint_step: int | None = None, average: int = 1, weights_alone: bool = False
+    ) -> Restored:
         """Reads a checkpoint, by default the latest one, to evaluate it.
 
         Its `theta` are the weights' moving averages if the state has those. With `average` above 1,
-        it is the mean over so many checkpoints, up to this one. Raises ValueError if there is none,
-        or too few.
+        it is the mean over so many checkpoints, up to this one. With `weights_alone`, the state is
+        `theta` and nothing else is read. Raises ValueError if there is none, or too few.
         """
         shardings = self._shardings()
         has_averages = averages.EMA in self.state_spec
+        if weights_alone:
+            shardings = NestedMap(theta=shardings.theta)
 
         def read(saved: Checkpoints, step: int) -> Restored:
             restored = saved.restore(step, self.state_spec, shardings)
@@ -289,7 +293,7 @@ class Estimator:
 
             # The optimizer's slots stay those of one checkpoint; decoding does not need them.
             replaced = NestedMap(theta=shardings.theta)
-            if has_averages:
+            if averages.EMA in shardings:
                 replaced.ema = shardings.ema
             arrays = self._evaluated(saved.arrays(step, average))
             means = stored.placed(arrays, dict(replaced.FlattenItems()))

@@ -1,22 +1,24 @@
 """Where a run's metrics go besides its files of JSON lines: TensorBoard, Weights & Biases, MLflow.
 
-Each is a Writer, and `train.writers` names those to use. The packages of the last two are imported
-when a run first writes, and take their project, server and account from their own environment
-variables (WANDB_PROJECT, MLFLOW_TRACKING_URI and others).
+Each is a Writer, and `train.writers` names those to use. Their packages are imported when a run
+first writes: a program that only decodes a run needs none. Those of the last two take their
+project, server and account from their own environment variables (WANDB_PROJECT,
+MLFLOW_TRACKING_URI and others).
 """
+
+from __future__ import annotations
 
 import os
 import pathlib
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lingvo_gshard.files import atomic_file
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
 
 class Writer(Protocol):
@@ -38,6 +40,9 @@ class TensorBoard:
 
     def add(self, part: str, values: dict[str, float], step: int) -> None:
         """See Writer; an OSError names the folder."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         # One event for all, since an event for each value would take 30 times as long.
         tagged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=tagged))
@@ -154,6 +159,9 @@ def _new_file(folder: pathlib.Path) -> RecordWriter:
 
     TensorBoard's own EventFileWriter would import TensorFlow, to write to buckets.
     """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
     folder.mkdir(parents=True, exist_ok=True)
     # The name begins as TensorBoard looks for it, and no two runs have the same one.
     name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"

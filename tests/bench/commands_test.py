@@ -20,6 +20,11 @@ import pytest
             "collectives: --mib=8,0: expected whole numbers from 1",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            "bench.decode --decoders=flat,ctranslate2",
+            "decode: --decoders=ctranslate2: for toy.MoE8E4L, expected flat, flat_laid_out, ",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_line(command, line):

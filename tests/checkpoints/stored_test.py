@@ -1,5 +1,8 @@
 """What is read of a saved array: ranges, whole experts, parts and means; and its errors."""
 
+import threading
+import time
+
 import jax
 import numpy as np
 import pytest
@@ -164,6 +167,32 @@ def test_arrays_are_placed_by_their_names(tmp_path):
     assert list(placed) == ["b", "a"] and placed["b"].sharding == split
     for name, file in files.items():
         np.testing.assert_array_equal(placed[name], file.values)
+
+
+@pytest.mark.parametrize(("budget", "most"), [(1000, 3), (100, 1)])
+def test_only_so_many_bytes_are_read_at_a_time(monkeypatch, budget, most):
+    """Four arrays of 320 bytes; with a smaller budget each is read alone."""
+    monkeypatch.setattr(stored, "_BYTES_AT_ONCE", budget)
+    lock = threading.Lock()
+    reading = 0
+    seen = []
+    here = NamedSharding(Mesh(jax.devices()[:1], ("here",)), PartitionSpec())
+
+    def read(index):
+        nonlocal reading
+        with lock:
+            reading += 1
+            seen.append(reading)
+        time.sleep(0.05)
+        with lock:
+            reading -= 1
+        return np.zeros((8, 10), np.float32)[index]
+
+    spec = TensorSpec((8, 10), "float32", "MH")
+    arrays = {name: SavedArray(name, spec, None, read, ValueError) for name in "abcd"}
+    placed = stored.placed(arrays, dict.fromkeys(arrays, here))
+    assert list(placed) == list("abcd")
+    assert len(seen) == 4 and max(seen) <= most
 
 
 def test_the_first_line_of_an_error_is_short():

@@ -9,7 +9,8 @@ _LATIN = frozenset({"Latn"})
 
 
 def _rule(pair, language="de", own_scripts=_LATIN, **limits):
-    return cleaning.broken_rule(pair, language, own_scripts, BuildConfig(**limits))
+    scripts = (own_scripts, cleaning.ENGLISH_SCRIPTS)
+    return cleaning.broken_rule(pair, language, scripts, BuildConfig(**limits))
 
 
 def test_repair_undoes_a_wrong_encoding_and_touches_nothing_else():

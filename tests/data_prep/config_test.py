@@ -183,12 +183,12 @@ def test_mistakes_are_named(tmp_path, text, message):
     [
         ("{split}.{side}", ["dev", "train"]),
         ("*/{language}.{split}", "'*/{language}.{split}'"),
-        ("{pair}.{split}", "fr-nl.dev: expected a pair with English, got fr-nl"),
+        ("{pair}.{split}", "fr-fr.dev: expected a pair of two languages, got fr-fr"),
         ("{lang}.tsv", r"{lang} is none of corpus, language, pair, side, split"),
     ],
 )
 def test_placeholders(tmp_path, path, expected):
-    for name in ("train.de", "train.en", "dev.de", "dev.en", "late.de", "fr-nl.dev"):
+    for name in ("train.de", "train.en", "dev.de", "dev.en", "late.de", "fr-fr.dev"):
         (tmp_path / name).touch()
     text = f"[[sources]]\nformat = 'moses'\npath = '{path}'\nlanguage = 'de'"
     if isinstance(expected, list):

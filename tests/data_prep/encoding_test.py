@@ -21,8 +21,8 @@ from lingvo_gshard.files import digests
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.tokenizer import Tokenizer
 
-_INTO_ENGLISH = Direction("de", from_english=False, token="")
-_FROM_ENGLISH = Direction("de", from_english=True, token="")
+_INTO_ENGLISH = Direction("de")
+_FROM_ENGLISH = Direction("de", is_reversed=True)
 _EOS = 2
 _FIRST_BYTE = 4
 

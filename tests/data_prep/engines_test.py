@@ -112,7 +112,7 @@ def _contents(folder: pathlib.Path) -> dict[str, bytes]:
 def test_a_killed_worker_and_a_killed_driver_change_nothing(cluster, tmp_path):
     address, _, workers = cluster
     _write_text(tmp_path / "text")
-    results = tmp_path / "data" / ".unfinished" / "results-2"
+    results = tmp_path / "data" / ".unfinished" / "results-3"
     context = multiprocessing.get_context("spawn")
     begin = functools.partial(
         context.Process, target=_build, args=(address, tmp_path / "text", tmp_path / "data")
@@ -150,7 +150,7 @@ def test_a_killed_scheduler_is_one_line_and_the_build_goes_on_elsewhere(cluster,
     command += [f"--out={tmp_path}/data", "--engine=dask", f"--scheduler={address}"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     driver = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-    results = tmp_path / "data" / ".unfinished" / "results-2"
+    results = tmp_path / "data" / ".unfinished" / "results-3"
     while not list(results.glob("clean-*.result")):
         assert driver.poll() is None
         time.sleep(0.005)

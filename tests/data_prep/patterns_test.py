@@ -52,11 +52,27 @@ def test_english_is_no_source(tmp_path):
     assert table["language"] == "de"
 
 
-@pytest.mark.parametrize("pair", ["de-fr", "en-eng"])
-def test_a_pair_has_english_once(tmp_path, pair):
+@pytest.mark.parametrize("pair", ["de-de", "en-eng"])
+def test_a_pair_has_two_languages(tmp_path, pair):
     _touch(tmp_path, f"{pair}.tsv")
-    with pytest.raises(ValueError, match=f"{pair}.tsv: expected a pair with English, got {pair}"):
+    with pytest.raises(ValueError, match=f"{pair}.tsv: expected a pair of two languages, got "):
         patterns.expand({"path": "{pair}.tsv"}, tmp_path)
+
+
+def test_a_pair_without_english_names_its_target(tmp_path):
+    _touch(tmp_path, "de-fr.de", "de-fr.fr", "en-fr.en", "en-fr.fr")
+    without, with_english = patterns.expand({"source": "{pair}.{side}"}, tmp_path)
+    assert without == {
+        "language": "de",
+        "target_language": "fr",
+        "source": "de-fr.de",
+        "english": "de-fr.fr",
+    }
+    assert with_english == {"language": "fr", "source": "en-fr.fr", "english": "en-fr.en"}
+
+    _touch(tmp_path, "x/de.tsv", "x/fr.tsv")
+    (table,) = patterns.expand({"path": "x/{language}.tsv", "target_language": "fr"}, tmp_path)
+    assert (table["language"], table["target_language"]) == ("de", "fr")
 
 
 def test_mistakes_are_named(tmp_path):

@@ -228,7 +228,7 @@ def test_a_source_that_disappears_midway_is_named_and_nothing_is_lost(tmp_path):
     build(pipeline.Step.SURVEY, config=_CONFIG, engine=engines.pool(1))
     with pytest.raises(ValueError, match=r"train/fr-en.tsv.gz: there is no such file"):
         build(pipeline.Step.CLEAN, config=_CONFIG, engine=engine)
-    results = tmp_path / "data" / ".unfinished" / "results-2"
+    results = tmp_path / "data" / ".unfinished" / "results-3"
     done = {path: path.stat().st_mtime_ns for path in results.iterdir()}
     assert {path.name for path in done} >= {"survey-000000.result", "clean-000000.result"}
     (tmp_path / "elsewhere").rename(gone)
@@ -254,7 +254,7 @@ def _start(function, *args) -> multiprocessing.Process:
 @pytest.mark.slow
 def test_killed_in_every_step_it_ends_with_the_same_bytes(built, tmp_path):
     folder, _ = built
-    results = tmp_path / "data" / ".unfinished" / "results-2"
+    results = tmp_path / "data" / ".unfinished" / "results-3"
     build = (prepared.build, folder / "text", tmp_path / "data", _CONFIG, 2)
     # As soon as a step has a result, its other tasks are under way.
     for step in ("survey", "clean", "select", "draw", "vocab", "records", "text"):

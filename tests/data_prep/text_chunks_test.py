@@ -44,7 +44,7 @@ def test_what_the_digests_compare(tmp_path):
     assert digests.dtype == np.uint64
     assert len(set(digests[:, text_chunks.PAIR].tolist())) == 3
     # English by its letters and digits, sources without case.
-    assert len(set(digests[:, text_chunks.ENGLISH].tolist())) == 1
+    assert len(set(digests[:, text_chunks.TARGET].tolist())) == 1
     assert len(set(digests[:, text_chunks.SOURCE].tolist())) == 1
 
 

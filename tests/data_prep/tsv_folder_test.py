@@ -46,6 +46,31 @@ def test_one_language_in_two_files_is_refused(tmp_path):
         tsv_folder.sources_in(tmp_path)
 
 
+def test_finds_pairs_without_english(tmp_path):
+    (tmp_path / "deu_Latn-fra_Latn.tsv").touch()
+    (source,) = tsv_folder.sources_in(tmp_path)
+    assert source == TsvFile(tmp_path / "deu_Latn-fra_Latn.tsv", "de+fr", None)
+    assert source.is_without_english
+
+    (tmp_path / "fr-de.tsv").touch()
+    with pytest.raises(ValueError, match=r"pair fr\+de is also in deu_Latn-fra_Latn.tsv"):
+        tsv_folder.sources_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("de-deu", "both sides are in de"),
+        ("de-xx", "'xx' is not a language: expected a BCP-47 code"),
+        ("de-CH", "expected a name like de-en.tsv or de-en.tsv.gz, or de-fr.tsv without English"),
+    ],
+)
+def test_what_is_no_pair_is_refused(tmp_path, name, message):
+    (tmp_path / f"{name}.tsv").touch()
+    with pytest.raises(ValueError, match=f"{name}.tsv: {message}"):
+        tsv_folder.sources_in(tmp_path)
+
+
 def test_what_is_no_language_is_refused(tmp_path):
     (tmp_path / "xx-en.tsv").touch()
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -13,10 +14,18 @@ import urllib.request
 import numpy as np
 import pytest
 
+from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import bundle
+from lingvo_gshard.decoding.bundle import DecoderSpec
 from lingvo_gshard.files import digests, safetensors_file
 from lingvo_gshard.input.tokenizer import vocabulary_files
+from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.spmd.executable import compile_program
+from tests.decoding import vocabularies
+from tests.layers import building
+from tests.spmd import functions
 
 _LINES = [
     "ba ke lixmo",
@@ -101,6 +110,43 @@ def test_any_input_bytes_give_one_output_line_per_line(made):
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.count(b"\n") == junk.count(b"\n") + 1 > 15
     assert done.stdout.endswith(b"\n") and done.stdout.decode()
+
+
+@pytest.mark.slow
+def test_int8_weights_are_a_quarter_of_the_file_and_of_the_memory(tmp_path):
+    tokenizer = vocabularies.train(tmp_path / "made.model")
+    params = registry.get_params("toy.MoE8E4L", ["decode.weights=INT8"])
+    sizes = {"source_vocab_size": tokenizer.vocab_size, "target_vocab_size": tokenizer.vocab_size}
+    params.task.Set(**sizes)
+    params.decode.Set(batch_size=2, max_target_len=8)
+    parts = functions.partitioning(2)
+
+    # Kept once, by a program of its own, on two devices.
+    theta = building.random_theta(TaskModel(params, parts).task)
+    keep = compile_program(experiment_programs.keeper(params, parts))
+    kept = keep(NestedMap(theta=theta)).state.theta
+    spec = DecoderSpec("toy.MoE8E4L", ("de", "fr"), 2, (16,), 1, 2, weights="int8")
+    program_for = functools.partial(experiment_programs.decoder, params, parts)
+    decoder = bundle.Decoder(spec, kept, program_for)
+    bundle.save(tmp_path / "b", decoder, (tmp_path / "made.model",) * 2)
+
+    num_bytes = sum(array.nbytes for array in theta.Flatten())
+    size = (tmp_path / "b/weights.safetensors").stat().st_size
+    assert size < 0.27 * num_bytes
+
+    # What is loaded decodes alike, and holds no more than the file does.
+    loaded, *_ = bundle.load(tmp_path / "b")
+    assert loaded.spec.weights == "int8"
+    features = NestedMap(
+        source_ids=np.full((2, 16), 5, np.int32),
+        source_segment_ids=np.ones((2, 16), np.int32),
+        source_positions=np.tile(np.arange(16, dtype=np.int32), (2, 1)),
+    )
+    found, wanted = loaded(features), decoder(features)
+    np.testing.assert_array_equal(found["ids"], wanted["ids"])
+    np.testing.assert_array_equal(found["scores"], wanted["scores"])
+    assert sum(array.nbytes for array in loaded.theta.Flatten()) < size
+    assert loaded.theta.decoder.layers[1].feed_forward.wi.kept.dtype == np.int8  # An expert's.
 
 
 def test_the_modules_come_from_the_bundle(made):

@@ -3,7 +3,7 @@
 import pytest
 
 from bench import import_model
-from lingvo_gshard.hugging_face import importing
+from lingvo_gshard.hugging_face import exporting, importing
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.run import open_run
 from tests.input import fairseq_vocabulary_test
@@ -46,3 +46,11 @@ def test_a_run_translates_between_its_languages(tmp_path):
 
     with pytest.raises(ValueError, match="target_lang fra: expected one of .* 182 more"):
         decoder.decode_together(["deu_Latn fra Guten Morgen."])
+
+    # Its tokenizer is exported with it, and imported again the same vocabulary.
+    exporting.export_folder(open_run(launch, str(tmp_path / "run"), 1), tmp_path / "out")
+    again = importing.import_folder(tmp_path / "out", tmp_path / "again")
+    assert again.has_vocabulary
+    for side in ("source", "target"):
+        model = (tmp_path / f"again/vocab/{side}.model").read_bytes()
+        assert model == (tmp_path / f"run/vocab/{side}.model").read_bytes()

@@ -31,6 +31,10 @@ def test_round_trip(largest):
         (("en-GB", "en-en-GB"), [("en-GB", "en"), ("en", "en-GB")]),
         (("GB", "en-GB"), [("GB", "en"), ("en", "GB")]),
         (("en-eng_Latn", "english"), [("en", "eng_Latn"), ("english", "en")]),
+        # Without English, both directions are there; the name of a language may have a hyphen.
+        (("de-fr", "fr-de"), [("de", "fr"), ("fr", "de")]),
+        (("zh-Hant-pt-BR", "pt-BR-zh-Hant"), [("zh-Hant", "pt-BR"), ("pt-BR", "zh-Hant")]),
+        (("pt-br", "en-pt-br"), [("pt-br", "en"), ("en", "pt-br")]),
     ],
 )
 def test_a_code_tells_what_is_translated_into_what(codes, sides):

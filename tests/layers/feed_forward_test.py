@@ -19,6 +19,37 @@ def test_equals_numpy():
     np.testing.assert_allclose(layer.FProp(theta, tf.constant(x)), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_gradients_are_those_of_the_formula(dtype):
+    layer = LayerNorm.Params().Set(dim=6).Instantiate(building.Unannotated())
+    theta = building.random_theta(layer)
+    rng = np.random.default_rng(2)
+    x = tf.cast(rng.normal(5.0, 3.0, (4, 3, 6)), dtype)
+    d_y = tf.cast(rng.standard_normal((4, 3, 6)), dtype)
+
+    def formula(theta, x):
+        wide = tf.cast(x, tf.float32)
+        mean, variance = tf.nn.moments(wide, [-1], keepdims=True)
+        normal = (wide - mean) / tf.sqrt(variance + 1e-6)
+        return tf.cast(normal * theta.scale + theta.bias, dtype)
+
+    theta = theta.Transform(tf.constant)
+    leaves = [x, theta.scale, theta.bias]
+    gradients = []
+    for fn in (layer.FProp, formula):
+        with tf.GradientTape() as tape:
+            tape.watch(leaves)
+            y = fn(theta, x)
+        gradients.append(tape.gradient(y, leaves, d_y))
+
+    for got, want in zip(*gradients, strict=True):
+        assert got.dtype == want.dtype
+        rtol = 1e-4 if dtype == tf.float32 else 2**-7
+        np.testing.assert_allclose(
+            tf.cast(got, tf.float32), tf.cast(want, tf.float32), rtol=rtol, atol=1e-5
+        )
+
+
 def test_constant_row_becomes_bias():
     layer = LayerNorm.Params().Set(dim=6).Instantiate(building.Unannotated())
     theta = building.random_theta(layer)

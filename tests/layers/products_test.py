@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic, result_dims
+from lingvo_gshard.layers import products
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, Rounded, result_dims
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import lowering, topology
@@ -165,6 +166,47 @@ def test_bfloat16_rounds_each_factor_and_nothing_else(product, equation, a_shape
         assert 1e-4 < np.linalg.norm(x - wide) / np.linalg.norm(wide) < 2**-7
 
 
+_TENSORS = (Rounded.RESULT, Rounded.LEFT, Rounded.RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("has_bfloat16_results", "equation", "a_shape", "b_shape"),
+    [
+        (True, "EGCM,EMH->E(GC)H", (2, 3, 5, 4), (2, 4, 8)),
+        (True, "BNLD,BNTD->BNLT", (2, 3, 4, 6), (2, 3, 8, 6)),
+        (True, "GSEC,GSM->EGCM", (2, 3, 4, 6), (2, 3, 8)),
+        (False, "GSEC,GSM->EGCM", (2, 3, 4, 6), (2, 3, 8)),
+    ],
+)
+def test_tensors_between_products_are_rounded_where_xla_has_such_products(
+    monkeypatch, has_bfloat16_results, equation, a_shape, b_shape
+):
+    monkeypatch.setattr(products, "_has_bfloat16_results", lambda: has_bfloat16_results)
+    product = functools.partial(_ROUNDED.einsum, name="y")
+    if equation.startswith("E"):
+        product = _ROUNDED.project
+
+    def fn(args):
+        results = NestedMap()
+        for rounded in (Rounded.NOTHING, *_TENSORS):
+            multiply = functools.partial(product, equation, rounded=rounded)
+            y, d_a, d_b = _with_gradients(multiply, args.a, args.b)
+            results[rounded.name] = NestedMap(y=y, d_a=d_a, d_b=d_b)
+        return results
+
+    specs = NestedMap(a=a_shape, b=b_shape).Transform(lambda s: functions.f32(s, "_" * len(s)))
+    run = building.compile_fn(fn, 1, args=specs)
+    results = run(functions.randoms(specs, 1)).Transform(np.asarray)
+    wide = results.NOTHING.Flatten()
+    for rounded in _TENSORS:
+        order = (Rounded.LEFT, Rounded.RIGHT, Rounded.RESULT)  # d_a, d_b and y by name.
+        for tensor, got, want in zip(order, results[rounded.name].Flatten(), wide, strict=True):
+            is_rounded = has_bfloat16_results and tensor is rounded
+            assert got.dtype == np.float32
+            assert np.array_equal(got, _in_16_bits(got)) == is_rounded
+            np.testing.assert_allclose(got, want, rtol=2**-8 if is_rounded else 0)
+
+
 def _with_einsum(equation, a, b):
     return _with_gradients(lambda a, b: tf.einsum(equation, a, b), a, b)
 
@@ -190,19 +232,24 @@ _EXPERTS = NestedMap(
 def _exported_experts(arithmetic, num_partitions):
     """Dispatches, applies experts, combines and projects, with the gradients of all factors."""
     annotate = Annotator(functions.partitioning(num_partitions)).annotate
+    between = Rounded.RESULT | Rounded.LEFT
 
     def fn(args):
         leaves = args.Flatten()
         with tf.GradientTape() as tape:
             tape.watch(leaves)
-            x_EGCM = arithmetic.einsum("GSEC,GSM->EGCM", args.mask, args.x, name="dispatch")
+            x_EGCM = arithmetic.einsum(
+                "GSEC,GSM->EGCM", args.mask, args.x, name="dispatch", rounded=Rounded.RESULT
+            )
             x_EGCM = annotate(x_EGCM, "EGCM")
-            h_EGH = tf.nn.relu(arithmetic.project("EGCM,EMH->E(GC)H", x_EGCM, args.wi))
-            h_EGH = annotate(h_EGH, "EGH")
-            y_EGM = arithmetic.project("E(GC)H,EHM->E(GC)M", h_EGH, args.wo)
+            h_EGH = arithmetic.project("EGCM,EMH->E(GC)H", x_EGCM, args.wi, rounded=between)
+            h_EGH = annotate(tf.nn.relu(h_EGH), "EGH")
+            y_EGM = arithmetic.project("E(GC)H,EHM->E(GC)M", h_EGH, args.wo, rounded=between)
             y_EGCM = annotate(tf.reshape(y_EGM, x_EGCM.shape), "EGCM")
             y_GECM = annotate(tf.transpose(y_EGCM, [1, 0, 2, 3]), "GECM")
-            y_GSM = arithmetic.einsum("GSEC,GECM->GSM", args.mask, y_GECM, name="combine")
+            y_GSM = arithmetic.einsum(
+                "GSEC,GECM->GSM", args.mask, y_GECM, name="combine", rounded=Rounded.RIGHT
+            )
             y_GSM = annotate(y_GSM, "GSM")
             y_GSH = arithmetic.project("GSM,MH->GSH", y_GSM, args.dense)
             loss = tf.reduce_sum(tf.square(y_GSH))
@@ -238,7 +285,10 @@ def test_bfloat16_products_equal_on_1_2_4_and_8_partitions():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "products"),
-    [("v3:2x2", r"= f32\S+ convolution\(([^)]*)\)"), ("h100:1x8", r"= \(?f32\S+ dot\(([^)]*)\)")],
+    [
+        ("v3:2x2", r"= (?:f32|bf16)\S+ convolution\(([^)]*)\)"),
+        ("h100:1x8", r"= \(?(?:f32|bf16)\S+ dot\(([^)]*)\)"),
+    ],
 )
 def test_accelerators_multiply_16_bit_numbers(machine, products):
     compilers.need(machine)

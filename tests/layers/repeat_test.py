@@ -149,6 +149,57 @@ def test_what_is_computed_again_is_named_so(way):
     assert sum(is_recomputed(name) for name in names) == again
 
 
+def _hidden_block(index, products, inputs):
+    """A ReLU layer whose hidden units BH stay inside, and whose output BM goes on."""
+    del index
+    (weight,) = inputs.weights
+    hidden = tf.nn.relu(products("BM,MH->BH", _product, inputs.x, weight))
+    y = products("BH,HM->BM", _product, hidden, tf.transpose(weight))
+    return Carried(inputs.x + tf.sin(y))
+
+
+def _hidden_loop(hidden_dtype, x, stack):
+    dims = Carried("BM", weights=["MH"])
+    loop = Loop(_hidden_block, R, building.Unannotated(), dims, hidden_dtype=hidden_dtype)
+    return loop(Carried(x, weights=[stack]), Remat.ALL_BUT_PRODUCTS).x
+
+
+def _hidden_unrolled(hidden_dtype, x, stack):
+    for i in range(R):
+        entered = Carried(x, weights=[stack[i]])
+        x = apply_block(_hidden_block, i, entered, Remat.ALL_BUT_PRODUCTS, hidden_dtype).x
+    return x
+
+
+@pytest.mark.parametrize("apply", [_hidden_loop, _hidden_unrolled])
+def test_kept_hidden_units_may_have_16_bits(apply):
+    """Only the gradient sees them: results are equal, gradients nearly so."""
+    x, _, stack = [array.astype("float32") for array in _arrays()]
+
+    def run(hidden_dtype):
+        @tf.function(jit_compile=True, autograph=False)
+        def with_gradients(x, stack):
+            with tf.GradientTape() as tape:
+                tape.watch([x, stack])
+                y = apply(hidden_dtype, x, stack)
+            return [y, *tape.gradient(y, [x, stack])]
+
+        args = tf.constant(x), tf.constant(stack)
+        return with_gradients(*args), with_gradients.experimental_get_compiler_ir(*args)("hlo")
+
+    (want_y, *wanted), _ = run(None)
+    (got_y, *got), text = run("bfloat16")
+    np.testing.assert_array_equal(got_y, want_y)
+    for gradient, wanted_gradient in zip(got, wanted, strict=True):
+        largest = np.abs(wanted_gradient).max()
+        np.testing.assert_allclose(gradient, wanted_gradient, atol=0.01 * largest)
+        assert (gradient.numpy() != wanted_gradient.numpy()).any()
+
+    # Of the stacks that the loop keeps, inputs and outputs of blocks are as they were.
+    if apply is _hidden_loop:
+        assert f"bf16[{R},{B},{M}]" in text and f"f32[{R},{B},{M}]" in text
+
+
 @pytest.mark.slow
 def test_loops_on_tpu_keep_one_copy_of_the_weights():
     """There is no second copy in bfloat16, in which the TPU computes the products."""

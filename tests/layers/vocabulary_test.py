@@ -1,13 +1,18 @@
 """Embedding: rows, scale and positions. Cross entropies against formulas and differences."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer, cross_entropies, sinusoids
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
 from tests.layers import building
+from tests.spmd import functions
 
 B, L, V, M = 2, 3, 9, 6
 
@@ -99,3 +104,45 @@ def test_gradient_equals_finite_differences():
         label, uniform = cross_entropies(x, tf.constant(labels))
         total = tf.reduce_sum(label * np.float32(on_label) + uniform * np.float32(on_uniform))
     np.testing.assert_allclose(tape.gradient(total, x), want, rtol=1e-4, atol=1e-5)
+
+
+def _compiled(mesh, table):
+    """Both cross entropies of partitioned logits, and the gradient of a sum of them."""
+
+    def fn(batch):
+        labels = tf.cast(batch.labels, tf.int32)
+        with tf.GradientTape() as tape:
+            tape.watch(batch.logits)
+            label, uniform = cross_entropies(batch.logits, labels)
+            loss = tf.reduce_sum(label * batch.weights + 0.1 * uniform)
+        d_logits = tape.gradient(loss, batch.logits)
+        return NestedMap(label=label, uniform=uniform, d_logits=d_logits)
+
+    specs = NestedMap(
+        logits=functions.f32((8, 4, 16), "BLV"),
+        labels=functions.f32((8, 4), "BL"),
+        weights=functions.f32((8, 4), "BL"),
+    )
+    dims = {"label": "BL", "uniform": "BL", "d_logits": "BLV"}
+    return building.compile_fn(fn, Partitioning.from_dict(mesh, table), dims, batch=specs)
+
+
+def test_rows_or_vocabulary_may_be_partitioned():
+    rng = np.random.default_rng(3)
+    batch = NestedMap(
+        logits=rng.standard_normal((8, 4, 16)).astype("float32"),
+        labels=rng.integers(0, 16, (8, 4)).astype("float32"),
+        weights=rng.standard_normal((8, 4)).astype("float32"),
+    )
+    want = _compiled(Mesh.flat(1), {})(batch).Transform(np.asarray)
+
+    for mesh, table in (
+        (Mesh.flat(2), {"B": "d"}),
+        (Mesh.flat(4), {"V": "d"}),
+        (Mesh(("x", "y"), (2, 4)), {"B": "x", "V": "y"}),
+    ):
+        run = _compiled(mesh, table)
+        building.assert_close(run(batch).Transform(np.asarray), want)
+        # Sums over V are exchanged, and no logits.
+        exchanged = r" (all-gather|all-to-all|collective-permute)(-start)?\("
+        assert not re.search(exchanged, run.compiled.as_text()), table

@@ -5,6 +5,7 @@ A way is a pair of Layers and Remat. Steps that are not finite are tested here, 
 
 import collections
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.planning.compiled.categories import is_recomputed
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train import steps
 from lingvo_gshard.train.programs import Programs
@@ -38,13 +40,18 @@ def _params(
     activation_dtype="float32",
     dispatch=Dispatch.EINSUM,
     num_layers=(2, 4),
+    keeps_all=False,
+    kept_hidden_dtype=None,
 ):
     p = small_task.Experiment.params()
     p.task.activation_dtype = activation_dtype
     stacks = (p.task.encoder, p.task.decoder)
     for stack, count, group_size in zip(stacks, num_layers, (12, 14), strict=True):
         stack.Set(layers_as=layers_as, remat=remat, num_layers=count)
+        stack.kept_hidden_dtype = kept_hidden_dtype
+        stack.layer.attention.keeps_projected = keeps_all
         stack.moe.Set(group_size=group_size, dispatch=dispatch)
+        stack.moe.gating.keeps_choices = keeps_all
     return p
 
 
@@ -141,6 +148,39 @@ def test_partitioned_loop_exchanges_only_tokens(step_of):
 def test_kept_products_are_not_exchanged_again(step_of):
     report = step_of(_KEEPING, 2).executable.report()
     assert report.count("all-to-all") == 2 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "num_partitions",
+    [*(pytest.param(count, marks=pytest.mark.exhaustive) for count in (1, 4, 8)), 2],
+)
+def test_projections_and_choices_that_are_kept_equal_unrolled(step_of, num_partitions):
+    """And what is kept is not computed again: no expert is chosen, no place counted, twice."""
+    keeping = _Step(_KEEPING, num_partitions, keeps_all=True)
+    building.assert_close(keeping(_start()), step_of(_PLAIN, 1)(_start()), rtol=1e-3)
+
+    def computed_again(step):
+        text = step.executable.compiled.as_text()
+        names = filter(is_recomputed, re.findall(r'op_name="([^"]*)"', text))
+        return collections.Counter(name.rpartition("/")[2] for name in names)
+
+    again = computed_again(keeping)
+    without = computed_again(step_of(_KEEPING, num_partitions))
+    assert without["ArgMax"] > 0 and without["Cumsum"] > 0
+    assert again["ArgMax"] == again["Cumsum"] == 0
+
+
+@pytest.mark.slow
+def test_hidden_units_kept_in_16_bits_round_gradients_alone(step_of):
+    """The loss is the same, so that experts get the same tokens in both passes."""
+    changes = {"keeps_all": True, "kept_hidden_dtype": "bfloat16"}
+    got = _Step(_KEEPING, 2, **changes)(_start())
+    want = step_of(_KEEPING, 2)(_start())
+    assert got.metrics.loss == want.metrics.loss
+    norms = got.metrics.gradient_norms.FlattenItems()
+    for (name, norm), wanted in zip(norms, want.metrics.gradient_norms.Flatten(), strict=True):
+        np.testing.assert_allclose(norm, wanted, rtol=0.01, err_msg=name)
 
 
 @pytest.mark.slow

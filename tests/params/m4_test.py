@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from lingvo_gshard import registry
+from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.model import placement
 from lingvo_gshard.planning.tables import capacity
 from lingvo_gshard.planning.tables.as_printed import DENSE, FAMILY, MODELS_OF_24_LAYERS
@@ -13,6 +14,7 @@ from tests.params import write_goldens
 
 _RUNS = {run.model: run for run in (*FAMILY, DENSE)}
 _WITH_EXPERTS = [*(run.model for run in FAMILY), *MODELS_OF_24_LAYERS]
+_TWO_PLACES = "m4.MoE2048E36LTwoPlaces"
 
 
 @pytest.mark.parametrize("model", _RUNS)
@@ -30,7 +32,7 @@ def test_layers_experts_cores_and_batch_are_the_papers(model):
 def test_all_registered_models_with_experts_are_in_the_family():
     registered = [name for name in registry.registered_names() if name.startswith("m4.")]
     with_experts = [name for name in registered if registry.get_params(name).task.encoder.moe]
-    assert sorted(_WITH_EXPERTS) == sorted(with_experts)
+    assert sorted([*_WITH_EXPERTS, _TWO_PLACES]) == sorted(with_experts)
 
 
 @functools.cache
@@ -63,6 +65,21 @@ def test_two_places_of_2048_experts_would_lose_a_twentieth_of_the_tokens():
     for lost in _lost(2048, 2048, 2):
         assert 0.05 < lost.tokens < 0.08
         assert lost.first > 0.1
+
+
+def test_the_fast_600b_has_the_papers_two_places_and_is_the_same_model():
+    fast = registry.get_params(_TWO_PLACES)
+    assert capacity.sizes_of(fast) == dict.fromkeys(("encoder", "decoder"), (2048, 2048, 2))
+
+    # With the settings of where things lie and what is kept, it is the family's.
+    usual = registry.get_params("m4.MoE2048E36L")
+    fast.Set(mesh=usual.mesh, sharding=usual.sharding)
+    for name in ("encoder", "decoder"):
+        stack = fast.task.Get(name).Set(remat=Remat.BLOCK, kept_hidden_dtype=None)
+        stack.layer.attention.keeps_projected = False
+        stack.moe.gating.keeps_choices = False
+        stack.moe.train_capacity.multiple_of = 4
+    assert fast.ToText() == usual.ToText()
 
 
 @pytest.mark.parametrize("model", _RUNS)

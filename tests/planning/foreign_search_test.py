@@ -192,7 +192,7 @@ def test_a_table_that_the_compiler_refuses_is_told(devices, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
 def test_a_better_table_than_the_given_one_is_found_for_machines(name):
     if not topology.is_installed(name):
         pytest.skip("its compiler is not installed")

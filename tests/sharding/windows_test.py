@@ -17,7 +17,7 @@ from tests.spmd import compilers
 
 _NUM_PARTITIONS = [
     pytest.param(1, marks=pytest.mark.slow),
-    pytest.param(2, marks=pytest.mark.slow),
+    pytest.param(2, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
     4,
     pytest.param(8, marks=pytest.mark.slow),
 ]
@@ -165,7 +165,9 @@ def test_partitioned_over_space_equals_unpartitioned(group, num_partitions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [1, *(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
+)
 def test_partitioned_over_both_dims_of_space_equals_unpartitioned(num_partitions):
     _check(_over_both_dims, num_partitions)
 

@@ -73,6 +73,11 @@ def test_averages_are_restored_evaluated_and_exported(tmp_path):
     np.testing.assert_allclose(np.asarray(means.theta.w_HV), want, rtol=1e-6)
     np.testing.assert_array_equal(np.asarray(means.theta.w_HV), np.asarray(means.ema.w_HV))
 
+    # What decodes reads no more than it needs.
+    alone = averaging.restore(average=2, weights_alone=True).state
+    assert list(dict(alone.FlattenItems())) == ["theta.bias_V", "theta.w_HV"]
+    np.testing.assert_array_equal(np.asarray(alone.theta.w_HV), np.asarray(means.theta.w_HV))
+
 
 def test_averages_start_from_the_weights_of_a_run_without(tmp_path, caplog):
     plain = _train(regression.make(tmp_path, keep_checkpoint_max=2), 3)

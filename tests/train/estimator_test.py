@@ -342,6 +342,11 @@ def test_weights_are_the_mean_over_the_last_checkpoints(tmp_path):
     np.testing.assert_array_equal(found.state.theta.w_HV, mean.astype(np.float32))
     np.testing.assert_array_equal(found.state.momentum.w_HV, apart[-1].state.momentum.w_HV)
     assert (found.step, found.digest != apart[-1].digest) == (steps[-1], True)
+
+    alone = estimator.restore(steps[-1], weights_alone=True)
+    assert (list(alone.state), alone.digest) == (["theta"], apart[-1].digest)
+    np.testing.assert_array_equal(alone.state.theta.w_HV, apart[-1].state.theta.w_HV)
+
     path = tmp_path / "weights.safetensors"
     estimator.export_weights(path, checkpoint_step=steps[-1], average=3)
     exported_HV = exported.read(path)["theta.w_HV"]

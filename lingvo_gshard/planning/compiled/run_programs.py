@@ -83,10 +83,10 @@ def plan_program(name: str, model: TaskModel, params: Params, topology_name: str
     compile_secs = time.monotonic() - lowered
     compile_cpu_secs = time.process_time() - lowered_cpu
 
-    # Decoding holds the weights alone.
+    # Decoding holds the weights alone, in the numbers that the experiment keeps them in.
     state = model.state_spec
     if name == DECODE:
-        state = NestedMap(theta=state.theta, slots=NestedMap())
+        state = NestedMap(theta=model.decoder_spec().theta, slots=NestedMap())
     state_gib = state_memory.state_gib(state, model.partitioning)
 
     # Without a program, or one that fits, there are no times.

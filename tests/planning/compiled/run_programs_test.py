@@ -15,6 +15,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.input import sentences
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.stored_weights import Numbers
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import plan
@@ -221,6 +222,28 @@ def test_the_longest_search_of_a_run_is_planned(model, monkeypatch):
     params = tiny.params()
     longest = max(sentences.lengths(params.decode.max_source_len, "decode.max_source_len"))
     assert run_programs.export(plan.DECODE, model, params) == longest
+
+
+def test_decoding_holds_weights_as_the_experiment_keeps_them(monkeypatch):
+    def refuse(exported, name):
+        raise topology.OutOfMemoryError("too large") from RuntimeError("Used 16.5G of 15.5G hbm")
+
+    monkeypatch.setattr(tracer, "traced", lambda *_: None)
+    monkeypatch.setattr(topology, "compile_program", refuse)
+
+    def expert_gib(numbers):
+        params = tiny.params()
+        params.decode.weights = numbers
+        model = TaskModel(params, tiny.request().partitioning)
+        planned = run_programs.plan_program(plan.DECODE, model, params, tiny.TOPOLOGY)
+        return planned.memory_gib.expert_weights
+
+    # Two layers with experts, of which each core has one: two matrices of 8 by 12.
+    weights = 2 * 2 * 8 * 12
+    scales = 2 * (8 + 12)
+    assert expert_gib(Numbers.FLOAT32) == 4 * weights / GIB
+    assert expert_gib(Numbers.BFLOAT16) == 2 * weights / GIB
+    assert expert_gib(Numbers.INT8) == (weights + 4 * scales) / GIB
 
 
 def _small_m4():

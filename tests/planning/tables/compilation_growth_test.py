@@ -124,6 +124,7 @@ def test_sixty_layers_cost_little_more_than_twelve():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_for_2048_cores_is_no_larger_than_for_8():
     compilers.need("v3")
     requests = [compilation_growth.request(cores, 4) for cores in (8, 2048)]
