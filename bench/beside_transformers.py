@@ -5,8 +5,9 @@
 ENV has torch and transformers 4, by default torch_peer's. The model has random weights, 4 + 4
 layers of 512 and 2048, and experts in every other one. Both search with a beam of 4 for 32 tokens
 of 16 sources of 32 tokens each, one after the other, in float32 on the cores that this process may
-use: ours on one device and on two. The best of a few calls counts, and the peak memory of each
-process, with its compilation.
+use: ours with its layers in a LOOP, as they are imported by default, and UNROLLED, this on one
+device and on two. The best of a few calls counts, and the peak memory of each process, with its
+compilation.
 """
 
 import json
@@ -26,6 +27,7 @@ from lingvo_gshard import cli
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import table
 from lingvo_gshard.hugging_face import importing
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.runs.run import open_run
@@ -52,14 +54,17 @@ def main() -> None:
         folder = pathlib.Path(name)
         theirs = folder / "theirs"
         num_bytes = import_model.write(theirs, _EXPERTS.value, num_parts=4)
-        importing.import_folder(theirs, folder / "run")
+        for form in Layers:
+            settings = [f"task.{side}.layers_as={form.name}" for side in ("encoder", "decoder")]
+            importing.import_folder(theirs, folder / form.name, settings)
         _write_batch(folder / "batch.npz")
 
         results = {"transformers": _transformers(theirs, folder / "batch.npz")}
-        for num_devices in (1, 2):
-            command = ["bench.beside_transformers", f"--run={folder / 'run'}"]
+        for form, num_devices in ((Layers.LOOP, 1), (Layers.UNROLLED, 1), (Layers.UNROLLED, 2)):
+            command = ["bench.beside_transformers", f"--run={folder / form.name}"]
             command += [f"--devices={num_devices}", f"--calls={_CALLS.value}"]
-            results[f"ours, {num_devices} devices"] = _output([sys.executable, "-m", *command])
+            system = f"ours, {form.name}, {num_devices} devices"
+            results[system] = _output([sys.executable, "-m", *command])
 
     rows = [("", "seconds", "peak memory, GB", "rows with the same ids")]
     want = results["transformers"]["ids"]

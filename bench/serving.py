@@ -2,7 +2,8 @@
 
     python -m bench.serving --served=BUNDLE --lines=FILE [--connections=500] [--secs=60]
 
-FILE has a line of the source's language in each line. Two loads follow each other:
+FILE has a line of the source's language in each line, or a prompt of a language model. A model with
+tokens of languages translates from the first of them into the last. Two loads follow each other:
 
 saturation: every connection sends requests of 1 to 32 lines without pause, but for the seconds that
     a refusal asks for. Half of the connections share one address, so that this client is refused
@@ -35,9 +36,11 @@ import numpy as np
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.decoding import bundle
 from lingvo_gshard.files import table
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
+from lingvo_gshard.serving import messages
 from lingvo_gshard.serving.batcher import Limits
 
 _SERVED = flags.DEFINE_string("served", None, "A bundle.", required=True)
@@ -66,6 +69,18 @@ class Served:
 
 
 @dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a server's model is asked, by its kind and its languages."""
+
+    route: messages.Route
+    fields: dict[str, str]
+
+    def body(self, lines: Sequence[str]) -> dict[str, object]:
+        """Returns the body of a request."""
+        return {self.route.lines: list(lines), **self.fields}
+
+
+@dataclasses.dataclass(frozen=True)
 class Server:
     """A server's process and its address."""
 
@@ -82,11 +97,28 @@ def main() -> None:
 
 async def _loads(servers: Sequence[Server], lines: Sequence[str]) -> None:
     await asyncio.gather(*(_until_ready(server.url) for server in servers))
-    print(await saturation(servers, lines), flush=True)
-    print(await neighbour(servers[0].url, lines))
+    asked = await _asked(servers[0].url)
+    print(await saturation(servers, asked, lines), flush=True)
+    print(await neighbour(servers[0].url, asked, lines))
 
 
-async def saturation(servers: Sequence[Server], lines: Sequence[str]) -> str:
+async def _asked(url: str) -> Asked:
+    """Returns what the model of a server can be asked."""
+    async with _session("127.0.0.1") as session:
+        async with session.get(f"{url}/healthz") as answer:
+            kind = (await answer.json())["kind"]
+        async with session.get(f"{url}/languages") as answer:
+            languages = await answer.json()
+    fields = {}
+    if languages["targets"]:
+        fields["target_lang"] = languages["targets"][-1]
+    if languages["named_sources"]:
+        fields["source_lang"] = languages["languages"][0]
+    (route,) = [route for route in messages.ROUTES if route.kind == kind]
+    return Asked(route, fields)
+
+
+async def saturation(servers: Sequence[Server], asked: Asked, lines: Sequence[str]) -> str:
     """Returns what became of all requests, and the servers' memory."""
     end = time.monotonic() + _SECS.value
     served = Served()
@@ -100,7 +132,9 @@ async def saturation(servers: Sequence[Server], lines: Sequence[str]) -> str:
                 own = _session(f"127.1.{i // 250}.{1 + i % 250}")
                 session = await stack.enter_async_context(own)
             requests = _requests(lines, i)
-            tasks.append(asyncio.create_task(_send(session, server.url, requests, end, served)))
+            tasks.append(
+                asyncio.create_task(_send(session, server.url, asked, requests, end, served))
+            )
         memory = [await _sampled(servers) for _ in range(_SAMPLES)]
         tokens = await _metric(servers, "tokens_total") - before
         unanswered = served.sent - len(served.secs) - served.others.total()
@@ -115,23 +149,23 @@ async def saturation(servers: Sequence[Server], lines: Sequence[str]) -> str:
     return f"{table.text([header, row])}\nMiB {mib}; lost {dict(served.others)}"
 
 
-async def neighbour(url: str, lines: Sequence[str]) -> str:
+async def neighbour(url: str, asked: Asked, lines: Sequence[str]) -> str:
     """Returns the latency of short lines, alone and beside a client that sends all it may."""
     alone = Served()
     beside = Served()
     attack = Served()
-    largest = _largest(lines)
+    largest = _largest(asked, lines)
     short = sorted(lines, key=len)[: max(len(lines) // 10, 1)]
     async with _session("127.0.0.1") as session, _session("127.0.0.2") as other:
         singles = ([line] for line in itertools.cycle(short))
-        await _send(session, url, singles, time.monotonic() + _SECS.value, alone)
+        await _send(session, url, asked, singles, time.monotonic() + _SECS.value, alone)
         end = time.monotonic() + _SECS.value
-        attacks = [
-            asyncio.create_task(_send(other, url, itertools.repeat(largest), end, attack, False))
-            for _ in range(_ATTACKERS)
-        ]
+        attacks = []
+        for _ in range(_ATTACKERS):
+            sending = _send(other, url, asked, itertools.repeat(largest), end, attack, False)
+            attacks.append(asyncio.create_task(sending))
         await asyncio.sleep(1)
-        await _send(session, url, singles, end, beside)
+        await _send(session, url, asked, singles, end, beside)
         await _stop(attacks)
     ratios = np.percentile(beside.secs, _PERCENTILES) / np.percentile(alone.secs, _PERCENTILES)
     rows = [
@@ -178,6 +212,7 @@ async def _until_ready(url: str) -> None:
 async def _send(
     session: aiohttp.ClientSession,
     url: str,
+    asked: Asked,
     requests: Iterator[list[str]],
     end: float,
     served: Served,
@@ -190,9 +225,10 @@ async def _send(
         pause = 0
         served.sent += 1
         try:
-            async with session.post(f"{url}/translate", json={"lines": lines}) as answer:
+            sent = session.post(f"{url}{asked.route.path}", json=asked.body(lines))
+            async with sent as answer:
                 found = await answer.json()
-                if answer.status == 200 and len(found["translations"]) == len(lines):
+                if answer.status == 200 and len(found[asked.route.results]) == len(lines):
                     served.secs.append(time.monotonic() - began)
                     continue
                 served.others[answer.status] += 1
@@ -214,18 +250,23 @@ def _requests(lines: Sequence[str], seed: int) -> Iterator[list[str]]:
         yield [lines[i] for i in rng.integers(len(lines), size=rng.integers(1, _MOST_LINES + 1))]
 
 
-def _largest(lines: Sequence[str]) -> list[str]:
+def _largest(asked: Asked, lines: Sequence[str]) -> list[str]:
     """Returns the longest lines that may be sent, as many as a request may have."""
-    tokenizer = Tokenizer(vocabulary_files(_SERVED.value, Kind.PARALLEL)[0])
+    tokenizer = Tokenizer(vocabulary_files(_SERVED.value, asked.route.kind)[0])
     limits = Limits()
+    # Long lines are split for translation, but a prompt is read as a whole.
+    longest = limits.line_tokens
+    if asked.route.kind == Kind.TEXT:
+        longest = min(longest, bundle.load_spec(_SERVED.value).input_lengths[-1])
+
     text = []
     size = 1
     for line in itertools.cycle(lines):
         size += len(tokenizer.encode(line))
-        if size > limits.line_tokens:
+        if size > longest:
             break
         text.append(line)
-    return [" ".join(text)] * (limits.request_tokens // limits.line_tokens)
+    return [" ".join(text)] * (limits.request_tokens // longest)
 
 
 async def _sampled(servers: Sequence[Server]) -> float:

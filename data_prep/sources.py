@@ -5,7 +5,6 @@ Formats of text in one language are in documents.py.
 
 import dataclasses
 import itertools
-import json
 import math
 import pathlib
 import re
@@ -17,7 +16,7 @@ import polib
 from data_prep import languages, tsv
 from data_prep.rules import Rule
 from data_prep.tsv import Example, Malformed, Pair
-from lingvo_gshard.files import text_file
+from lingvo_gshard.files import json_records, text_file
 from lingvo_gshard.input.manifest import Kind
 
 # What is read of a large plain file for a sample of its rows.
@@ -26,6 +25,7 @@ _SAMPLE_BYTES = 1 << 16
 
 
 # As a catalog's header has it.
+_MAX_CATALOG_BYTES = 1 << 28  # A catalog is read as a whole.
 _CHARSET = re.compile(rb'"Content-Type: *text/plain; *charset=([\w-]+)')
 _OTHER_LINE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 MISSING = object()  # In place of the value of a field that is not there.
@@ -239,7 +239,9 @@ class PoFile(File):
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         with text_file.opened_text(self.path) as file:
-            content = file.read()
+            content = file.read(_MAX_CATALOG_BYTES + 1)
+        if len(content) > _MAX_CATALOG_BYTES:
+            raise ValueError(f"{self.path} has over {_MAX_CATALOG_BYTES >> 20} MiB, not a catalog")
 
         # Bytes that are no text cost their message: it has a replacement character.
         charset = _CHARSET.search(content)
@@ -278,8 +280,8 @@ def _rule_of(message: polib.POEntry) -> Rule | None:
 def parse_json(line: str) -> Any:
     """Returns a line's JSON. Raises ValueError if it is none."""
     try:
-        return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json_records.parse(line)
+    except ValueError as error:
         raise ValueError(f"not JSON: {error}") from error
 
 

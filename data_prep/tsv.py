@@ -125,6 +125,7 @@ def read_lines(
     """
 
     def decode(line: bytes) -> _T:
+        text_file.check_line(len(line), "it")
         if b"\0" in line:
             raise ValueError("holds a NUL byte")
         # Editors on Windows begin a file with a byte order mark.
@@ -136,22 +137,38 @@ def read_lines(
 
 
 def _lines(path: pathlib.Path, file: text_file.BinaryFile, span: range) -> Iterator[bytes]:
-    """Yields the lines that begin in a span of a file's bytes."""
+    """Yields the lines that begin in a span of a file's bytes, of one that is too long a part."""
     position = 0
     if span.start > 0:
         # The line of the byte before belongs to the span before: skip the rest of it.
         position = file.seek(span.start - 1)
-        position += len(file.readline())
+        position += _skip_line(file)
 
-    for line in file:
-        if position >= span.stop:
-            return
+    limit = text_file.MAX_LINE_BYTES + 1
+    while position < span.stop:
+        line = file.readline(limit)
+        if not line:
+            break
         yield line
         position += len(line)
+
+        # The rest of a line that is too long is skipped.
+        if len(line) == limit and not line.endswith(b"\n"):
+            position += _skip_line(file)
 
     # The file has become shorter. The span of a whole file does not tell its size.
     if position < span.stop and span != WHOLE:
         raise ValueError(f"{path} has {position} bytes, fewer than when the run began")
+
+
+def _skip_line(file: text_file.BinaryFile) -> int:
+    """Reads to the end of a line, however long it is; returns the number of bytes."""
+    num_bytes = 0
+    while True:
+        part = file.readline(text_file.MAX_LINE_BYTES)
+        num_bytes += len(part)
+        if not part or part.endswith(b"\n"):
+            return num_bytes
 
 
 def parsed(row: Any, parse: Callable[[Any], _T]) -> _T | Malformed:

@@ -130,6 +130,7 @@ def read_lines(stream: Stream, name: str = "the text") -> Iterator[list[str]]:
         if num_lines == 0 and not unfinished:
             text_file.check_head(data[: text_file.HEAD_BYTES], name)
         *lines, unfinished = (unfinished + data).split(b"\n")
+        text_file.check_line(len(unfinished), f"{name}: line {num_lines + len(lines) + 1}")
         if not lines:
             continue
 

@@ -17,6 +17,7 @@ python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHIN
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 from typing import Any
@@ -297,20 +298,22 @@ def _plan_program(out: pathlib.Path) -> None:
 def _search_program(out: pathlib.Path) -> None:
     """Searches for tables that split --program better, and writes what it found into --out."""
     with environment.quiet_stderr():
-        from lingvo_gshard.planning import foreign_search, foreign_search_text
+        from lingvo_gshard.planning import foreign_search
+        from lingvo_gshard.planning.compiled import own_process
 
-    found = foreign_search.of_file(
-        storage.path(_PROGRAM.value or ""),
-        _TOPOLOGY.value or "",
+    request = foreign_search.Request(
+        path=storage.path(_PROGRAM.value or ""),
+        topology_name=_TOPOLOGY.value or "",
         letters=_LETTERS.value,
         axes=_AXES.value or (),
         mesh=_MESH.value,
         roles=_ROLE.value,
         categories=_CATEGORY.value,
-        progress=_tell,
+        folder=out,
+        progress=functools.partial(print, flush=True),
     )
-    foreign_search.save(found, out)
-    _tell("\n" + foreign_search_text.search_text(found))
+    # A file that is damaged can make parsers and compilers die.
+    _tell("\n" + own_process.call(foreign_search.save_search, request))
 
 
 def _request(model: str, topology: str) -> Any:

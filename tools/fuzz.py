@@ -1,24 +1,37 @@
-"""Damages the files of a finished run, one at a time, and checks that nothing damaged is used.
+"""Damages the files of finished runs and of others' models and programs, one at a time.
 
     python -m tools.fuzz --data=DATA --run_dir=RUN --bundle_dir=BUNDLE --mutations=1000
+    python -m tools.fuzz --model_dir=FOLDER --programs=FOLDER --plan_dir=PLAN --mutations=1000
+    python -m tools.fuzz --programs=FOLDER --topology=v3:2x2 --mutations=100
 
-Each file is read by the library's own functions, in this process. A mutation flips a bit, zeroes a
-block, cuts or extends the file, puts another file in its place, or makes it one of an older
-version. It must end in one line that names the file, or in the very same answer. The exit status is
-1 if any does not. The folders themselves are not touched: copies of them are damaged.
+Each file is read by the library's own functions, in a process of its own. A mutation flips a bit,
+zeroes a block, cuts or extends the file, puts another file in its place, makes it one of an older
+version, or puts another value in the place of one of its numbers, names or lists. It must end in
+one line that names the file, or in the very same answer; also in another one, `other`, if the file
+has no digest that could tell. --programs are for the CPU and only read, or planned for --topology.
+The exit status is 1 if any does not: if the answer is wrong, the
+error has no name or is a traceback, the process dies (crash), takes longer than a minute (hang) or
+more memory than it should. The folders themselves are not touched: copies of them are damaged.
 """
 
 import collections
 import dataclasses
+import functools
+import hashlib
+import io
 import json
+import multiprocessing
 import os
 import pathlib
 import random
+import re
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing import connection
 from typing import Any
 
 import numpy as np
@@ -27,57 +40,111 @@ from absl import app, flags, logging
 from lingvo_gshard.checkpoints import checkpoints, exported
 from lingvo_gshard.checkpoints.stored import Stored
 from lingvo_gshard.decoding import bundle
-from lingvo_gshard.files import digests, table
-from lingvo_gshard.input import manifest, sentences
+from lingvo_gshard.files import child_process, digests, table
+from lingvo_gshard.hugging_face import config as hugging_face
+from lingvo_gshard.hugging_face.folder import Folder
+from lingvo_gshard.input import fairseq_vocabulary, manifest, sentences
+from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.input.records import RecordSource
-from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
+from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.model import placement
+from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.planning import any_program
+from lingvo_gshard.runs import expert_load
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.train import config
+from lingvo_gshard.runs.launch import Launch
+from lingvo_gshard.spmd import environment, foreign, program
+from lingvo_gshard.train import config, summaries
 
 _DATA_DIR = flags.DEFINE_string("data", None, "A prepared data folder.")
 _LOGDIR = flags.DEFINE_string("run_dir", None, "A finished run.")
 _BUNDLE = flags.DEFINE_string("bundle_dir", None, "An exported bundle.")
+_MODEL_DIR = flags.DEFINE_string("model_dir", None, "A folder of a model of transformers.")
+_PROGRAMS = flags.DEFINE_string("programs", None, "A folder of programs for `plan --program`.")
+_TOPOLOGY = flags.DEFINE_string("topology", None, "Plans the programs for it, as for v3:2x2.")
+_PLAN_DIR = flags.DEFINE_string("plan_dir", None, "A folder with the plan of such a program.")
+_TRACED = flags.DEFINE_string("traced", None, "A folder of programs that were traced and kept.")
+_KINDS = flags.DEFINE_list("kinds", [], "Some kinds of files by name; all by default.")
 _MUTATIONS = flags.DEFINE_integer("mutations", 1000, "Mutations of each kind of file.", 1)
 _SEED = flags.DEFINE_integer("seed", 1, "The seed of the mutations.")
 
-FINE = ("same", "refused")
-FAILURES = ("wrong", "unnamed", "traceback")
+FINE = ("same", "refused", "other")
+FAILURES = ("wrong", "unnamed", "traceback", "crash", "hang", "memory")
 _BLOCK_BYTES = 4096
 _PRINTED = 3  # Failures of each kind of file and outcome.
+_HANG_SECS = 60.0
+_MAX_MORE_MIB = 512.0  # Than before the reading.
+_WITH_VALUES = (".json", ".jsonl")
+# Values in the place of others.
+_VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1.5, 2**31, 10**30, float("inf"), float("nan")),
+    *("", "x", "../x", "\x00", "9" * 5000, [], [[]], {}, {"x": 1}),
+)
+_NUMBERS = (b"0", b"-1", b"7", b"65536", b"4294967296", b"99999999999999999999", b"1e999", b"x")
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """Files that are read alike: `read` returns an answer that can be compared.
 
-    An error names the file, or `also`.
+    An error names the file, or `also`. Without `is_checked`, files may mean something else.
     """
 
     name: str
     files: Sequence[pathlib.Path]
     read: Callable[[], Any]
     also: str | None = None
+    is_checked: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What became of a reading: a digest of its answer, or its error."""
+
+    digest: str | None = None
+    error: str | None = None
+    is_mistake: bool = True  # Whether the error is one of those that users get in one line.
+    more_mib: float = 0.0
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
     logging.set_verbosity(logging.ERROR)
+    environment.prepare(8, "cpu")
+    given = {
+        "data_dir": _DATA_DIR,
+        "logdir": _LOGDIR,
+        "bundle_dir": _BUNDLE,
+        "model_dir": _MODEL_DIR,
+        "programs": _PROGRAMS,
+        "plan_dir": _PLAN_DIR,
+        "traced": _TRACED,
+    }
     with tempfile.TemporaryDirectory() as folder:
         copies = {}
-        for name, flag in {"data_dir": _DATA_DIR, "logdir": _LOGDIR, "bundle_dir": _BUNDLE}.items():
+        for name, flag in given.items():
             if flag.value:
                 copies[name] = pathlib.Path(shutil.copytree(flag.value, f"{folder}/{name}"))
         if not copies:
-            raise app.UsageError("give --data, --run_dir or --bundle_dir.")
+            raise app.UsageError(
+                f"give one of --{', --'.join(flag.name for flag in given.values())}."
+            )
+
+        options: dict[str, Any] = copies | {"topology_name": _TOPOLOGY.value}
+        child = Child(kinds, options)
         rows = [("kind", *FINE, *FAILURES, "ms")]
         num_failures = 0
-        for kind in kinds(**copies):
+        for kind in kinds(**options):
+            if _KINDS.value and kind.name not in _KINDS.value:
+                continue
             began = time.monotonic()
-            counts = outcomes(kind, _MUTATIONS.value, _SEED.value)
+            counts = outcomes(kind, _MUTATIONS.value, _SEED.value, child.read)
             ms = (time.monotonic() - began) / _MUTATIONS.value * 1e3
             cells = (str(counts[outcome]) for outcome in (*FINE, *FAILURES))
             rows.append((kind.name, *cells, f"{ms:.1f}"))
             num_failures += sum(counts[outcome] for outcome in FAILURES)
+            print(f"{kind.name}: {dict(counts)}", flush=True)
+        child.stop()
         print(table.text(rows))
     sys.exit(1 if num_failures else 0)
 
@@ -86,47 +153,165 @@ def kinds(
     data_dir: pathlib.Path | None = None,
     logdir: pathlib.Path | None = None,
     bundle_dir: pathlib.Path | None = None,
+    model_dir: pathlib.Path | None = None,
+    programs: pathlib.Path | None = None,
+    plan_dir: pathlib.Path | None = None,
+    traced: pathlib.Path | None = None,
+    topology_name: str | None = None,
 ) -> list[Kind]:
     """Returns every kind of file of the folders that are given."""
     return [
         *(_of_data(data_dir) if data_dir else ()),
         *(_of_run(logdir) if logdir else ()),
         *(_of_bundle(bundle_dir) if bundle_dir else ()),
+        *(_of_model(model_dir) if model_dir else ()),
+        *(_of_programs(programs, topology_name) if programs else ()),
+        *(_of_plan(plan_dir) if plan_dir else ()),
+        *(_of_traced(traced) if traced else ()),
     ]
 
 
-def outcomes(kind: Kind, num_mutations: int, seed: int) -> collections.Counter[str]:
+def read_here(kind: Kind) -> Answer:
+    """Reads a kind's files in this process."""
+    try:
+        return Answer(digest=hashlib.sha256(repr(kind.read()).encode()).hexdigest())
+    except (ValueError, OSError) as error:
+        return Answer(error=str(error))
+    except Exception as error:
+        return Answer(error=repr(error), is_mistake=False)
+
+
+class Child:
+    """Reads kinds of files in a process of its own, which is started again when it dies."""
+
+    def __init__(
+        self, make_kinds: Callable[..., Sequence[Kind]], options: Mapping[str, Any]
+    ) -> None:
+        self._make_kinds = make_kinds
+        self._options = dict(options)
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: connection.Connection | None = None
+
+    def read(self, kind: Kind) -> Answer:
+        """Returns the answer. Raises EOFError if the process died, TimeoutError if it hangs."""
+        if self._connection is None:
+            self._start()
+        assert self._connection is not None
+        try:
+            self._connection.send(kind.name)
+            if not self._connection.poll(_HANG_SECS):
+                raise TimeoutError(f"no answer for {_HANG_SECS:.0f} s")
+            answer: Answer = self._connection.recv()
+            return answer
+        except (EOFError, ConnectionError) as error:
+            assert self._process is not None
+            self._process.join()
+            raise EOFError(f"status {self._process.exitcode}") from error
+        finally:
+            if sys.exc_info()[0] is not None:
+                self.stop()
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if self._process is not None and self._connection is not None:
+            self._process.kill()
+            self._process.join()
+            self._connection.close()
+        self._process = None
+        self._connection = None
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, self._make_kinds, self._options), daemon=True
+        )
+        # It reads the folders, which are whole while it starts.
+        self._process.start()
+        theirs.close()
+        self._connection.recv()
+
+
+def _serve(
+    requests: connection.Connection,
+    make_kinds: Callable[..., Sequence[Kind]],
+    options: Mapping[str, Any],
+) -> None:
+    """Answers requests for kinds by name until the parent ends."""
+    child_process.end_with_parent()
+    logging.set_verbosity(logging.ERROR)
+    by_name = {kind.name: kind for kind in make_kinds(**options)}
+    requests.send("ready")
+    while True:
+        kind = by_name[requests.recv()]
+        # The peak begins anew at what is held now.
+        pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+        before_mib = _status_mib("VmRSS")
+        answer = read_here(kind)
+        requests.send(dataclasses.replace(answer, more_mib=_status_mib("VmHWM") - before_mib))
+
+
+def _status_mib(field: str) -> float:
+    """Returns a field of /proc/self/status, such as VmHWM, the peak of the memory."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
+    found = re.search(rf"{field}:\s+(\d+) kB", status)
+    assert found is not None, field
+    return int(found[1]) / 1024
+
+
+def outcomes(
+    kind: Kind, num_mutations: int, seed: int, read: Callable[[Kind], Answer] = read_here
+) -> collections.Counter[str]:
     """Counts the outcomes of mutations, each of one file; prints the first failures."""
-    expected = kind.read()
+    expected = read(kind)
+    if expected.digest is None:
+        raise ValueError(f"{kind.name} cannot be read as it is: {expected.error}")
     counts = collections.Counter[str]()
     for number in range(num_mutations):
         rng = random.Random(f"{seed} {kind.name} {number}")
         path = rng.choice(kind.files)
         how, content = _mutated(path, kind.files, rng)
-        found, message = _outcome(kind, path, content, number, expected)
+        found, message = _outcome(kind, path, content, number, expected, read)
+        if found in ("crash", "hang"):
+            read(kind)  # The next process starts while all files are whole.
         counts[found] += 1
         if found in FAILURES and counts[found] <= _PRINTED:
-            print(f"{kind.name}, mutation {number}, {path} {how}: {found}: {message}")
+            print(f"{kind.name}, mutation {number}, {path} {how}: {found}: {message[:300]}")
     return counts
 
 
 def _outcome(
-    kind: Kind, path: pathlib.Path, content: bytes, number: int, expected: Any
+    kind: Kind,
+    path: pathlib.Path,
+    content: bytes,
+    number: int,
+    expected: Answer,
+    read: Callable[[Kind], Answer],
 ) -> tuple[str, str]:
     aside = path.with_name(path.name + ".aside")
     path.rename(aside)
     try:
         path.write_bytes(content)
         os.utime(path, ns=(number, number))  # Hashes are kept by the time of modification.
-        return ("same" if kind.read() == expected else "wrong"), "the answer differs"
-    except (ValueError, OSError) as error:
-        text = str(error)
-        is_named = path.name in text or (kind.also is not None and kind.also in text)
-        return ("refused" if is_named and "\n" not in text else "unnamed"), text
-    except Exception as error:
-        return "traceback", repr(error)
+        answer = read(kind)
+    except EOFError as error:
+        return "crash", str(error)
+    except TimeoutError as error:
+        return "hang", str(error)
     finally:
         aside.replace(path)
+
+    if answer.more_mib > _MAX_MORE_MIB + expected.more_mib:
+        return "memory", f"{answer.more_mib:.0f} MiB"
+    if answer.error is not None:
+        text = answer.error
+        if not answer.is_mistake:
+            return "traceback", text
+        is_named = path.name in text or (kind.also is not None and kind.also in text)
+        return ("refused" if is_named and "\n" not in text else "unnamed"), text
+    if answer.digest == expected.digest:
+        return "same", ""
+    return ("wrong" if kind.is_checked else "other"), "the answer differs"
 
 
 def _mutated(
@@ -134,7 +319,7 @@ def _mutated(
 ) -> tuple[str, bytes]:
     """Returns a mutation's name and the bytes that it leaves."""
     content = bytearray(path.read_bytes())
-    how = rng.choice(["flipped", "zeroed", "cut", "extended", "exchanged", "older"])
+    how = rng.choice(["flipped", "zeroed", "cut", "extended", "exchanged", "older", "valued"])
     place = rng.randrange(max(len(content), 1))
     if how == "flipped" and content:
         content[place] ^= 1 << rng.randrange(8)
@@ -147,10 +332,67 @@ def _mutated(
         content = bytearray(rng.choice([one for one in others if one != path]).read_bytes())
     elif how == "older" and path.name.endswith("json"):
         content = bytearray(_older(content, rng))
+    elif how == "valued":
+        content = bytearray(_with_another_value(path, bytes(content), rng))
     else:
         how = "cut"
         content = content[:place]
     return how, bytes(content)
+
+
+def _with_another_value(path: pathlib.Path, content: bytes, rng: random.Random) -> bytes:
+    """Returns a file that is one of its format, in which something has another value."""
+    if path.suffix in _WITH_VALUES:
+        if rng.random() < 0.1:
+            return b"[" * 100_000
+        lines = content.splitlines() if path.suffix == ".jsonl" else [content]
+        index = rng.randrange(len(lines))
+        lines[index] = _other_json(lines[index], rng)
+        return b"\n".join(lines)
+    if path.suffix == ".safetensors":
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = _other_json(content[8:end], rng)
+        return len(header).to_bytes(8, "little") + header + content[end:]
+    if path.suffix == ".bin":
+        return _other_pickle(content, rng)
+
+    # Numbers of text, or bytes that may be one.
+    numbers = list(re.finditer(rb"\d+", content))
+    if not numbers:
+        return content
+    number = rng.choice(numbers)
+    return content[: number.start()] + rng.choice(_NUMBERS) + content[number.end() :]
+
+
+def _other_json(text: bytes, rng: random.Random) -> bytes:
+    """Returns JSON with another value anywhere in it."""
+    value = json.loads(text)
+    places = list(_places(value))
+    if not places:
+        return json.dumps(rng.choice(_VALUES)).encode()
+    container, key = rng.choice(places)
+    container[key] = rng.choice(_VALUES)
+    return json.dumps(value).encode()
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields each list or object within a value, with the index or key of each of its values."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _places(value[key])
+
+
+def _other_pickle(content: bytes, rng: random.Random) -> bytes:
+    """Returns an archive of torch.save whose pickle has another byte, and the right checksum."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as theirs, zipfile.ZipFile(written, "w") as ours:
+        for info in theirs.infolist():
+            entry = bytearray(theirs.read(info))
+            if info.filename.endswith("/data.pkl"):
+                entry[rng.randrange(len(entry))] = rng.randrange(256)
+            ours.writestr(info.filename, bytes(entry))
+    return written.getvalue()
 
 
 def _older(content: bytes, rng: random.Random) -> bytes:
@@ -182,19 +424,26 @@ def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
             ids += [example.source_ids, example.target_ids]
         return [array.tobytes() for array in ids]
 
-    def read_texts() -> list[tuple[str, str]]:
+    def read_texts() -> list[Any]:
         digests.verify(folder, texts)  # As decode_split does.
-        pairs: list[tuple[str, str]] = []
+        reader: Callable[[Any], Iterator[Any]] = sentences.eval_text
+        if made.kind == manifest.Kind.TEXT:
+            reader = sentences.eval_documents
+        found: list[Any] = []
         for text in texts:
-            pairs += sentences.eval_text(folder / text.path)
-        return pairs
+            found += reader(folder / text.path)
+        return found
+
+    def read_vocabularies() -> list[Any]:
+        digests.verify(folder, made.vocabulary_files)  # As a run's input does.
+        return _pieces(*(Tokenizer(path) for path in vocabularies))
 
     def read_manifest() -> str:
         return repr(dataclasses.replace(manifest.load(folder), version=0))
 
     yield Kind("manifest", [folder / manifest.FILE_NAME], read_manifest)
     vocabularies = [folder / file.path for file in made.vocabulary_files]
-    yield Kind("vocabularies of data", vocabularies, lambda: _pieces(*load_pair(folder)))
+    yield Kind("vocabularies of data", vocabularies, read_vocabularies)
     yield Kind("records", [folder / shard.file.path for shard in shards], read_records)
     lengths = [folder / shard.lengths.path for shard in shards]
     yield Kind("lengths", lengths, lambda: RecordSource(folder, *records).lengths.tolist())
@@ -205,13 +454,15 @@ def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     logdir = str(folder)
     within = pathlib.Path(checkpoints.folder(folder))
     yield Kind("experiment.json", [folder / "experiment.json"], lambda: launches.recorded(logdir))
-    vocabularies = vocabulary_files(folder, "parallel")
-    yield Kind(
-        "vocabularies of a run",
-        vocabularies,
-        lambda: _pieces(*map(Tokenizer, launches.vocabularies(logdir))),
-    )
-    text = (folder / "params.txt").read_text(encoding="utf-8")
+    vocabularies = sorted(folder.glob("vocab/*.model"))
+    if vocabularies:
+        yield Kind(
+            "vocabularies of a run",
+            vocabularies,
+            lambda: _pieces(*map(Tokenizer, launches.vocabularies(logdir))),
+        )
+    params_path = folder / "params.txt"
+    text = params_path.read_text(encoding="utf-8")
     prefixes = ("task", "optimizer.cls")
     check = lambda: config.check_folder(folder, text, prefixes)  # noqa: E731
     yield Kind("params.txt", [folder / "params.txt"], check)
@@ -222,10 +473,82 @@ def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     yield Kind("checkpoint, described", described, lambda: _described(path))
     arrays = [each for each in (path / "state").rglob("*") if each.is_file()]
     yield Kind("checkpoint, arrays", arrays, lambda: _arrays(Stored.open(path).arrays()), str(path))
+    evaluations = folder / summaries.EVAL_METRICS
+    if evaluations.exists():
+
+        def read_loads() -> Any:
+            lines = summaries.read_lines(evaluations)
+            return expert_load.by_language(lines, expert_load.evaluated_languages(lines))
+
+        yield Kind("loads of experts", [evaluations], read_loads, is_checked=False)
     weights = sorted(folder.glob("weights*.safetensors*"))
     if weights:
         whole = min(weights, key=lambda each: not each.name.endswith(exported.INDEX_SUFFIX))
         yield Kind("exported weights", weights, lambda: _arrays(exported.read(whole)))
+
+
+def _of_model(folder: pathlib.Path) -> Iterator[Kind]:
+    """Yields the kinds of a folder of transformers."""
+    built: dict[str, Any] = {}
+
+    def read() -> Any:
+        theirs = hugging_face.read(folder)
+        model, settings = hugging_face.launched_model(theirs)
+        key = repr((model, settings))
+        if key not in built:
+            size = theirs["vocab_size"]
+            launch = Launch(model, settings, None, DataFacts(size, size))
+            params = launches.experiment_params(launch)
+            model_of = TaskModel(params, placement.partitioning(params, 1))
+            built[key] = params.task, model_of.state_spec.theta
+        files = Folder(folder, theirs, *built[key])
+        return _arrays(files.arrays), files.num_bytes
+
+    yield Kind("config.json", [folder / "config.json"], read, str(folder), is_checked=False)
+    indices = sorted(folder.glob("*.index.json"))
+    if indices:
+        yield Kind("index of parts", indices, read, str(folder), is_checked=False)
+    safetensors = sorted(folder.glob("*.safetensors"))
+    if safetensors:
+        yield Kind("safetensors", safetensors, read, str(folder), is_checked=False)
+    archives = sorted(folder.glob("*.bin"))
+    if archives:
+        yield Kind(".bin", archives, read, str(folder), is_checked=False)
+    if (folder / fairseq_vocabulary.MODEL).is_file():
+        names = (fairseq_vocabulary.MODEL, "*vocab.json", "*token*.json")
+        files = sorted(path for name in names for path in folder.glob(name))
+        read_vocabulary = lambda: hashlib.sha256(fairseq_vocabulary.read(folder)).hexdigest()  # noqa: E731
+        yield Kind("tokenizer", files, read_vocabulary, str(folder), is_checked=False)
+
+
+def _of_programs(folder: pathlib.Path, topology_name: str | None) -> Iterator[Kind]:
+    """Yields a kind for each format of programs, which its files' suffix tells."""
+    for path in sorted(folder.iterdir()):
+        if topology_name is None:
+            read = functools.partial(_program, path)
+        else:
+            read = functools.partial(_planned, path, topology_name)
+        yield Kind(f"program {path.name}", [path], read, is_checked=False)
+
+
+def _program(path: pathlib.Path) -> Any:
+    found = foreign.read(path, "cpu")
+    return found.arguments, found.axes, found.num_partitions, str(found.module)
+
+
+def _planned(path: pathlib.Path, topology_name: str) -> Any:
+    plan = any_program.of_file(path, topology_name, None, (), ())
+    return dataclasses.replace(plan, compile_secs=0.0)
+
+
+def _of_plan(folder: pathlib.Path) -> Iterator[Kind]:
+    yield Kind("kept plan", [folder / any_program.PLAN_JSON], lambda: any_program.load(folder))
+
+
+def _of_traced(folder: pathlib.Path) -> Iterator[Kind]:
+    paths = sorted(folder.glob("*.program"))[:4]
+    read = lambda: [hashlib.sha256(repr(program.load(path)).encode()).hexdigest() for path in paths]  # noqa: E731
+    yield Kind("traced programs", paths, read)
 
 
 def _of_bundle(folder: pathlib.Path) -> Iterator[Kind]:
@@ -237,7 +560,7 @@ def _of_bundle(folder: pathlib.Path) -> Iterator[Kind]:
     yield Kind("bundle.json", [folder / "bundle.json"], read)
     yield Kind("programs", sorted(folder.glob("programs/*")), read)
     yield Kind("weights", [folder / "weights.safetensors"], read)
-    yield Kind("vocabularies of a bundle", vocabulary_files(folder, "parallel"), read)
+    yield Kind("vocabularies of a bundle", sorted(folder.rglob("*.model")), read)
 
 
 def _pieces(*tokenizers: Tokenizer) -> list[Any]:

@@ -1,13 +1,15 @@
 """Kills every command at random moments, and compares what is left in the end.
 
-    python -m tools.soak_commands --text=TEXT_DIR --out=OUT --kills=200
+    python -m tools.soak_commands --text=TEXT_DIR --documents=DOCUMENTS_DIR --out=OUT --kills=200
 
-A small corpus is prepared, a small model is trained, evaluated, decoded and exported, and a file is
-translated: twice undisturbed, then with SIGKILL for each command and its children, at a random
-moment of the time that it took before. A command that was killed is started again; one that ends
-earlier must succeed, and begins anew if it has kills left. No complete checkpoint may be lost, and
-in the end all results must be those of the undisturbed commands, bit for bit. The exit status is 1
-if they are not. The same command continues after an interruption.
+A small corpus is prepared, a small model is trained, evaluated, decoded, pruned and exported, and a
+file is translated; a small language model is made likewise and continues prompts; a pretrained
+model is imported, and a program is planned. All of this is done twice undisturbed, then with
+SIGKILL for each command and its children, at a random moment of the time that it took before. A
+command that was killed is started again; one that ends earlier must succeed, and begins anew if it
+has kills left. No complete checkpoint may be lost, and in the end all results must be those of the
+undisturbed commands, bit for bit. The exit status is 1 if they are not. The same command continues
+after an interruption. --only names some of the commands, whose inputs are then there already.
 """
 
 import dataclasses
@@ -27,15 +29,27 @@ from typing import Any
 from absl import app, flags
 
 from lingvo_gshard.files import atomic_file, table
+from lingvo_gshard.input import manifest
 from lingvo_gshard.train import summaries
 from tools.disturbed_run import Run
 
 _TEXT = flags.DEFINE_string("text", None, "A small folder of parallel text.", required=True)
+_DOCUMENTS = flags.DEFINE_string("documents", None, "A small folder of documents.", required=True)
 _FOLDER = flags.DEFINE_string("out", None, "A folder for all results.", required=True)
 _NUM_KILLS = flags.DEFINE_integer("kills", 200, "Kills of all commands together.", lower_bound=0)
+_ONLY = flags.DEFINE_list("only", [], "The names of some commands; all by default.")
 _SOAK_SEED = flags.DEFINE_integer("seed", 1, "The seed of the random moments.")
 
 _ROOT = pathlib.Path(__file__).parent.parent
+_PRETRAINED = _ROOT / "tests/hugging_face/models/nllb_moe_bin"
+# A product of matrices on the eight cores of TPU v3, as XLA writes it.
+_PROGRAM = """HloModule soak, num_partitions=8
+ENTRY main {
+  x = f32[64,32] parameter(0), sharding={devices=[8,1]<=[8]}
+  w = f32[32,16] parameter(1), sharding={replicated}
+  ROOT dot = f32[64,16] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
 _LENGTHS = ("input.{}_len", "eval_input.{}_len", "decode.max_{}_len")
 _SETTINGS = (
     *(f"{path.format('source')}=64" for path in _LENGTHS),
@@ -44,6 +58,13 @@ _SETTINGS = (
     *(f"{name}.batch_size=16" for name in ("input", "eval_input", "decode")),
     *("train.max_steps=40", "train.iterations_per_loop=2", "train.save_checkpoints_steps=4"),
     *("task.dim=64", "decode.max_sentences=64"),
+)
+_LM_SETTINGS = (
+    *(f"{name}.row_len=64" for name in ("input", "eval_input")),
+    *(f"{name}.batch_size=8" for name in ("input", "eval_input", "decode")),
+    *("decode.max_prompt_len=16", "decode.max_target_len=16", "decode.prompt_len=8"),
+    *("train.max_steps=20", "train.iterations_per_loop=2", "train.save_checkpoints_steps=4"),
+    *("task.dim=64", "task.decoder.moe.group_size=64", "decode.max_sentences=32"),
 )
 
 
@@ -92,9 +113,12 @@ def _hashes(*patterns: str) -> Callable[[pathlib.Path], Any]:
     return hashes
 
 
-def _training(folder: pathlib.Path) -> Any:
-    run = Run(folder / "run")
-    return [run.fingerprints(), sorted(run.losses().items()), run.num_damaged()]
+def _run_in(name: str) -> Callable[[pathlib.Path], Any]:
+    def result(folder: pathlib.Path) -> Any:
+        run = Run(folder / name)
+        return [run.fingerprints(), sorted(run.losses().items()), run.num_damaged()]
+
+    return result
 
 
 def _evaluation(folder: pathlib.Path) -> Any:
@@ -102,9 +126,14 @@ def _evaluation(folder: pathlib.Path) -> Any:
     return {name: value for name, value in last.items() if name != "secs"}
 
 
-def _trainer(mode: str, *more: str) -> Callable[[pathlib.Path], list[str]]:
+def _plan(folder: pathlib.Path) -> Any:
+    values = json.loads((folder / "plan/program_plan.json").read_bytes())
+    return {name: value for name, value in values.items() if name != "compile_secs"}
+
+
+def _trainer(mode: str, run: str = "run") -> Callable[[pathlib.Path], list[str]]:
     devices = ["--platform=cpu", "--num_partitions=2"]
-    return lambda folder: [f"--mode={mode}", f"--logdir={folder / 'run'}", *devices, *more]
+    return lambda folder: [f"--mode={mode}", f"--logdir={folder / run}", *devices]
 
 
 def _train(folder: pathlib.Path) -> list[str]:
@@ -112,13 +141,28 @@ def _train(folder: pathlib.Path) -> list[str]:
     return [*_trainer("train")(folder), *what, *(f"--set={each}" for each in _SETTINGS)]
 
 
+def _train_lm(folder: pathlib.Path) -> list[str]:
+    what = ["--model=toy.LmMoE8E4L", f"--data_dir={folder / 'lm_data'}"]
+    settings = (f"--set={each}" for each in _LM_SETTINGS)
+    return [*_trainer("train", "lm_run")(folder), *what, *settings]
+
+
 def _prepare(folder: pathlib.Path) -> list[str]:
     sizes = ["--source_vocab_size=600", "--target_vocab_size=600", "--workers=2"]
     return [f"--input={os.path.abspath(_TEXT.value)}", f"--out={folder / 'data'}", *sizes]
 
 
-def _bundle(folder: pathlib.Path) -> list[str]:
-    return [f"--logdir={folder / 'run'}", f"--bundle={folder / 'bundle'}", "--platform=cpu"]
+def _prepare_lm(folder: pathlib.Path) -> list[str]:
+    what = ["--kind=text", f"--input={os.path.abspath(_DOCUMENTS.value)}"]
+    return [*what, f"--out={folder / 'lm_data'}", "--text_vocab_size=600", "--workers=2"]
+
+
+def _export(target: str, run: str = "run") -> Callable[[pathlib.Path], list[str]]:
+    def export_flags(folder: pathlib.Path) -> list[str]:
+        flag = "export_saved_model" if target == "saved_model" else "bundle"
+        return [f"--logdir={folder / run}", f"--{flag}={folder / target}", "--platform=cpu"]
+
+    return export_flags
 
 
 def _translate(folder: pathlib.Path) -> list[str]:
@@ -126,25 +170,90 @@ def _translate(folder: pathlib.Path) -> list[str]:
     return [f"--bundle={folder / 'bundle'}", f"--input={source}", f"--output={folder / 'out.txt'}"]
 
 
+def _generate(folder: pathlib.Path) -> list[str]:
+    prompts, *_ = sorted((folder / "lm_run/decode_test").glob("*.prompt.txt"))
+    files = [f"--input={prompts}", f"--output={folder / 'lm_out.txt'}"]
+    return [f"--bundle={folder / 'lm_bundle'}", *files]
+
+
+def _prune(folder: pathlib.Path) -> list[str]:
+    data = manifest.load(folder / "data")
+    which = f"--languages={','.join(language.code for language in data.languages)}"
+    return [f"--logdir={folder / 'run'}", f"--out={folder / 'pruned'}", which, "--keep=0.5"]
+
+
+def _import(folder: pathlib.Path) -> list[str]:
+    return [f"--from={_PRETRAINED}", f"--logdir={folder / 'imported'}"]
+
+
+def _plan_program(folder: pathlib.Path) -> list[str]:
+    program = folder / "soak.hlo"
+    program.write_text(_PROGRAM)
+    return [f"--program={program}", "--topology=v3:2x2", f"--out={folder / 'plan'}"]
+
+
 _WEIGHTS = "run/weights.safetensors"
+_DECODED = ("decode_test/*.txt", "decode_test/*.json")
+
+
+def _decoded(run: str) -> Callable[[pathlib.Path], Any]:
+    return _hashes(*(f"{run}/{pattern}" for pattern in _DECODED))
+
+
+def _bundle_hashes(name: str) -> Callable[[pathlib.Path], Any]:
+    return _hashes(f"{name}/*.safetensors", f"{name}/**/*.model")
+
+
+_BUILD = "data_prep.build"
+_TRAINER = "lingvo_gshard.trainer"
+_EXPORT = "lingvo_gshard.export_bundle"
 _STAGES = (
-    Stage("prepare", "data_prep.build", _prepare, ("data",), _hashes("data/**/*")),
-    Stage("train", "lingvo_gshard.trainer", _train, ("run",), _training),
-    Stage("evaluate", "lingvo_gshard.trainer", _trainer("eval"), (), _evaluation),
+    Stage("prepare", _BUILD, _prepare, ("data",), _hashes("data/**/*")),
+    Stage("train", _TRAINER, _train, ("run",), _run_in("run")),
+    Stage("evaluate", _TRAINER, _trainer("eval"), (), _evaluation),
+    Stage("decode", _TRAINER, _trainer("decode"), ("run/decode_test",), _decoded("run")),
+    Stage("export", _TRAINER, _trainer("export"), (_WEIGHTS,), _hashes(_WEIGHTS)),
+    Stage("bundle", _EXPORT, _export("bundle"), ("bundle",), _bundle_hashes("bundle")),
     Stage(
-        *("decode", "lingvo_gshard.trainer", _trainer("decode")),
-        ("run/decode_test",),
-        _hashes("run/decode_test/*.txt", "run/decode_test/*.json"),
-    ),
-    Stage(*("export", "lingvo_gshard.trainer", _trainer("export"), (_WEIGHTS,)), _hashes(_WEIGHTS)),
-    Stage(
-        *("bundle", "lingvo_gshard.export_bundle", _bundle, ("bundle",)),
-        _hashes("bundle/*.safetensors", "bundle/**/*.model"),
-    ),
-    Stage(
-        *("translate", "lingvo_gshard.translate", _translate, ("out.txt", "out.txt.parts")),
+        "translate",
+        "lingvo_gshard.translate",
+        _translate,
+        ("out.txt", "out.txt.parts"),
         _hashes("out.txt"),
     ),
+    Stage(
+        "saved model",
+        _EXPORT,
+        _export("saved_model"),
+        ("saved_model",),
+        _hashes("saved_model/variables/*.data-*", "saved_model/assets/*"),
+    ),
+    Stage("prune", "lingvo_gshard.prune", _prune, ("pruned",), _run_in("pruned")),
+    Stage("import", "lingvo_gshard.import_model", _import, ("imported",), _run_in("imported")),
+    Stage("prepare text", _BUILD, _prepare_lm, ("lm_data",), _hashes("lm_data/**/*")),
+    Stage("train a language model", _TRAINER, _train_lm, ("lm_run",), _run_in("lm_run")),
+    Stage(
+        "decode prompts",
+        _TRAINER,
+        _trainer("decode", "lm_run"),
+        ("lm_run/decode_test",),
+        _decoded("lm_run"),
+    ),
+    Stage(
+        "bundle of a language model",
+        _EXPORT,
+        _export("lm_bundle", "lm_run"),
+        ("lm_bundle",),
+        _bundle_hashes("lm_bundle"),
+    ),
+    Stage(
+        "generate",
+        "lingvo_gshard.generate",
+        _generate,
+        ("lm_out.txt", "lm_out.txt.parts"),
+        _hashes("lm_out.txt"),
+    ),
+    Stage("plan", "lingvo_gshard.plan", _plan_program, ("plan",), _plan),
 )
 
 
@@ -154,7 +263,8 @@ def main(argv: list[str]) -> None:
     for folder in (whole, disturbed):
         folder.mkdir(parents=True, exist_ok=True)
     progress = Progress(whole.parent / "kills.json").read()
-    for stage in _STAGES:
+    stages = [stage for stage in _STAGES if not _ONLY.value or stage.name in _ONLY.value]
+    for stage in stages:
         if stage.name not in progress.secs:
             _check_success(stage, _status(stage, whole), whole)
             wanted = stage.result(whole)
@@ -165,12 +275,12 @@ def main(argv: list[str]) -> None:
             progress.secs[stage.name] = time.monotonic() - began
             _check_result(stage, whole, wanted)
             progress.write()
-    for i, stage in enumerate(_STAGES):
-        share = _NUM_KILLS.value * (i + 1) // len(_STAGES) - _NUM_KILLS.value * i // len(_STAGES)
+    for i, stage in enumerate(stages):
+        share = _NUM_KILLS.value * (i + 1) // len(stages) - _NUM_KILLS.value * i // len(stages)
         _disturb(stage, disturbed, progress, share, stage.result(whole))
         print(f"{stage.name}: {progress.kills.get(stage.name, 0)} kills", flush=True)
     counts = []
-    for stage in _STAGES:
+    for stage in stages:
         kills = progress.kills.get(stage.name, 0)
         counts.append((stage.name, kills, progress.ended.get(stage.name, 0)))
     print(table.text([("command", "kills", "ended before its kill"), *counts]))
@@ -184,7 +294,7 @@ def _disturb(
     while progress.kills.get(stage.name, 0) < num_kills:
         number = progress.kills.get(stage.name, 0) + progress.ended.get(stage.name, 0)
         moment = random.Random(f"{_SOAK_SEED.value} {stage.name} {number}").uniform(0.05, 1.05)
-        before = Run(folder / "run").saved_step()
+        before = _saved_steps(folder)
         try:
             status = _status(stage, folder, moment * progress.secs[stage.name])
         except subprocess.TimeoutExpired:
@@ -194,12 +304,19 @@ def _disturb(
             _check_result(stage, folder, wanted)
             progress.ended[stage.name] = progress.ended.get(stage.name, 0) + 1
             _delete(stage, folder)
-            before = 0
-        if Run(folder / "run").saved_step() < before:
-            raise app.Error(f"{stage.name}: the checkpoint of step {before} is lost.")
+            before = {}
+        after = _saved_steps(folder)
+        for run, step in before.items():
+            if after[run] < step:
+                raise app.Error(f"{stage.name}: the checkpoint of step {step} of {run} is lost.")
         progress.write()
     _check_success(stage, _status(stage, folder), folder)
     _check_result(stage, folder, wanted)
+
+
+def _saved_steps(folder: pathlib.Path) -> dict[str, int]:
+    """Returns the step of the newest complete checkpoint of each run that is trained."""
+    return {name: Run(folder / name).saved_step() for name in ("run", "lm_run")}
 
 
 def _delete(stage: Stage, folder: pathlib.Path) -> None:

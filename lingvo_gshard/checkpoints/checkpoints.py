@@ -12,7 +12,6 @@ The state is one flat dict from dotted paths to arrays, so that files and progra
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import math
 import os
@@ -112,7 +111,7 @@ def _committed_secs(path: epath.Path) -> float:
     The times of its files are no guide, since copying a checkpoint changes them.
     """
     try:
-        about = json.loads((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
+        about = json_records.parse((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
         return about["commit_timestamp_nsecs"] / 1e9
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0

@@ -26,7 +26,7 @@ import numpy as np
 
 from lingvo_gshard.checkpoints import stored
 from lingvo_gshard.checkpoints.stored import Index, SavedArray
-from lingvo_gshard.files import atomic_file, digests, safetensors_file, storage
+from lingvo_gshard.files import atomic_file, digests, json_records, safetensors_file, storage
 from lingvo_gshard.files.safetensors_file import Contents
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import processes, specs
@@ -246,8 +246,8 @@ def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
     opened = _Files(path, metadata.get("export"), file_of_entry)
     with _parsing(path):
         step = int(metadata["step"])
-        arrays = json.loads(metadata["arrays"])
-        fingerprints = json.loads(metadata["fingerprints"])
+        arrays = json_records.parse(metadata["arrays"])
+        fingerprints = json_records.parse(metadata["fingerprints"])
 
         # The digest that `write` noted must be that of what is described here.
         parts = collections.defaultdict(list)
@@ -341,7 +341,7 @@ class _Files:
         # Mapped from the file, and not read yet.
         values = contents.arrays[entry]
         if is_hashed:
-            sha256_of_entry = json.loads(contents.metadata.get("sha256", "{}"))
+            sha256_of_entry = json_records.parse(contents.metadata.get("sha256", "{}"))
             if sha256_of_entry.get(entry) != safetensors_file.sha256(values):
                 raise ValueError(f"{path} is damaged: {entry} is not what was written.")
         return values[index]
@@ -355,7 +355,7 @@ def _header(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the metadata and the file of each entry."""
     if path.name.endswith(INDEX_SUFFIX):
         with _parsing(path):
-            index = json.loads(path.read_bytes())
+            index = json_records.parse(path.read_bytes())
             return dict(index["metadata"]), dict(index["weight_map"])
     # Without an index, the file is its own.
     contents = safetensors_file.read(path)

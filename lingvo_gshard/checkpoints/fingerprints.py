@@ -20,6 +20,7 @@ from lingvo_gshard.spmd import padded
 from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
 from lingvo_gshard.spmd.padded import PaddedArray
 
+_PART_BYTES = 64 * 2**20  # Hashing a part takes a few times as much memory.
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
 
 _Array = TypeVar("_Array", jax.Array, np.ndarray)
@@ -37,11 +38,18 @@ def fingerprint(array: jax.Array | PaddedArray, dims: str) -> list[str]:
     assert isinstance(on_devices.sharding, NamedSharding)
     if _is_small_on_host(on_devices):
         values = padded.without_padding(np.asarray(on_devices), array.shape)
-        sums = _sums_on_host(values, dims.upper().find("E"))
-    else:
-        program = _program(dims.upper(), array.shape, on_devices.sharding.mesh)
-        with ONE_AT_A_TIME:  # With collectives, two programs at once could deadlock.
-            sums = np.asarray(program(on_devices))
+        return _digits(_sums_on_host(values, dims.upper().find("E")))
+
+    if on_devices.sharding.mesh.size == 1 and on_devices.nbytes > _PART_BYTES:
+        return _of_parts(on_devices, dims)
+
+    program = _program(dims.upper(), array.shape, on_devices.sharding.mesh)
+    with ONE_AT_A_TIME:  # With collectives, two programs at once could deadlock.
+        return _digits(np.asarray(program(on_devices)))
+
+
+def _digits(sums: np.ndarray) -> list[str]:
+    """Returns the 16 hex digits of each row of uint32 [E, 2]."""
     return [f"{high:08x}{low:08x}" for high, low in sums.tolist()]
 
 
@@ -66,6 +74,22 @@ def _sums_on_host(x: np.ndarray, expert_axis: int) -> np.ndarray:
     return np.stack(sums, axis=1)
 
 
+def _of_parts(array: jax.Array, dims: str) -> list[str]:
+    """Returns the fingerprint of an array on one device, which a part's temporaries fit on."""
+    axis = int(np.argmax(array.shape))
+    size = array.shape[axis]
+    rows = max(1, _PART_BYTES * size // array.nbytes)
+
+    sums = PartSums(dims, array.shape)
+    begin = [0] * array.ndim
+    for start in range(0, size, rows):
+        begin[axis] = start
+        # The start is an argument, so that all parts of a size share a program.
+        part = jax.lax.dynamic_slice_in_dim(array, start, min(rows, size - start), axis)
+        sums.add(tuple(begin), part)
+    return sums.fingerprint()
+
+
 class PartSums:
     """The fingerprint of an array that is given part by part, as it is when the parts are together.
 
@@ -80,7 +104,7 @@ class PartSums:
         num_experts = shape[self._expert_axis] if self._expert_axis >= 0 else 1
         self._sums = np.zeros((num_experts, len(_SEEDS)), np.uint32)
 
-    def add(self, begin: tuple[int, ...], part: np.ndarray) -> None:
+    def add(self, begin: tuple[int, ...], part: np.ndarray | jax.Array) -> None:
         """Adds a part, whose first element is at `begin`; each element is added once."""
         strides, first, experts = [], 0, slice(None)
         stride = 1
@@ -93,12 +117,13 @@ class PartSums:
             first += begin[axis] * stride
             stride *= self._shape[axis]
 
-        sums = _sums_of_part(part, tuple(reversed(strides)), first % 2**32, self._expert_axis)
+        offset = np.uint32(first % 2**32)
+        sums = _sums_of_part(part, tuple(reversed(strides)), offset, self._expert_axis)
         self._sums[experts] += np.asarray(sums)  # Modulo 2**32.
 
     def fingerprint(self) -> list[str]:
         """Returns the fingerprint of the parts so far."""
-        return [f"{high:08x}{low:08x}" for high, low in self._sums.tolist()]
+        return _digits(self._sums)
 
 
 def difference(
@@ -146,7 +171,7 @@ def _sums(x: jax.Array, dims: str, shape: tuple[int, ...]) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
 def _sums_of_part(
-    part: jax.Array, strides: tuple[int, ...], first: jax.Array, expert_axis: int
+    part: jax.Array, strides: tuple[int, ...], first: np.uint32, expert_axis: int
 ) -> jax.Array:
     """Returns the sums of a part's hashes for each of its experts and each seed, uint32 [E, 2].
 

@@ -8,7 +8,6 @@ the padding of an array that the devices did not divide, and that is never read.
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 import re
@@ -24,7 +23,7 @@ import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.checkpoints.fingerprints import difference, fingerprint
-from lingvo_gshard.files import digests
+from lingvo_gshard.files import digests, json_records
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import padded, processes, specs
 from lingvo_gshard.spmd.padded import PaddedArray
@@ -33,7 +32,7 @@ Index = tuple[slice, ...]
 _Result = TypeVar("_Result")
 # TensorStore's status codes for damaged files; the others are failures of the machine.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
-_BYTES_AT_ONCE = 256 * 2**20
+_BYTES_AT_ONCE = 128 * 2**20  # Of arrays that are read onto the devices.
 # A file that only versions without a digest of the description wrote.
 _OF_EARLIER_VERSIONS = "digests.json"
 
@@ -340,7 +339,7 @@ def first_line(error: BaseException) -> str:
 def _json_object(path: pathlib.Path, item: str) -> dict[str, Any]:
     """Reads what Orbax's JsonCheckpointHandler wrote as `item`."""
     try:
-        return dict(json.loads((path / item / "metadata").read_bytes()))
+        return dict(json_records.parse((path / item / "metadata").read_bytes()))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{item}/metadata is no JSON object: {error}") from None
 

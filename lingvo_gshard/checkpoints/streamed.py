@@ -33,7 +33,7 @@ from lingvo_gshard.checkpoints.checkpoints import COMMITTED, Contents, folder
 from lingvo_gshard.checkpoints.fingerprints import PartSums, difference
 from lingvo_gshard.checkpoints.stored import Index, SavedArray
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import atomic_file, digests, storage
+from lingvo_gshard.files import atomic_file, digests, json_records, storage
 from lingvo_gshard.sharding.layout import TensorSpec
 
 # A part that is read, hashed and written at a time.
@@ -140,7 +140,7 @@ def _continued(partial: pathlib.Path, source: str) -> dict[str, list[str]]:
         # The last line may have been cut.
         for line in journal.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
-                lines.append(json.loads(line))
+                lines.append(json_records.parse(line))
 
     if not lines or lines[0] != {"source": source}:
         shutil.rmtree(partial, ignore_errors=True)

@@ -209,7 +209,7 @@ def load(path: str | os.PathLike[str]) -> Quality:
     """Returns a saved Quality. Raises ValueError if the file is missing or damaged."""
     try:
         return json_records.read(
-            Quality, json.loads(storage.path(path).read_text(encoding="utf-8"))
+            Quality, json_records.parse(storage.path(path).read_text(encoding="utf-8"))
         )
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(

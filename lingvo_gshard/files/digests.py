@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from lingvo_gshard.files import atomic_file, storage
+from lingvo_gshard.files import atomic_file, json_records, storage
 
 _Result = TypeVar("_Result")
 _DIGEST = "digest"
@@ -109,11 +109,24 @@ def of_library(*parts: str) -> str:
     return of_json([_sha256(str(path), *_times(path.stat())) for path in files])
 
 
+def with_digest(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a JSON object with their digest, which `pop_digest` checks."""
+    return fields | {_DIGEST: of_json(fields)}
+
+
+def pop_digest(fields: dict[str, Any]) -> bool:
+    """Removes the digest of an object that was read; returns whether it is that of the others.
+
+    What is hashed are the values, so that another layout of the JSON is still the same.
+    """
+    digest = fields.pop(_DIGEST, None)
+    return bool(digest == of_json(fields))
+
+
 def write_json(path: str | os.PathLike[str], version: int, fields: dict[str, Any]) -> None:
     """Writes a JSON object with its version and its digest; `path` is never half written."""
-    # The digest is that of all other fields.
     fields = {"version": version, **fields}
-    text = json.dumps(fields | {_DIGEST: of_json(fields)}, indent=1)
+    text = json.dumps(with_digest(fields), indent=1)
     atomic_file.write(pathlib.Path(path), text + "\n")
 
 
@@ -128,8 +141,7 @@ def read_json(
     `build` raises KeyError, TypeError, AttributeError or ValueError.
     """
     try:
-        fields = json.loads(storage.path(path).read_bytes())
-        digest = fields.pop(_DIGEST, None)
+        fields = json_records.parse(storage.path(path).read_bytes())
         found_version = fields.get("version")
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
@@ -141,8 +153,7 @@ def read_json(
         problem = "no version" if found_version is None else f"version {found_version}"
         raise ValueError(f"{path} has {problem}, expected {version}; make the folder again.")
 
-    # What is hashed are the values, so that another layout of the JSON is still the same.
-    if digest != of_json(fields):
+    if not pop_digest(fields):
         raise ValueError(f"{path} is damaged: it is not what was written.")
 
     try:

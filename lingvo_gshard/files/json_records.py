@@ -1,7 +1,8 @@
-"""Rebuilds dataclasses from the JSON of their `dataclasses.asdict`."""
+"""Reads JSON, and rebuilds dataclasses from that of their `dataclasses.asdict`."""
 
 import dataclasses
 import functools
+import json
 import typing
 from typing import Any
 
@@ -13,6 +14,17 @@ class _Field:
     name: str
     type: Any
     has_default: bool
+
+
+def parse(text: str | bytes) -> Any:
+    """Returns JSON's value; ValueError if it is none, also if it is nested too deeply to be read.
+
+    json.loads raises RecursionError then, which is no ValueError.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def read(kind: Any, value: Any) -> Any:

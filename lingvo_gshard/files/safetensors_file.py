@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
 import numpy as np
 
-from lingvo_gshard.files import atomic_file
+from lingvo_gshard.files import atomic_file, json_records
 from lingvo_gshard.files.tensor_span import TensorSpan
 
 _METADATA = "__metadata__"
@@ -105,13 +105,13 @@ def read(path: str | pathlib.Path) -> Contents:
     """
     try:
         data = np.memmap(path, np.uint8, mode="c")  # Pages are read when they are used.
-        header_length = int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")
+        header_length = _header_length(data[:_LENGTH_BYTES].tobytes(), len(data))
         header_end = _LENGTH_BYTES + header_length
 
         # Offsets in the header count from its end.
-        header = dict(json.loads(data[_LENGTH_BYTES:header_end].tobytes()))
+        header = dict(json_records.parse(data[_LENGTH_BYTES:header_end].tobytes()))
         metadata = header.pop(_METADATA, {})
-        arrays = {name: _array(data[header_end:], entry) for name, entry in header.items()}
+        arrays = {name: _array(data, header_end, entry) for name, entry in header.items()}
         return Contents(arrays, metadata)
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
@@ -131,13 +131,11 @@ def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            header_length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if header_length > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
-                raise ValueError(f"a header of {header_length} bytes")
-            header = dict(json.loads(file.read(header_length)))
+            header_length = _header_length(file.read(_LENGTH_BYTES), size)
+            header = dict(json_records.parse(file.read(header_length)))
 
         header_end = _LENGTH_BYTES + header_length
-        sha256_of_entry = json.loads(header.pop(_METADATA, {}).get("sha256", "{}"))
+        sha256_of_entry = json_records.parse(header.pop(_METADATA, {}).get("sha256", "{}"))
         found = {}
         for name, entry in header.items():
             digest = sha256_of_entry.get(name)
@@ -157,9 +155,19 @@ def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
         ) from error
 
 
+def _header_length(first_bytes: bytes, file_size: int) -> int:
+    """Returns the length of a header; ValueError if the file ends in it, or it has no bound."""
+    header_length = int.from_bytes(first_bytes, "little")
+    if header_length > min(file_size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
+        raise ValueError(f"a header of {header_length} bytes")
+    return header_length
+
+
 def _checked_offset(entry: Mapping[str, Any], header_end: int, file_size: int) -> int:
     """Returns where an array begins in its file; ValueError if it does not end in it."""
     begin, end = entry["data_offsets"]
+    if not all(type(number) is int for number in (begin, end, *entry["shape"])):
+        raise ValueError(f"an array of {entry['shape']} at {begin} to {end}")
     itemsize = np.dtype(_DTYPES[entry["dtype"]]).itemsize
     num_bytes = itemsize * math.prod(entry["shape"])
     if min(begin, *entry["shape"], 0) < 0 or end - begin != num_bytes:
@@ -169,11 +177,12 @@ def _checked_offset(entry: Mapping[str, Any], header_end: int, file_size: int) -
     return int(header_end + begin)
 
 
-def _array(data: np.ndarray, entry: Mapping[str, Any]) -> np.ndarray:
-    """Returns the array that an entry of the header describes, a view of the bytes `data`."""
-    begin, end = entry["data_offsets"]
+def _array(data: np.ndarray, header_end: int, entry: Mapping[str, Any]) -> np.ndarray:
+    """Returns the array that an entry of the header describes, a view of the file's bytes."""
+    offset = _checked_offset(entry, header_end, len(data))
     dtype = np.dtype(_DTYPES[entry["dtype"]])
-    return data[begin:end].view(dtype).reshape(entry["shape"])
+    num_bytes = dtype.itemsize * math.prod(entry["shape"])
+    return data[offset : offset + num_bytes].view(dtype).reshape(entry["shape"])
 
 
 def sha256(array: np.ndarray) -> str:

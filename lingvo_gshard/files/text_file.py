@@ -17,6 +17,8 @@ from lingvo_gshard.files import atomic_file
 
 BinaryFile = gzip.GzipFile | io.BufferedReader
 HEAD_BYTES = 1 << 12  # Of a file's beginning, which tells what it is.
+# More than any line of text has; a small gzip file may have one that no memory holds.
+MAX_LINE_BYTES = 1 << 26
 # What begins with these bytes, and how to make text of it.
 _OTHER_FORMATS = (
     (rb"\x1f\x8b", "gzip", "name it .gz, or decompress it"),
@@ -46,6 +48,12 @@ def check_head(head: bytes, name: str) -> None:
             f"{name} is binary: {num_nuls} of its first {len(head)} bytes are NUL, expected text "
             "in UTF-8"
         )
+
+
+def check_line(num_bytes: int, name: str) -> None:
+    """Raises ValueError if a line of so many bytes is too long to be read; it is `name`."""
+    if num_bytes > MAX_LINE_BYTES:
+        raise ValueError(f"{name} has over {MAX_LINE_BYTES >> 20} MiB, expected a line of text")
 
 
 def is_same_as_utf8(charset: str) -> bool:

@@ -9,13 +9,14 @@ in released models are 1 and 0: rows of tables change places.
 """
 
 import dataclasses
-import json
 import pathlib
+import reprlib
 from typing import Any
 
 from lingvo_gshard import registry
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.files import json_records
 from lingvo_gshard.hugging_face.names import Family
 from lingvo_gshard.layers.activations import Activation
 from lingvo_gshard.layers.gating import CapacityBy
@@ -33,6 +34,12 @@ _EOS = 2
 _EPSILON = 1e-5  # Of every norm there.
 _SIDES = ("encoder", "decoder")
 _MAX_CONFIG_BYTES = 2**20
+# Far above those of any model, and so few that a damaged number takes no memory.
+_MAX_DIM = 2**18
+_MAX_VOCAB = 2**24
+_MAX_LAYERS = 512
+_MAX_EXPERTS = 8192
+_MAX_PRODUCTS = 2**17
 
 _ACTIVATIONS = {
     "relu": Activation.RELU,
@@ -93,10 +100,14 @@ class Config:
     def rows(self) -> tuple[int, int, int]:
         """Returns the rows of a table there that are our ids 0, 1 and 2; the others are the same.
 
-        Without padding, whose id is then -1, row 0 is of no piece.
+        Without padding, whose id is then -1, its row is the one that BOS and EOS leave.
         """
         pad = self["pad_token_id"]
-        return (0 if pad == -1 else pad, self["bos_token_id"], self["eos_token_id"])
+        bos = self["bos_token_id"]
+        eos = self["eos_token_id"]
+        if pad == -1:
+            pad = min({_PAD, _BOS, _EOS} - {bos, eos})
+        return (pad, bos, eos)
 
     @property
     def expert_scale(self) -> float:
@@ -115,7 +126,7 @@ def read(folder: pathlib.Path) -> Config:
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ValueError(f"{path.stat().st_size} bytes")
-        values = dict(json.loads(path.read_bytes()))
+        values = dict(json_records.parse(path.read_bytes()))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is no JSON object: {error}.") from error
 
@@ -131,6 +142,8 @@ def read(folder: pathlib.Path) -> Config:
 
 def _check(config: Config) -> None:
     """Raises ValueError, which names the value, for a model that we compute otherwise."""
+    _check_sizes(config)
+    _check_types(config)
     required = dict(_REQUIRED)
     if config.family is Family.M2M_100:
         required = {"eos_token_id": _EOS}
@@ -139,7 +152,7 @@ def _check(config: Config) -> None:
             raise ValueError(f"{config.path}: {name} is {config[name]!r}; expected {value!r}.")
 
     activation = config["activation_function"]
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ValueError(
             f"{config.path}: activation_function is {activation!r}; expected one of "
             f"{', '.join(_ACTIVATIONS)}."
@@ -150,20 +163,66 @@ def _check(config: Config) -> None:
             "order."
         )
 
-    sizes = ["d_model", "vocab_size"]
-    sizes += [f"{side}_{size}" for side in _SIDES for size in ("layers", "ffn_dim")]
+
+def _check_sizes(config: Config) -> None:
+    """Raises ValueError for a size that is no number, or larger than any model's."""
+    limits = {"d_model": _MAX_DIM, "vocab_size": _MAX_VOCAB}
+    for side in _SIDES:
+        limits[f"{side}_layers"] = _MAX_LAYERS
+        limits[f"{side}_ffn_dim"] = _MAX_DIM
     if config.family is Family.NLLB_MOE:
-        sizes.append("num_experts")
-    for name in sizes:
-        if not isinstance(config[name], int) or config[name] < 1:
-            raise ValueError(f"{config.path}: {name} is {config[name]!r}; expected 1 or more.")
+        limits["num_experts"] = _MAX_EXPERTS
+
+    for name, limit in limits.items():
+        if not _is_integer(config[name]) or not 1 <= config[name] <= limit:
+            raise ValueError(
+                f"{config.path}: {name} is {reprlib.repr(config[name])}; expected 1 to {limit}."
+            )
+    num_products = 0
+    for side in _SIDES:
+        if config.family is Family.NLLB_MOE:
+            num_products += config[f"{side}_layers"] * config["num_experts"]
+    if num_products > _MAX_PRODUCTS:
+        raise ValueError(
+            f"{config.path}: num_experts is {config['num_experts']} in so many layers; expected "
+            f"at most {_MAX_PRODUCTS} experts in all layers together."
+        )
     for side in _SIDES:
         heads = config[f"{side}_attention_heads"]
-        if not isinstance(heads, int) or heads < 1 or config["d_model"] % heads:
+        if not _is_integer(heads) or heads < 1 or config["d_model"] % heads:
             raise ValueError(
-                f"{config.path}: {side}_attention_heads is {heads!r}; expected a divisor of "
-                f"d_model {config['d_model']}."
+                f"{config.path}: {side}_attention_heads is {reprlib.repr(heads)}; expected a "
+                f"divisor of d_model {config['d_model']}."
             )
+
+
+def _check_types(config: Config) -> None:
+    """Raises ValueError for an id, a rate or a switch that is of another type."""
+    expected = {}
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        is_id = _is_integer(config[name]) and -1 <= config[name] < config["vocab_size"]
+        expected[name] = is_id, "an id of the vocabulary"
+    for name in ("scale_embedding", "tie_word_embeddings"):
+        expected[name] = isinstance(config[name], bool), "true or false"
+
+    rates = ["dropout", "attention_dropout", "activation_dropout"]
+    if config.family is Family.NLLB_MOE:
+        rates.append("moe_token_dropout")
+        for name in ("encoder_sparse_step", "decoder_sparse_step"):
+            expected[name] = _is_integer(config[name]) and config[name] >= 0, "0 or more"
+    for name in rates:
+        is_number = _is_integer(config[name]) or isinstance(config[name], float)
+        expected[name] = is_number and 0 <= config[name] < 1, "0 or more, below 1"
+
+    for name, (is_right, what) in expected.items():
+        if not is_right:
+            raise ValueError(
+                f"{config.path}: {name} is {reprlib.repr(config[name])}; expected {what}."
+            )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def launched_model(config: Config) -> tuple[str, tuple[str, ...]]:

@@ -27,6 +27,7 @@ from lingvo_gshard.hugging_face import config as configs
 from lingvo_gshard.hugging_face import names, tokenizer_files
 from lingvo_gshard.hugging_face.folder import block_size
 from lingvo_gshard.hugging_face.names import Family, Piece
+from lingvo_gshard.input.example_codec import PAD_ID
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.run import Run
 
@@ -81,7 +82,8 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
             raise ValueError(f"{folder} is not empty: export to a new folder.")
         notes = _write_tokenizer(path, vocabularies, task.target_vocab_size, rows)
         _write(path, tensors, part_bytes)
-        _write_json(path / "generation_config.json", _generation(run.params.decode, config))
+        generation = _generation(run.params.decode, config) | {"pad_token_id": rows[PAD_ID]}
+        _write_json(path / "generation_config.json", generation)
         # Last: a folder without it is no model.
         _write_json(path / configs.CONFIG, config)
     return [*notes, *_notes(run.params, config)]
@@ -238,7 +240,6 @@ def _generation(decode: Params, config: Mapping[str, Any]) -> dict[str, Any]:
     generation: dict[str, Any] = {
         name: config[name] for name in ("bos_token_id", "eos_token_id", "decoder_start_token_id")
     }
-    generation["pad_token_id"] = max(0, config["pad_token_id"])
     generation["num_beams"] = decode.beam_size
     generation["early_stopping"] = _EARLY_STOPPING[decode.stopping]
     generation["max_length"] = decode.max_target_len + 1  # Theirs counts the first token.

@@ -10,7 +10,6 @@ A folder holds model.safetensors, or parts of it with an index; or pytorch_model
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ import numpy as np
 from lingvo_gshard.checkpoints.stored import Index, SavedArray
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import digests, safetensors_file
+from lingvo_gshard.files import digests, json_records, safetensors_file
 from lingvo_gshard.files.tensor_span import TensorSpan
 from lingvo_gshard.hugging_face import names, torch_file
 from lingvo_gshard.hugging_face.config import Config
@@ -225,7 +224,7 @@ def _indexed(
     try:
         if index.stat().st_size > _MAX_INDEX_BYTES:
             raise ValueError(f"{index.stat().st_size} bytes")
-        weight_map = dict(json.loads(index.read_bytes())["weight_map"])
+        weight_map = dict(json_records.parse(index.read_bytes())["weight_map"])
         files = {str(file) for file in weight_map.values()}
         if any(pathlib.PurePath(file).name != file for file in files):
             raise ValueError("it names files of other folders")

@@ -15,6 +15,7 @@ import pickle
 import pickletools
 import struct
 import zipfile
+import zlib
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
@@ -35,6 +36,10 @@ _OPCODES = frozenset(
     "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "
     "BINUNICODE SHORT_BINUNICODE".split()
 )
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
+_GETS = ("GET", "BINGET", "LONG_BINGET")
+# Opcodes after which what is put is no tuple.
+_NO_TUPLES = ("GLOBAL", "STACK_GLOBAL", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_DICT", "REDUCE")
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # Of an entry of a zip archive.
 
 
@@ -56,11 +61,13 @@ def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
         EOFError,
         IndexError,
         KeyError,
+        RuntimeError,  # An archive with a password, or of a kind that zipfile cannot read.
         TypeError,
         ValueError,
         pickle.UnpicklingError,
         struct.error,
         zipfile.BadZipFile,
+        zlib.error,
     ) as error:
         raise ValueError(
             f"{path}: not a file of tensors that torch.save wrote, or a damaged one ({error!r})."
@@ -116,8 +123,9 @@ class _Archive:
 
     def _storage(self, identifier: tuple[Any, ...]) -> _Storage:
         kind, dtype, key, _, count = identifier
-        if kind != "storage" or not isinstance(dtype, np.dtype):
-            raise ValueError(f"it refers to {kind!r}")
+        types = isinstance(dtype, np.dtype), isinstance(key, str), isinstance(count, int)
+        if kind != "storage" or not all(types):
+            raise ValueError("it refers to something that is no storage")
 
         # The entry's name and extra field lie between its header and its bytes.
         info = self._archive.getinfo(f"{self._root}data/{key}")
@@ -142,6 +150,8 @@ class _Archive:
         *_: Any,
     ) -> TensorSpan:
         """Returns what torch._utils._rebuild_tensor_v2 would make."""
+        if not all(isinstance(number, int) for number in (offset, *shape, *stride)):
+            raise ValueError("a tensor's place or shape is no number")
         if min(offset, *shape, 0) < 0 or offset + math.prod(shape) > storage.size:
             raise ValueError(f"a tensor of shape {shape} at {offset} in {storage.size} elements")
         strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
@@ -161,13 +171,27 @@ class _Archive:
 
 def _check_opcodes(content: bytes) -> None:
     """Raises ValueError unless a pickle's opcodes are those of tensors and take little memory."""
+    num_put = 0
+    tuples = set()  # The indices at which there may be one.
+    previous = ""
     for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name not in _OPCODES:
-            raise ValueError(f"its pickle has the opcode {opcode.name}")
-        # A list grows to the index that is put.
-        is_put = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
-        if is_put and (not isinstance(argument, int) or argument > len(content)):
-            raise ValueError(f"its pickle has the index {argument}")
+        name = opcode.name
+        if name not in _OPCODES:
+            raise ValueError(f"its pickle has the opcode {name}")
+
+        if name in _PUTS:
+            # A list grows to the index that is put.
+            index = num_put if name == "MEMOIZE" else argument
+            if not isinstance(index, int) or index > num_put:
+                raise ValueError(f"its pickle has the index {index}")
+            num_put += 1
+            if previous not in _NO_TUPLES:
+                tuples.add(index)
+
+        # A tuple that is in another twice, and this one in the next, takes forever to hash.
+        if name in _GETS and argument in tuples:
+            raise ValueError("its pickle has a tuple in several places")
+        previous = name
 
 
 class _Unpickler(pickle.Unpickler):

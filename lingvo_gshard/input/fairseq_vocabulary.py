@@ -16,9 +16,9 @@ unused rows. Past the end of the table are what the model alone knows, which bec
 record that text goes to the model as it is; see Tokenizer.
 """
 
-import json
+import contextlib
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ import sentencepiece
 from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
+from lingvo_gshard.files import json_records
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.input.normalization import Normalization
 from lingvo_gshard.input.tokenizer import END, LANGUAGE, recorded
@@ -170,7 +171,8 @@ def _model(path: pathlib.Path) -> Any:
 def _m2m_names(path: pathlib.Path) -> list[str]:
     """Returns the pieces of a vocab.json in the order of their ids, checked to be 0, 1, 2, ..."""
     ids = _json(path)
-    if not isinstance(ids, dict) or sorted(ids.values()) != list(range(len(ids))):
+    is_numbered = isinstance(ids, dict) and all(isinstance(x, int) for x in ids.values())
+    if not is_numbered or sorted(ids.values()) != list(range(len(ids))):
         raise ValueError(f"{path}: expected pieces with the ids 0, 1, 2, ..., each once")
     names = sorted(ids, key=ids.__getitem__)
     if tuple(names[: len(_SPECIAL)]) != _SPECIAL:
@@ -195,8 +197,10 @@ def _tokens(folder: pathlib.Path, first: int, *, masked: bool) -> list[str]:
 
     # Without ids, the order is fairseq's: <mask> comes last.
     for name in _IN_ORDER:
-        listed = _object(folder / name).get("additional_special_tokens") or []
-        languages = [token for token in map(_content, listed) if LANGUAGE.fullmatch(token)]
+        fields = _object(folder / name)
+        with _as_written(folder / name):
+            listed = fields.get("additional_special_tokens") or []
+            languages = [token for token in map(_content, listed) if LANGUAGE.fullmatch(token)]
         if languages:
             return [*languages, _MASK] if masked else languages
     raise ValueError(
@@ -209,20 +213,37 @@ def _tokens_by_id(folder: pathlib.Path) -> dict[int, str]:
     """Returns the tokens that the first file with ids of them lists; none without such a file."""
     for name in _WITH_IDS:
         fields = _object(folder / name)
-        by_id: dict[int, str] = {}
-        if name == "tokenizer.json":
-            for token in fields.get("added_tokens", ()):
-                by_id[int(token["id"])] = token["content"]
-        elif name == "tokenizer_config.json":
-            for token_id, token in fields.get("added_tokens_decoder", {}).items():
-                by_id[int(token_id)] = _content(token)
-        else:
-            by_id = {token_id: token for token, token_id in fields.items()}
+        with _as_written(folder / name):
+            by_id = _ids(name, fields)
 
         # A file may list the special tokens alone.
         if any(LANGUAGE.fullmatch(token) for token in by_id.values()):
             return by_id
     return {}
+
+
+def _ids(name: str, fields: dict[str, Any]) -> dict[int, str]:
+    """Returns the tokens by id that the fields of a file of that name list."""
+    by_id: dict[int, str] = {}
+    if name == "tokenizer.json":
+        for token in fields.get("added_tokens", ()):
+            by_id[int(token["id"])] = str(token["content"])
+    elif name == "tokenizer_config.json":
+        for token_id, token in fields.get("added_tokens_decoder", {}).items():
+            by_id[int(token_id)] = _content(token)
+    else:
+        for content, token_id in fields.items():
+            by_id[int(token_id)] = content
+    return by_id
+
+
+@contextlib.contextmanager
+def _as_written(path: pathlib.Path) -> Iterator[None]:
+    """Raises ValueError for a file whose values are of other types than transformers writes."""
+    try:
+        yield
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not as transformers writes it ({error!r})") from error
 
 
 def _content(token: Any) -> str:
@@ -233,6 +254,8 @@ def _content(token: Any) -> str:
 def _unused(config: pathlib.Path, num_named: int) -> list[str]:
     """Returns names for the rows that the model's table has past its `num_named` ids."""
     num_rows = _object(config).get("vocab_size", num_named)
+    if not isinstance(num_rows, int):
+        raise ValueError(f"{config} has vocab_size {num_rows!r}; expected a number")
     num_unused = num_rows - num_named
     if not 0 <= num_unused < _MAX_UNUSED:
         raise ValueError(
@@ -254,6 +277,6 @@ def _object(path: pathlib.Path) -> dict[str, Any]:
 
 def _json(path: pathlib.Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json_records.parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error

@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.files import atomic_file, json_records, table
+from lingvo_gshard.files import atomic_file, digests, json_records, table
 from lingvo_gshard.hlo import kernels
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_module import num_bytes
@@ -228,7 +228,7 @@ def save(plan: AnyPlan, folder: pathlib.Path) -> None:
         values["expected"] = factor.as_json(plan.cost.step_secs)
 
     folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(values, indent=2)
+    content = json.dumps(digests.with_digest(values), indent=2)
     atomic_file.write(folder / PLAN_JSON, f"{content}\n")
     atomic_file.write(folder / "report.md", markdown(plan))
 
@@ -239,9 +239,12 @@ def load(folder: pathlib.Path) -> AnyPlan:
     if not path.is_file():
         raise ValueError(f"{folder}: no {PLAN_JSON} there.")
     try:
-        plan: AnyPlan = json_records.read(AnyPlan, json.loads(path.read_text()))
+        values = json_records.parse(path.read_bytes())
+        plan: AnyPlan = json_records.read(AnyPlan, values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged or outdated ({error!r}); plan again.") from error
+    if not digests.pop_digest(values):
+        raise ValueError(f"{path} is damaged or outdated: its digest is not that of its contents.")
     return plan
 
 

@@ -92,6 +92,42 @@ def of_file(
     return make(program, topology_name, letters, axes, mesh, roles, categories, progress)
 
 
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A search that is made in a process of its own: see of_file."""
+
+    path: pathlib.Path
+    topology_name: str
+    letters: Sequence[str]
+    axes: Sequence[str]
+    mesh: str | None
+    roles: Sequence[str]
+    categories: Sequence[str]
+    folder: pathlib.Path  # Where it is saved.
+    progress: Callable[[str], None]
+
+    @property
+    def label(self) -> str:
+        """Its name, for messages."""
+        return f"--program={self.path}"
+
+
+def save_search(request: Request) -> str:
+    """Searches and saves what is found; returns its text. Raises ValueError as of_file."""
+    found = of_file(
+        request.path,
+        request.topology_name,
+        request.letters,
+        request.axes,
+        request.mesh,
+        request.roles,
+        request.categories,
+        request.progress,
+    )
+    save(found, request.folder)
+    return foreign_search_text.search_text(found)
+
+
 def make(
     program: ForeignProgram,
     topology_name: str,

@@ -63,10 +63,7 @@ def _write(made: Plan, folder: pathlib.Path) -> None:
 def _load(folder: pathlib.Path, fingerprint: str) -> Plan | None:
     """Returns the plan in `folder` with this fingerprint; None if there is no readable one."""
     fingerprint_file = folder / "fingerprint"
-    if (
-        not fingerprint_file.is_file()
-        or fingerprint_file.read_text(encoding="utf-8") != fingerprint
-    ):
+    if not fingerprint_file.is_file() or fingerprint_file.read_bytes() != fingerprint.encode():
         return None
     # What is damaged is planned again.
     try:

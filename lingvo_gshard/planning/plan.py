@@ -5,7 +5,7 @@ import json
 import pathlib
 from typing import Any, Self
 
-from lingvo_gshard.files import atomic_file, json_records
+from lingvo_gshard.files import atomic_file, digests, json_records
 from lingvo_gshard.planning.published import factors
 from lingvo_gshard.planning.published.factors import Factor
 
@@ -266,7 +266,7 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
             values[name] = {"at_roofline": rate(1.0), "expected": expected}
 
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_file.write(folder / PLAN_JSON, json.dumps(values, indent=2) + "\n")
+    atomic_file.write(folder / PLAN_JSON, json.dumps(digests.with_digest(values), indent=2) + "\n")
 
 
 def load(folder: pathlib.Path) -> Plan:
@@ -277,6 +277,10 @@ def load(folder: pathlib.Path) -> Plan:
 
     # What plan.json repeats at its top is no field of a plan and is left aside.
     try:
-        return json_records.read(Plan, json.loads(path.read_text(encoding="utf-8")))
-    except (KeyError, TypeError, ValueError) as error:
+        values = json_records.parse(path.read_bytes())
+        plan: Plan = json_records.read(Plan, values)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged or outdated ({error!r}); plan again.") from error
+    if not digests.pop_digest(values):
+        raise ValueError(f"{path} is damaged or outdated: its digest is not that of its contents.")
+    return plan

@@ -3,7 +3,6 @@
 import asyncio
 import codecs
 import dataclasses
-import json
 import logging
 import re
 import secrets
@@ -14,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from lingvo_gshard.decoding.bundle import DecoderSpec
-from lingvo_gshard.files import text_file
+from lingvo_gshard.files import json_records, text_file
 from lingvo_gshard.input.example_codec import listed
 from lingvo_gshard.input.manifest import Kind
 
@@ -91,8 +90,8 @@ async def json_body(request: web.Request) -> Any:
 
     text = await text_body(request, "strict")
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return json_records.parse(text)
+    except ValueError as error:
         raise web.HTTPBadRequest(text=f"The body is not JSON: {error}.") from error
 
 

@@ -342,6 +342,12 @@ class _Read(stages.Executable):
             return None
 
 
+def _has_gspmd_shardings(module: Any) -> bool:
+    """Returns whether an ir.Module's shardings are GSPMD's alone, and none is Shardy's."""
+    text = module.operation.get_asm(large_elements_limit=8)
+    return "mhlo.sharding" in text and "sdy." not in text
+
+
 def compile_stablehlo(
     module: Any,
     devices: Sequence[Any],
@@ -360,6 +366,9 @@ def compile_stablehlo(
     )
     build_options = options.executable_build_options
     build_options.allow_spmd_sharding_propagation_to_output = list(free_results)
+    # Shardy aborts the process if it meets GSPMD's shardings, which other programs' HLO has.
+    if _has_gspmd_shardings(module):
+        build_options.use_shardy_partitioner = False
 
     device_list = xla_client.DeviceList(tuple(devices))
     client = devices[0].client

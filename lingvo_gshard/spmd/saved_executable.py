@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from lingvo_gshard.files import atomic_file
+from lingvo_gshard.files import atomic_file, json_records
 from lingvo_gshard.spmd import executable, specs, versions
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.program import Program
@@ -112,7 +112,7 @@ def _read_digests(path: pathlib.Path, mesh: jax.sharding.Mesh) -> tuple[str, str
     """
     machine = _machine(mesh)
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json_records.parse(path.read_text(encoding="utf-8"))
         saved_machine = {name: facts[name] for name in machine}
         program_digest = facts["program_digest"]
         file_digest = facts["file_digest"]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import atomic_file, storage
+from lingvo_gshard.files import atomic_file, json_records, storage
 from lingvo_gshard.model.spec import called
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
 from lingvo_gshard.train.writers import Writer
@@ -181,6 +181,6 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().splitlines(keepends=True)
     try:
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [json_records.parse(line) for line in lines if line.endswith(b"\n")]
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}; delete the line, or the file.") from error

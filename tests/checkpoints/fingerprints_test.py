@@ -47,6 +47,14 @@ def test_one_for_each_expert_whatever_the_mesh(monkeypatch):
         assert _fingerprints(_arrays(), mesh_shape) == whole
 
 
+def test_on_one_device_large_arrays_are_hashed_in_parts(monkeypatch):
+    """Along their longest axis, that of experts or another; the last part is smaller."""
+    whole = _fingerprints(_arrays())
+    for num_bytes in (8, 100, 300):
+        monkeypatch.setattr(fingerprints, "_PART_BYTES", num_bytes)
+        assert _fingerprints(_arrays()) == whole
+
+
 @pytest.mark.parametrize("path", ["wi", "wo"])
 def test_a_changed_bit_and_swapped_experts_show(path):
     dim = _SPEC[path].dims.index("E")

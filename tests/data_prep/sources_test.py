@@ -2,10 +2,11 @@ import gzip
 
 import pytest
 
-from data_prep import sources
+from data_prep import sources, tsv
 from data_prep.rules import Rule
 from data_prep.sources import ColumnsFile, JsonlFile, MosesFiles, PoFile, Row, TsvFile
 from data_prep.tsv import Malformed, Pair
+from lingvo_gshard.files import text_file
 
 _PO = """
 msgid ""
@@ -154,3 +155,13 @@ def test_no_line_break_stays_within_a_pair(tmp_path):
     assert [row.example for row in TsvFile(tmp_path / "x.tsv", "de").rows()] == [
         Pair("a b c", "a b c")
     ]
+
+
+def test_a_line_that_no_memory_holds_costs_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_file, "MAX_LINE_BYTES", 1 << 20)
+    path = tmp_path / "a.tsv.gz"
+    long_line = b"x" * (5 << 20) + b"\n"
+    path.write_bytes(gzip.compress(b"a\tb\n" + long_line + b"c\td\n" + long_line.rstrip()))
+    rows = list(tsv.read_lines(path, tsv.parse))
+    assert [type(row).__name__ for row in rows] == ["Pair", "Malformed", "Pair", "Malformed"]
+    assert "it has over 1 MiB" in str(rows[1])

@@ -55,6 +55,7 @@ def test_json_reads_back_in_any_layout(tmp_path):
         ("", "a.json is damaged: it holds no JSON object"),
         ("{", "a.json is damaged: it holds no JSON object"),
         ("[]", "a.json is damaged: it holds no JSON object"),
+        ("[" * 100_000, "a.json is damaged: it holds no JSON object .*nested too deeply"),
         ("3", "a.json is damaged: it holds no JSON object"),
         ("\udcff", "a.json is damaged: it holds no JSON object"),
         ("{}", "a.json has no version, expected 2; make the folder again"),

@@ -124,15 +124,33 @@ def test_spans_read_any_rows_and_check_digests(tmp_path):
         ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, r"an array of \[2\] at 0 to 4"),
         ({"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}, r"an array of \[-1\] at 4 to 0"),
         ({"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}, "it has .* should have"),
+        ({"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}, r"an array of \[1.0\]"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, r"an array of \[1\] at -4 to 0"),
         ({"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}, "F99"),
     ],
 )
-def test_spans_outside_of_the_file_are_refused(tmp_path, entry, message):
+def test_arrays_outside_of_the_file_are_refused(tmp_path, entry, message):
     header = json.dumps({"a": entry}).encode()
     path = tmp_path / "w.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(ValueError, match=f"or a damaged one .*{message}"):
-        safetensors_file.spans(path)
+    for read in (safetensors_file.spans, safetensors_file.read):
+        with pytest.raises(ValueError, match=f"or a damaged one .*{message}"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("length", "header", "message"),
+    [
+        (2**62, b"{}", "a header of 4611686018427387904 bytes"),
+        (900_000, b"[" * 900_000, "it is nested too deeply"),
+    ],
+)
+def test_headers_are_bounded(tmp_path, length, header, message):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + header)
+    for read in (safetensors_file.spans, safetensors_file.read):
+        with pytest.raises(ValueError, match=message):
+            read(path)
 
 
 def test_arrays_may_keep_their_order(tmp_path):

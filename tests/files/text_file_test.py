@@ -1,5 +1,6 @@
 import bz2
 import gzip
+import io
 import lzma
 
 import pytest
@@ -78,3 +79,10 @@ def test_the_first_line_that_is_not_utf_8_is_told(tmp_path, caplog):
     assert lines == ["good", "", "na\ufffdve", "bad \ufffd"]
     (told,) = caplog.messages
     assert told.startswith("x.txt: line 3 is not UTF-8 (invalid continuation byte at byte 2); ")
+
+
+def test_a_line_that_no_memory_holds_is_refused(monkeypatch):
+    monkeypatch.setattr(text_file, "MAX_LINE_BYTES", 1 << 20)
+    stream = io.BytesIO(b"a\n" + b"x" * (3 << 20))
+    with pytest.raises(ValueError, match="^the text: line 2 has over 1 MiB, expected a line"):
+        list(line_program.read_lines(stream))

@@ -168,7 +168,18 @@ def test_tensors_that_are_not_the_models_are_refused(tmp_path, change, message):
         ({"activation_function": "tanh"}, "activation_function is 'tanh'; expected one of relu"),
         ({"encoder_attention_heads": 3}, "encoder_attention_heads is 3; expected a divisor"),
         ({"pad_token_id": 3}, r"pad, bos and eos are \[3, 0, 2\]; expected 0, 1 and 2"),
-        ({"d_model": "16"}, "d_model is '16'; expected 1 or more"),
+        ({"d_model": "16"}, "d_model is '16'; expected 1 to 262144"),
+        ({"d_model": True}, "d_model is True; expected 1 to 262144"),
+        ({"encoder_layers": 10**9}, "encoder_layers is 1000000000; expected 1 to 512"),
+        ({"num_experts": 8192, "encoder_layers": 512}, "expected at most 131072 experts"),
+        ({"encoder_attention_heads": []}, r"encoder_attention_heads is \[\]; expected a divisor"),
+        ({"pad_token_id": [1]}, r"pad_token_id is \[1\]; expected an id of the vocabulary"),
+        ({"decoder_start_token_id": 47}, "decoder_start_token_id is 47; expected an id"),
+        ({"scale_embedding": "yes"}, "scale_embedding is 'yes'; expected true or false"),
+        ({"dropout": float("nan")}, "dropout is nan; expected 0 or more, below 1"),
+        ({"moe_token_dropout": 1}, "moe_token_dropout is 1; expected 0 or more, below 1"),
+        ({"encoder_sparse_step": None}, "encoder_sparse_step is None; expected 0 or more"),
+        ({"activation_function": ["relu"]}, r"activation_function is \['relu'\]; expected one of"),
         ({"encoder_layers": 5}, r"lacks model\.encoder\.layers\.4\."),
         ({"dropout": "much"}, "rate is 0.1; expected float"),
     ],
@@ -268,6 +279,12 @@ def _saved(path, content, compression=zipfile.ZIP_STORED):
         (pickle.dumps({"a": 1}, 2), "it holds other things than tensors"),
         (pickle.dumps({"a": b"x" * 300}, 4), "its pickle has the opcode"),
         (b"\x80\x02}r\xff\xff\xff\x7f.", "its pickle has the index 2147483647"),
+        # A tuple of the one before, twice, and so on: hashing it would take hours.
+        (
+            b"\x80\x02}N\x85q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(40)),
+            "its pickle has a tuple in several places",
+        ),
+        (b"\x80\x02(NNNNNtQ.", "it refers to something that is no storage"),
         (b"\x80\x02\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", "not a file of tensors"),
         (b"", "not a file of tensors"),
     ],
@@ -303,6 +320,14 @@ def test_tensors_end_in_their_storages(tmp_path):
         path = _saved(tmp_path / "model.bin", _tensor_pickle(count, shape, stride))
         with pytest.raises(ValueError, match=message):
             torch_file.spans(path)
+    # An archive with a password.
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 8] |= 1
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="model.bin: not a file of tensors .*encrypted"):
+        torch_file.spans(path)
+
     path = _saved(path, _tensor_pickle(4, (2, 2), (2, 1)), zipfile.ZIP_DEFLATED)
     with pytest.raises(ValueError, match="data/0 is compressed"):
         torch_file.spans(path)

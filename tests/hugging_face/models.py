@@ -15,7 +15,7 @@ from lingvo_gshard.model.translation import TranslationTask
 from tests.layers import building
 
 MODELS = pathlib.Path(__file__).parent / "models"
-NAMES = ("nllb_moe", "nllb_moe_sparse", "m2m_100")
+NAMES = ("nllb_moe", "nllb_moe_sparse", "m2m_100", "m2m_100_untied")
 PAD = 1  # Theirs.
 
 

@@ -46,6 +46,14 @@ _SIZES: dict[str, Any] = {
     "decoder_ffn_dim": 20,
     "max_position_embeddings": 64,
 }
+# A table for each side and one for the logits, and what else may be otherwise without experts.
+_UNTIED: dict[str, Any] = {
+    "encoder_layers": 1,
+    "decoder_layers": 3,
+    "tie_word_embeddings": False,
+    "scale_embedding": False,
+    "activation_function": "silu",
+}
 _STEPS = 14  # generate's max_length, which counts </s> at the beginning.
 
 
@@ -66,6 +74,7 @@ def main() -> None:
     _write("nllb_moe", _model(NllbMoeConfig(**_SIZES | moe), seed=4))
     _write("nllb_moe_sparse", _model(NllbMoeConfig(**_SIZES | sparse), seed=9))
     _write("m2m_100", _model(M2M100Config(**_SIZES), seed=19))
+    _write("m2m_100_untied", _model(M2M100Config(**_SIZES | _UNTIED), seed=23))
     _write_in_parts(_model(NllbMoeConfig(**_SIZES | moe), seed=4))
 
 
@@ -78,7 +87,7 @@ def _model(config: NllbMoeConfig | M2M100Config, seed: int) -> PreTrainedModel:
     rng = np.random.default_rng(seed)
     for name, weight in sorted(model.named_parameters()):
         values = rng.standard_normal(tuple(weight.shape))
-        if "shared" in name:
+        if any(table in name for table in ("shared", "embed_tokens", "lm_head")):
             values /= math.sqrt(config.d_model)
             values[EOS] *= 3.5  # So that sentences end.
             values[PAD] = 0.0  # As in released models, which never generate it.

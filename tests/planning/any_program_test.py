@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 
@@ -18,7 +19,7 @@ from jax.experimental import pallas
 from lingvo_gshard import planning
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import any_program, kept_programs
-from lingvo_gshard.planning.compiled import run_programs
+from lingvo_gshard.planning.compiled import own_process, run_programs
 from lingvo_gshard.planning.plan import GIB, TRAIN
 from lingvo_gshard.planning.published import factors
 from lingvo_gshard.spmd import executable, foreign, specs, topology
@@ -343,6 +344,7 @@ def test_a_plan_is_kept_until_something_changes(cpu, tmp_path, monkeypatch):
         return make(*args)
 
     monkeypatch.setattr(any_program, "make", counted)
+    monkeypatch.setattr(own_process, "call", lambda function, request: function(request))
     path = _file(tmp_path, *_small(["data"]))
     load_or_make = functools.partial(
         kept_programs.load_or_make, path, tiny.TOPOLOGY, tmp_path / "PLAN"
@@ -364,6 +366,37 @@ def test_a_plan_is_kept_until_something_changes(cpu, tmp_path, monkeypatch):
     plan_json = tmp_path / "PLAN" / any_program.PLAN_JSON
     plan_json.write_text(plan_json.read_text()[:-9])
     assert load_or_make().memory_gib == second.memory_gib and len(made) == 5
+    # One digit, which is JSON like any other.
+    plan_json.write_text(plan_json.read_text().replace('"capacity": 1', '"capacity": 2'))
+    assert load_or_make().memory_gib == second.memory_gib and len(made) == 6
+    (tmp_path / "PLAN" / "fingerprint").write_bytes(b"\xff")
+    assert load_or_make().memory_gib == second.memory_gib and len(made) == 7
+
+
+def test_a_compiler_that_dies_ends_no_other_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_programs, "_plan", _abort)
+    path = tmp_path / "step.hlo"
+    path.write_text("HloModule f")
+    with pytest.raises(ValueError, match="step.hlo: the process that compiled it died; .*damaged"):
+        kept_programs.load_or_make(path, tiny.TOPOLOGY, tmp_path / "PLAN")
+
+
+def _abort(request):
+    os.abort()
+
+
+@pytest.mark.slow
+def test_hlo_with_gspmds_shardings_is_planned(tmp_path):
+    path = tmp_path / "step.hlo"
+    path.write_text(
+        "HloModule f, num_partitions=8\n\nENTRY m {\n"
+        "  x = f32[64,32] parameter(0), sharding={devices=[8,1]<=[8]}\n"
+        "  w = f32[32,16] parameter(1), sharding={replicated}\n"
+        "  ROOT y = f32[64,16] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n"
+    )
+    plan = any_program.of_file(path, tiny.TOPOLOGY, None, ["x=argument 0"], ())
+    # Eight rows of 32 numbers on each device.
+    assert plan.mesh == {"d": 8} and plan.memory_gib.roles["x"].gib == 8 * 32 * 4 / 2**30
 
 
 def test_arguments_that_lie_whole_on_every_device_are_suspicious(cpu):

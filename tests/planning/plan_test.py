@@ -98,6 +98,13 @@ def test_rates_and_core_years():
 
 
 def test_missing_and_damaged_plans_are_refused(tmp_path):
+    plan.save(plans.plan(plans.cost()), tmp_path / "digit")
+    path = tmp_path / "digit" / "plan.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"host_peak_gib": values["host_peak_gib"] + 1}))
+    with pytest.raises(ValueError, match=r"plan.json is damaged or outdated: its digest is not"):
+        plan.load(tmp_path / "digit")
+
     with pytest.raises(ValueError, match=r"no plan.json there; `plan --out=.*` makes one"):
         plan.load(tmp_path)
     plan.save(plans.plan(plans.cost()), tmp_path)

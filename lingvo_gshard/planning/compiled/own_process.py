@@ -36,6 +36,6 @@ def call(function: Callable[[_Work], _Result], request: _Work) -> _Result:
             return pool.submit(function, request).result()
         except BrokenProcessPool as error:
             raise ValueError(
-                f"{request.label}: the process that compiled it died; "
-                "this machine's memory may be too small."
+                f"{request.label}: the process that compiled it died; this machine's memory may be "
+                "too small, or the program damaged."
             ) from error

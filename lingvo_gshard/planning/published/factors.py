@@ -24,7 +24,6 @@ them as they are to each other, its share lies in the band of n of them with a p
 
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 import statistics
@@ -187,7 +186,7 @@ def read(path: pathlib.Path) -> tuple[Bound, ...]:
     Raises ValueError, which names the file, if it is missing or damaged.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json_records.parse(path.read_text(encoding="utf-8"))
         if not isinstance(values, list):
             raise ValueError(f"expected a list of records, got {type(values).__name__}")
         records = tuple(json_records.read(Bound, value) for value in values)

@@ -4,6 +4,7 @@ FOLDER/ID/program_plan.json, report.md    the plan; see any_program.py
 FOLDER/ID/fingerprint                     a digest of what it depends on, written last
 """
 
+import contextlib
 import pathlib
 
 from lingvo_gshard.planning import any_program, fingerprints
@@ -38,8 +39,10 @@ def load_or_make(record: Record, folder: pathlib.Path) -> AnyPlan:
     own_folder = folder / record.id
     fingerprint_file = own_folder / "fingerprint"
     fingerprint = _fingerprint(record)
-    if fingerprint_file.is_file() and fingerprint_file.read_text() == fingerprint:
-        return any_program.load(own_folder)
+    if fingerprint_file.is_file() and fingerprint_file.read_bytes() == fingerprint.encode():
+        # What is damaged is planned again.
+        with contextlib.suppress(ValueError):
+            return any_program.load(own_folder)
 
     made = own_process.call(make, record)
     # While the fingerprint is missing, a plan that is killed in between counts as none.

@@ -1,0 +1,93 @@
+"""Every address of openapi.json, with bodies that fit its schemas and with any others.
+
+tests/serving/app_test.py holds that the server's addresses are those of openapi.json.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+import hypothesis
+from hypothesis import strategies as st
+
+from lingvo_gshard.serving import app
+from tests.serving.shouter import SPEC, Shouter, with_client
+
+_PATHS = json.loads(
+    (pathlib.Path(app.__file__).parent / "openapi.json").read_text(encoding="utf-8")
+)["paths"]
+_CODES = tuple(f"l{i:03d}_Latn" for i in range(200))
+_MODELS = {
+    "translates": SPEC,
+    "translates 200 languages": dataclasses.replace(SPEC, sources=_CODES, targets=_CODES),
+    "continues": dataclasses.replace(SPEC, kind="text", languages=("books",)),
+}
+_MAX_ANSWER_BYTES = 2**16
+
+_WORDS = st.text(max_size=20)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+_FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "lines": st.lists(_WORDS, max_size=3) | _VALUES,
+        "prompts": st.lists(_WORDS, max_size=3) | _VALUES,
+        "nbest": st.integers(1, 2) | _VALUES,
+        "seed": st.integers(0, 2**31 - 1) | _VALUES,
+        "source_lang": st.sampled_from(_CODES) | _VALUES,
+        "target_lang": st.sampled_from(_CODES) | _VALUES,
+    },
+)
+_BODIES = st.one_of(
+    _FIELDS.map(lambda fields: json.dumps(fields).encode()),
+    _VALUES.map(lambda value: json.dumps(value).encode()),
+    st.binary(max_size=40),
+)
+_TYPES = st.sampled_from(
+    [
+        "application/json",
+        "text/plain",
+        "text/plain; charset=utf-16",
+        "text/plain; charset=rot13",
+        "application/json; charset=unicode_escape",
+        "text/plain; charset=x",
+        "image/png",
+        "",
+    ]
+)
+_REQUESTS = st.tuples(
+    st.sampled_from(sorted(_PATHS)),
+    st.sampled_from(["GET", "POST", "PUT", "DELETE", "OPTIONS"]),
+    st.dictionaries(st.sampled_from(["source_lang", "target_lang", "x"]), _WORDS, max_size=2),
+    _TYPES,
+    _BODIES,
+)
+
+
+@hypothesis.settings(max_examples=10, deadline=None, derandomize=True)
+@hypothesis.given(st.sampled_from(sorted(_MODELS)), st.lists(_REQUESTS, min_size=20, max_size=40))
+def test_every_answer_is_one_that_the_description_has(model, requests):
+    async def act(client):
+        for path, method, query, content_type, body in requests:
+            headers = {"Content-Type": content_type} if content_type else {}
+            sent = client.request(method, path, params=query, data=body, headers=headers)
+            async with sent as answer:
+                found = await answer.read()
+                where = f"{method} {path} {query} {content_type} {body!r}: {answer.status}"
+                _check(path, method.lower(), answer, found, where)
+
+    with_client(act, Shouter(spec=_MODELS[model]))
+
+
+def _check(path, method, answer, content, where):
+    assert answer.status < 500 and len(content) < _MAX_ANSWER_BYTES, where
+    if method not in _PATHS[path]:
+        assert answer.status == 405, where
+        return
+    described = _PATHS[path][method]["responses"]
+    assert str(answer.status) in described, where
+    if answer.status >= 400:
+        assert isinstance(json.loads(content)["error"], str), where
