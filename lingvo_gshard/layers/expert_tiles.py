@@ -12,6 +12,7 @@ tensors begin with two dims of 1.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -153,33 +154,19 @@ class Tiles:
         x_IM = tf.reshape(x_11IM, x_11IM.shape[2:])
         d_JM = tf.reshape(d_11JM, d_11JM.shape[2:])
 
+        def tile_of(expert: _Expert, start: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            """Returns the tokens of a tile, and the gradients of their outputs."""
+            x_ZM = tf.gather(x_IM, read_at(token_O, start, self.size))
+            d_ZM = tf.gather(d_JM, read_at(assignment_O, start, self.size))
+
+            # Rows of the next expert are no part of this one's gradients.
+            is_own_Z = start + tf.range(self.size) < expert.end
+            return x_ZM, tf.where(is_own_Z[:, None], d_ZM, tf.zeros([], d_ZM.dtype))
+
         def expert_gradients(expert: _Expert, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-            """Adds up the gradients by one expert's weights, which become a part of all."""
             weights = [read_at(weight, expert.own, 1)[0] for weight in own_weights]
-
-            def add_tile(start: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-                d_x_OM, *d_weights = carried
-                x_ZM = tf.gather(x_IM, read_at(token_O, start, self.size))
-                d_ZM = tf.gather(d_JM, read_at(assignment_O, start, self.size))
-
-                # Rows of the next expert are no part of this one's gradients.
-                is_own_Z = start + tf.range(self.size) < expert.end
-                d_ZM = tf.where(is_own_Z[:, None], d_ZM, tf.zeros([], d_ZM.dtype))
-
-                d_x_ZM, *d_own = self._tile_gradients(x_ZM, weights, d_ZM)
-                d_weights = [total + own for total, own in zip(d_weights, d_own, strict=True)]
-                return [write_at(d_x_OM, d_x_ZM, start, axis=0), *d_weights]
-
-            # The sums over this expert's tiles, which then take its place in the stacks.
-            d_x_OM, *d_stacks = carried
-            unsummed = [tf.zeros_like(weight) for weight in weights]
-            d_x_OM, *d_weights = _over_tiles(expert, self.size, add_tile, [d_x_OM, *unsummed])
-
-            d_stacks = [
-                write_at(stack, d_weight[None], expert.own, axis=0)
-                for stack, d_weight in zip(d_stacks, d_weights, strict=True)
-            ]
-            return [d_x_OM, *d_stacks]
+            own_tile = functools.partial(tile_of, expert)
+            return self._expert_gradients(expert, weights, own_tile, carried)
 
         # All experts of the partition.
         d_x_OM = tf.reshape(rows_11OM, rows_11OM.shape[2:])
@@ -195,6 +182,37 @@ class Tiles:
             tf.reshape(stack, zero.shape) for stack, zero in zip(d_stacks, zeros, strict=True)
         ]
         return [_by_assignment(d_x_OM, position_11J), *d_weights]
+
+    def _expert_gradients(
+        self,
+        expert: _Expert,
+        weights: Sequence[tf.Tensor],
+        tile_at: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+        carried: list[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Adds up the gradients by one expert's weights, which become a part of all.
+
+        `tile_at` returns the tile that starts at a row: its tokens, and the gradients of their
+        outputs. The carried tensors are the gradients by x, and stacks of those by all weights.
+        """
+
+        def add_tile(start: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
+            d_x_OM, *d_weights = carried
+            x_ZM, d_ZM = tile_at(start)
+            d_x_ZM, *d_own = self._tile_gradients(x_ZM, weights, d_ZM)
+            d_weights = [total + own for total, own in zip(d_weights, d_own, strict=True)]
+            return [write_at(d_x_OM, d_x_ZM, start, axis=0), *d_weights]
+
+        # The sums over this expert's tiles, which then take its place in the stacks.
+        d_x_OM, *d_stacks = carried
+        unsummed = [tf.zeros_like(weight) for weight in weights]
+        d_x_OM, *d_weights = _over_tiles(expert, self.size, add_tile, [d_x_OM, *unsummed])
+
+        d_stacks = [
+            write_at(stack, d_weight[None], expert.own, axis=0)
+            for stack, d_weight in zip(d_stacks, d_weights, strict=True)
+        ]
+        return [d_x_OM, *d_stacks]
 
     def _tile_gradients(
         self, x_ZM: tf.Tensor, weights: Sequence[tf.Tensor], d_ZM: tf.Tensor
