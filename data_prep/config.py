@@ -155,8 +155,8 @@ class BuildConfig:
         if not self.unescape:
             del settings["unescape"]
 
-        # Of pairs alone, plans and manifests are those from before there were other kinds, and
-        # without a vocabulary those from before one could be given.
+        # Builds of pairs have the plans and manifests from before there were other kinds, and those
+        # without a given vocabulary have those from before one could be given.
         if self.kind == Kind.PARALLEL:
             del settings["kind"]
         for name in ("vocabulary", *_OF_A_VOCABULARY):

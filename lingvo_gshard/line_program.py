@@ -84,45 +84,36 @@ def _decode_file(
     seed: int,
 ) -> None:
     """Decodes `source` in parts, of which each process does some, and joins them to `target`."""
-    from lingvo_gshard.spmd import processes
-
-    with processes.locked(target, "writes this file"):
-        _decode_locked(text_decoder, source, target, beginning, seed)
-
-
-def _decode_locked(
-    text_decoder: TextDecoder,
-    source: pathlib.Path,
-    target: pathlib.Path,
-    beginning: str,
-    seed: int,
-) -> None:
-    """Decodes `source` to `target`, which no other program writes."""
     from lingvo_gshard.decoding import chunks
     from lingvo_gshard.spmd import processes
 
+    with processes.locked(target, "writes this file"):
+        identity = _identity(source, beginning)
+        with text_file.opened_text(source) as stream:
+            folder = pathlib.Path(f"{target}.parts")
+            parts = chunks.Parts(folder, text_decoder, _line, identity, seed)
+            lines: Iterable[str] = itertools.chain.from_iterable(read_lines(stream, str(source)))
+            num_parts = parts.write(beginning + line for line in lines)
+
+        # Every part is on the disk by now, whichever process wrote it.
+        if processes.is_first():
+            with atomic_file.replacing(target) as path, path.open("w", encoding="utf-8") as file:
+                file.writelines(parts.lines(num_parts))
+            shutil.rmtree(parts.folder)
+
+
+def _identity(source: pathlib.Path, beginning: str) -> dict[str, object]:
+    """Returns what tells parts of this text, made with these flags, from others."""
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    with text_file.opened_text(source) as stream:
-        # Parts of other text, or made with other flags, are not taken for these.
-        identity = {
-            "text": digest,
-            "nbest": decoder_flags.NBEST.value,
-            "scores": _SCORES.value,
-        }
-        if beginning:
-            identity["beginning"] = beginning
-        folder = pathlib.Path(f"{target}.parts")
-        parts = chunks.Parts(folder, text_decoder, _line, identity, seed)
-
-        lines: Iterable[str] = itertools.chain.from_iterable(read_lines(stream, str(source)))
-        num_parts = parts.write(beginning + line for line in lines)
-
-    # Every part is on the disk by now, whichever process wrote it.
-    if processes.is_first():
-        with atomic_file.replacing(target) as path, path.open("w", encoding="utf-8") as file:
-            file.writelines(parts.lines(num_parts))
-        shutil.rmtree(parts.folder)
+    identity: dict[str, object] = {
+        "text": digest,
+        "nbest": decoder_flags.NBEST.value,
+        "scores": _SCORES.value,
+    }
+    if beginning:
+        identity["beginning"] = beginning
+    return identity
 
 
 def read_lines(stream: Stream, name: str = "the text") -> Iterator[list[str]]:

@@ -203,8 +203,8 @@ def whole_slices(index: Index, shape: tuple[int, ...]) -> Index:
 def whole_experts(wanted: Index, dims: str, shape: tuple[int, ...]) -> tuple[Index, Index]:
     """Returns the range to read so that experts are whole, and what is wanted within that range.
 
-    `wanted` has a slice for each dim. Of dims EMH and shape (8, 4, 6), [2:5, 1:3, 0:6] is read as
-    [2:5, 0:4, 0:6], of which it is [:, 1:3, 0:6]. Without dim E, the whole array is read.
+    `wanted` has a slice for each dim. With dims EMH and shape (8, 4, 6), [2:5, 0:4, 0:6] is read
+    for [2:5, 1:3, 0:6], which is its part [:, 1:3, 0:6]. Without dim E, the whole array is read.
     """
     read_range = [slice(0, size, 1) for size in shape]
     within = list(wanted)

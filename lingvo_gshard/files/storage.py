@@ -102,9 +102,9 @@ def cached(folder: _Path, name: str, sha256: str) -> pathlib.Path:
     if not copy.exists():
         _announce(str(folder))
         with _copying(path(folder) / name, copy) as partial, partial.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != sha256:
-                raise ValueError(f"{folder}/{name} has SHA-256 {found}, expected {sha256}.")
+            copied = hashlib.file_digest(file, "sha256").hexdigest()
+            if copied != sha256:
+                raise ValueError(f"{folder}/{name} has SHA-256 {copied}, expected {sha256}.")
     return copy
 
 

@@ -1,6 +1,7 @@
 """Files of text, wherever they are read: UTF-8, plain or, if the name ends in .gz, gzip.
 
-What is surely something else is refused, with its name, before any of it is taken for text.
+A file that is surely something else is refused, and told what it is, before any of it is read as
+text.
 """
 
 import codecs

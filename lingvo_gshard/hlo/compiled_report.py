@@ -89,9 +89,10 @@ def read(name: str, compiled: Any, module: Module) -> CompiledReport:
         cost = cost[0]
     cost = cost or {}
 
+    computations = module.computations
     return CompiledReport(
         name=name,
-        num_instructions=sum(len(each.instructions) for each in module.computations),
+        num_instructions=sum(len(computation.instructions) for computation in computations),
         flops=float(cost.get("flops", 0.0)),
         accessed_bytes=float(cost.get("bytes accessed", 0.0)),
         # The TPU's compiler gives negative times for some large programs, which are no times.

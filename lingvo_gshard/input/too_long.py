@@ -1,6 +1,6 @@
 """How many pairs are longer than a row: training leaves them out, and evaluation cuts them.
 
-The files of lengths tell it. Of a corpus of very many files, some of each language's are read.
+The files of lengths tell it. If a corpus has very many files, some of each language's are read.
 """
 
 from __future__ import annotations
@@ -77,16 +77,17 @@ def check(p: hyperparams.Params, languages: Sequence[manifest.Language]) -> None
     Raises ValueError if more training pairs are left out than max_too_long_share, and as
     `too_long`.
     """
-    found = too_long(p, languages)
+    long_pairs = too_long(p, languages)
     rows = f"source_len {p.source_len} and target_len {p.target_len}"
-    if p.repeat and found.share > p.max_too_long_share:
+    if p.repeat and long_pairs.share > p.max_too_long_share:
         raise ValueError(
-            f"split {p.split}: {found} are longer than rows of {rows}, and would never be trained "
-            f"on: lengthen the rows, or raise max_too_long_share from {p.max_too_long_share:g}"
+            f"split {p.split}: {long_pairs} are longer than rows of {rows}, and would never be "
+            "trained on: lengthen the rows, or raise max_too_long_share from "
+            f"{p.max_too_long_share:g}"
         )
-    if found.share > 0:
+    if long_pairs.share > 0:
         fate = "are never trained on" if p.repeat else "are cut"
-        _warn_once(f"split {p.split}: {found} are longer than rows of {rows}, and {fate}.")
+        _warn_once(f"split {p.split}: {long_pairs} are longer than rows of {rows}, and {fate}.")
 
 
 @functools.cache  # Evaluation opens its input again and again.

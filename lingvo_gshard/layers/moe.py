@@ -21,12 +21,12 @@ from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, IndexedDispatcher, OneHotDispatcher
 from lingvo_gshard.layers.dropout import DropoutLayer
+from lingvo_gshard.layers.expert_tiles import Experts
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import Capacity, CapacityBy
 from lingvo_gshard.layers.gating_layers import GatingLayer, Top2Gating
 from lingvo_gshard.layers.moe_inference import without_overflow
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic, Rounded, with_bias
-from lingvo_gshard.layers.ragged_experts import Experts
 from lingvo_gshard.layers.routing import Gates, Routing
 from lingvo_gshard.layers.stored_weights import Weight
 

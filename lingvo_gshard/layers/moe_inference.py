@@ -10,7 +10,8 @@ from collections.abc import Callable
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.context import Context
-from lingvo_gshard.layers.ragged_experts import Experts, ragged_experts
+from lingvo_gshard.layers.expert_tiles import Experts
+from lingvo_gshard.layers.ragged_experts import ragged_experts
 from lingvo_gshard.layers.routing import Gates
 from lingvo_gshard.sharding.annotator import Annotator
 

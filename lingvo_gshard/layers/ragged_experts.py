@@ -5,10 +5,8 @@ partition computes those of its own experts, one expert after the other, in tile
 So nothing overflows, and idle experts and padding cost nothing.
 
 Partitions that share the experts gather each other's tokens (an all-gather), compute the
-assignments of their own experts, and send each token its experts' outputs (an all-to-all).
-
-The gradient takes the same tiles in the same order. It computes the hidden units of a tile again,
-and so keeps nothing but the tokens.
+assignments of their own experts (expert_tiles.py), and send each token its experts' outputs (an
+all-to-all).
 
 G groups, S tokens of a group, M model, H hidden, E experts: the letters of sharding/layout.py.
 These are local:
@@ -29,53 +27,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
-from lingvo_gshard.layers.products import Arithmetic, with_bias
+from lingvo_gshard.layers.expert_tiles import Experts, Tiles, count_true
+from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.routing import Gates
-from lingvo_gshard.layers.slices import read_at, write_at
-from lingvo_gshard.layers.stored_weights import Weight
 from lingvo_gshard.sharding.annotator import Annotator
-
-
-@dataclasses.dataclass(frozen=True)
-class Experts:
-    """What the experts of a layer compute with."""
-
-    # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H], or what they are kept as; perhaps
-    # the bias of each of them, such as wi_bias [E, 1, H].
-    weights: dict[str, Weight]
-    # Maps a function that multiplies tokens by the weight of a name to their hidden units.
-    hidden_units: Callable[[Callable[[str], tf.Tensor]], tf.Tensor]
-
-    @property
-    def tensors(self) -> list[tf.Tensor]:
-        """The weights as tensors [E, ...], in order: one each, or those that it is kept as."""
-        tensors = []
-        for weight in self.weights.values():
-            tensors += NestedMap(weight=weight).Flatten()
-        return tensors
-
-    def outputs(
-        self,
-        x_ZM: tf.Tensor,
-        tensors: Sequence[tf.Tensor],
-        matmul: Callable[[tf.Tensor, Weight], tf.Tensor],
-    ) -> tf.Tensor:
-        """Returns one expert's outputs for x, both [Z, M], by its own part of `tensors`."""
-        remaining = iter(tensors)
-        own = NestedMap()
-        for name, weight in self.weights.items():
-            structure = NestedMap(weight=weight)
-            count = len(structure.Flatten())
-            own[name] = structure.Pack(itertools.islice(remaining, count)).weight
-
-        h_ZH = self.hidden_units(lambda name: with_bias(matmul(x_ZM, own[name]), own, name))
-        return with_bias(matmul(h_ZH, own.wo), own, "wo")
 
 
 def ragged_experts(
@@ -170,74 +129,20 @@ def _expert_outputs(
     arithmetic: Arithmetic,
 ) -> tf.Tensor:
     """Returns the outputs of partition W's experts, [W, Y, J, M]; 0 for other experts' tokens."""
-    num_partitions, num_parts, num_assignments = expert_WYJ.shape
+    num_partitions, _, num_assignments = expert_WYJ.shape
     num_experts = experts.tensors[0].shape[0]
     num_own = num_experts // num_partitions
     size = tile_size(num_assignments // k, k, num_experts)
 
-    # The assignments by expert, and the inverse: where each of them is then.
-    index_WYJ = tf.broadcast_to(tf.range(num_assignments), expert_WYJ.shape)
-    by_expert = xla.key_value_sort(expert_WYJ, index_WYJ)
-    position_WYJ = xla.key_value_sort(by_expert.sorted_values, index_WYJ).sorted_values
-
-    def padded(x_WYJ: tf.Tensor, value: int) -> tf.Tensor:
-        """Appends a tile of `value`, which a last tile reads: [W, Y, O]."""
-        return tf.concat([x_WYJ, tf.fill([num_partitions, num_parts, size], value)], -1)
-
-    first_own_W11 = num_own * tf.range(num_partitions)[:, None, None]
-
-    def num_before(own: int) -> tf.Tensor:
-        """Returns how many assignments come before those of a partition's expert `own`: [W, Y]."""
-        return _count(expert_WYJ < first_own_W11 + own)
-
-    # Where the assignments of a partition's own experts begin and end.
-    bounds_WY2 = tf.stack([num_before(0), num_before(num_own)], -1)
-    order = [
-        (bounds_WY2, "EG_"),
-        (padded(by_expert.sorted_keys, num_experts), "EG_"),
-        (padded(by_expert.sorted_values // k, 0), "EG_"),
-        (position_WYJ, "EG_"),
-    ]
-    rows_shape = [num_partitions, num_parts, num_assignments + size, x_WYIM.shape[-1]]
-    tiles = _Tiles(size, experts, arithmetic.matmul_weight)
-
-    def gradients(
-        x_WYIM: tf.Tensor, weights: Sequence[tf.Tensor], d_WYJM: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """Returns the gradients of x and of the weights, given that of the outputs."""
-        # Weights are the experts', of which each part Y of the tokens has gradients of its own.
-        unsummed = [
-            tf.zeros([num_experts, num_parts, *weight.shape[1:]], weight.dtype)
-            for weight in weights
-        ]
-        arguments = [
-            *order,
-            (padded(by_expert.sorted_values, 0), "EG_"),
-            (x_WYIM, "EG__"),
-            (d_WYJM, "EG__"),
-            (tf.zeros(rows_shape, x_WYIM.dtype), "EG__"),
-        ]
-        arguments += [(weight, "E__") for weight in weights]
-        arguments += [(zeros, "EG__") for zeros in unsummed]
-        dims = ["EG__"] * (1 + len(weights))
-        d_x_WYJM, *d_weights = annotator.locally_all(tiles.gradients, arguments, dims)
-
-        # A token's gradient is the sum over its choices, and a weight's that over the parts.
-        d_x_WYIkM = tf.reshape(d_x_WYJM, [*x_WYIM.shape[:3], k, x_WYIM.shape[3]])
-        return [
-            tf.reduce_sum(d_x_WYIkM, 3),
-            *[tf.reduce_sum(d_weight, 1) for d_weight in d_weights],
-        ]
+    order = _sorted_by_expert(expert_WYJ, k, size, num_experts)
+    partitions = _Partitions(Tiles(size, experts, arithmetic.matmul_weight), order, k, annotator)
 
     @tf.custom_gradient
     def outputs(
         x_WYIM: tf.Tensor, *weights: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
-        arguments = [*order, (x_WYIM, "EG__"), (tf.zeros(rows_shape, x_WYIM.dtype), "EG__")]
-        # Whole: a product over a dim that is split here would be left without its sum.
-        arguments += [(weight, "E".ljust(len(weight.shape), "_")) for weight in weights]
-        y_WYJM = annotator.locally(tiles.outputs, arguments, "EG__")
-        return y_WYJM, functools.partial(gradients, x_WYIM, weights)
+        y_WYJM = partitions.outputs(x_WYIM, weights)
+        return y_WYJM, functools.partial(partitions.gradients, x_WYIM, weights)
 
     outputs_WYJM = outputs(x_WYIM, *experts.tensors)
     is_own_WYJ = expert_WYJ // num_own == tf.range(num_partitions)[:, None, None]
@@ -245,196 +150,102 @@ def _expert_outputs(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Expert:
-    """An expert of a partition that has assignments, and where they are in the order of experts."""
+class _Order:
+    """The assignments of all parts in the order of their experts, int32, and the way back.
 
-    own: tf.Tensor  # Its index among the partition's experts; these are int32 scalars.
-    begin: tf.Tensor
-    end: tf.Tensor
+    What is sorted ends with a tile of padding, which the last tile may read.
+    """
+
+    bounds_WY2: tf.Tensor  # Where the assignments of a partition's own experts begin and end.
+    expert_WYO: tf.Tensor  # The experts, sorted; E in the padding.
+    token_WYO: tf.Tensor  # The tokens, and the assignments, in that order; 0 in the padding.
+    assignment_WYO: tf.Tensor
+    position_WYJ: tf.Tensor  # Where each assignment is in that order.
+
+
+def _sorted_by_expert(expert_WYJ: tf.Tensor, k: int, size: int, num_experts: int) -> _Order:
+    """Returns the order of assignments by expert, for tiles of a size."""
+    num_partitions, num_parts, num_assignments = expert_WYJ.shape
+    num_own = num_experts // num_partitions
+
+    # Sorting the sorted indices again tells where each of them is.
+    index_WYJ = tf.broadcast_to(tf.range(num_assignments), expert_WYJ.shape)
+    by_expert = xla.key_value_sort(expert_WYJ, index_WYJ)
+    position_WYJ = xla.key_value_sort(by_expert.sorted_values, index_WYJ).sorted_values
+
+    first_own_W11 = num_own * tf.range(num_partitions)[:, None, None]
+
+    def num_before(own: int) -> tf.Tensor:
+        """Returns how many assignments come before those of a partition's expert `own`: [W, Y]."""
+        return count_true(expert_WYJ < first_own_W11 + own)
+
+    bounds_WY2 = tf.stack([num_before(0), num_before(num_own)], -1)
+
+    def padded(x_WYJ: tf.Tensor, value: int) -> tf.Tensor:
+        """Appends a tile of `value`: [W, Y, O]."""
+        return tf.concat([x_WYJ, tf.fill([num_partitions, num_parts, size], value)], -1)
+
+    return _Order(
+        bounds_WY2=bounds_WY2,
+        expert_WYO=padded(by_expert.sorted_keys, num_experts),
+        token_WYO=padded(by_expert.sorted_values // k, 0),
+        assignment_WYO=padded(by_expert.sorted_values, 0),
+        position_WYJ=position_WYJ,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tiles:
-    """What one partition computes with: its own experts' assignments, tile by tile."""
+class _Partitions:
+    """What all partitions compute, each with its own experts and its own part of the tensors.
 
-    size: int  # Z.
-    experts: Experts  # Those of all partitions.
-    matmul: Callable[[tf.Tensor, Weight], tf.Tensor]  # Multiplies rows with a weight.
+    Weights are passed whole: a product over a dim that is split here would be left without its sum.
+    """
 
-    def outputs(
-        self,
-        bounds_112: tf.Tensor,
-        expert_11O: tf.Tensor,
-        token_11O: tf.Tensor,
-        position_11J: tf.Tensor,
-        x_11IM: tf.Tensor,
-        rows_11OM: tf.Tensor,
-        *own_weights: tf.Tensor,
-    ) -> tf.Tensor:
-        """The partition's _expert_outputs; arbitrary for other partitions' assignments.
+    tiles: Tiles
+    order: _Order
+    k: int
+    annotator: Annotator
 
-        Args:
-          bounds_112: Where this partition's assignments begin and end in the order of the next two.
-          expert_11O: The expert of each assignment, sorted.
-          token_11O: The token of each assignment, in the same order.
-          position_11J: Where each assignment is in that order.
-          x_11IM: The tokens.
-          rows_11OM: Zeros, which the outputs replace.
-          *own_weights: The weights of this partition's own experts, in the order of `experts`.
-        """
-        token_O = tf.reshape(token_11O, [-1])
-        x_IM = tf.reshape(x_11IM, x_11IM.shape[2:])
-        rows_OM = tf.reshape(rows_11OM, rows_11OM.shape[2:])
-
-        def expert_rows(expert: _Expert, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-            """Computes all assignments of one expert."""
-            weights = [read_at(weight, expert.own, 1)[0] for weight in own_weights]
-
-            def tile_rows(start: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-                """A tile may run into the next expert's rows, which that expert then overwrites."""
-                (rows_OM,) = carried
-                x_ZM = tf.gather(x_IM, read_at(token_O, start, self.size))
-                outputs_ZM = self.experts.outputs(x_ZM, weights, self.matmul)
-                return [write_at(rows_OM, outputs_ZM, start, axis=0)]
-
-            return _over_tiles(expert, self.size, tile_rows, carried)
-
-        num_own = own_weights[0].shape[0]
-        (rows_OM,) = _over_experts(bounds_112, expert_11O, num_own, expert_rows, [rows_OM])
-        return _by_assignment(rows_OM, position_11J)
+    def outputs(self, x_WYIM: tf.Tensor, weights: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the outputs, [W, Y, J, M]; arbitrary for other partitions' assignments."""
+        arguments = [*self._order_dims(), (x_WYIM, "EG__"), (self._rows(x_WYIM), "EG__")]
+        arguments += [(weight, "E".ljust(len(weight.shape), "_")) for weight in weights]
+        return self.annotator.locally(self.tiles.outputs, arguments, "EG__")
 
     def gradients(
-        self,
-        bounds_112: tf.Tensor,
-        expert_11O: tf.Tensor,
-        token_11O: tf.Tensor,
-        position_11J: tf.Tensor,
-        assignment_11O: tf.Tensor,
-        x_11IM: tf.Tensor,
-        d_11JM: tf.Tensor,
-        rows_11OM: tf.Tensor,
-        *weights_and_zeros: tf.Tensor,
+        self, x_WYIM: tf.Tensor, weights: Sequence[tf.Tensor], d_WYJM: tf.Tensor
     ) -> list[tf.Tensor]:
-        """The gradients of `outputs`: by x for each assignment, [1, 1, J, M], and by the weights.
+        """Returns the gradients of x and of the weights, given that of the outputs."""
+        # Weights are the experts', of which each part Y of the tokens has gradients of its own.
+        num_parts = x_WYIM.shape[1]
+        unsummed = []
+        for weight in weights:
+            num_experts, *sizes = weight.shape
+            unsummed.append(tf.zeros([num_experts, num_parts, *sizes], weight.dtype))
 
-        Args:
-          bounds_112: As for `outputs`.
-          expert_11O: As for `outputs`.
-          token_11O: As for `outputs`.
-          position_11J: As for `outputs`.
-          assignment_11O: The assignments in the order of experts.
-          x_11IM: The tokens.
-          d_11JM: The gradient of the outputs, 0 for other partitions' assignments.
-          rows_11OM: Zeros, which the gradients by x replace.
-          *weights_and_zeros: The weights of the partition's own experts, [X, ...], then zeros
-            [X, 1, ...] that their gradients replace.
-        """
-        num_weights = len(self.experts.tensors)
-        own_weights = weights_and_zeros[:num_weights]
-        zeros = weights_and_zeros[num_weights:]
-
-        # Without the two dims by which partitions were told apart.
-        token_O = tf.reshape(token_11O, [-1])
-        assignment_O = tf.reshape(assignment_11O, [-1])
-        x_IM = tf.reshape(x_11IM, x_11IM.shape[2:])
-        d_JM = tf.reshape(d_11JM, d_11JM.shape[2:])
-
-        def expert_gradients(expert: _Expert, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-            """Adds up the gradients by one expert's weights, which become a part of all."""
-            weights = [read_at(weight, expert.own, 1)[0] for weight in own_weights]
-
-            def tile_gradients(start: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-                d_x_OM, *d_weights = carried
-                x_ZM = tf.gather(x_IM, read_at(token_O, start, self.size))
-                d_ZM = tf.gather(d_JM, read_at(assignment_O, start, self.size))
-
-                # Rows of the next expert are no part of this one's gradients.
-                is_own_Z = start + tf.range(self.size) < expert.end
-                d_ZM = tf.where(is_own_Z[:, None], d_ZM, tf.zeros([], d_ZM.dtype))
-
-                factors = [x_ZM, *weights]
-                with tf.GradientTape() as tape:
-                    tape.watch(factors)
-                    outputs_ZM = self.experts.outputs(x_ZM, weights, self.matmul)
-                d_x_ZM, *d_own = tape.gradient(outputs_ZM, factors, d_ZM)
-
-                d_weights = [total + own for total, own in zip(d_weights, d_own, strict=True)]
-                return [write_at(d_x_OM, d_x_ZM, start, axis=0), *d_weights]
-
-            # The sums over this expert's tiles, which then take its place in the stacks.
-            d_x_OM, *d_stacks = carried
-            unsummed = [tf.zeros_like(weight) for weight in weights]
-            d_x_OM, *d_weights = _over_tiles(expert, self.size, tile_gradients, [d_x_OM, *unsummed])
-
-            d_stacks = [
-                write_at(stack, d_weight[None], expert.own, axis=0)
-                for stack, d_weight in zip(d_stacks, d_weights, strict=True)
-            ]
-            return [d_x_OM, *d_stacks]
-
-        # All experts of the partition.
-        d_x_OM = tf.reshape(rows_11OM, rows_11OM.shape[2:])
-        d_stacks = [
-            tf.reshape(zero, weight.shape) for zero, weight in zip(zeros, own_weights, strict=True)
+        arguments = [
+            *self._order_dims(),
+            (self.order.assignment_WYO, "EG_"),
+            (x_WYIM, "EG__"),
+            (d_WYJM, "EG__"),
+            (self._rows(x_WYIM), "EG__"),
         ]
-        num_own = own_weights[0].shape[0]
-        d_x_OM, *d_stacks = _over_experts(
-            bounds_112, expert_11O, num_own, expert_gradients, [d_x_OM, *d_stacks]
-        )
+        arguments += [(weight, "E__") for weight in weights]
+        arguments += [(zeros, "EG__") for zeros in unsummed]
+        dims = ["EG__"] * (1 + len(weights))
+        d_x_WYJM, *d_weights = self.annotator.locally_all(self.tiles.gradients, arguments, dims)
 
-        d_weights = [
-            tf.reshape(stack, zero.shape) for stack, zero in zip(d_stacks, zeros, strict=True)
-        ]
-        return [_by_assignment(d_x_OM, position_11J), *d_weights]
+        # A token's gradient is the sum over its choices, and a weight's that over the parts.
+        d_x_WYIkM = tf.reshape(d_x_WYJM, [*x_WYIM.shape[:3], self.k, x_WYIM.shape[3]])
+        d_x_WYIM = tf.reduce_sum(d_x_WYIkM, 3)
+        return [d_x_WYIM, *[tf.reduce_sum(d_weight, 1) for d_weight in d_weights]]
 
+    def _order_dims(self) -> list[tuple[tf.Tensor, str]]:
+        """Returns what both directions need of the order, with its dims."""
+        order = self.order
+        tensors = (order.bounds_WY2, order.expert_WYO, order.token_WYO, order.position_WYJ)
+        return [(tensor, "EG_") for tensor in tensors]
 
-def _over_experts(
-    bounds_112: tf.Tensor,
-    expert_11O: tf.Tensor,
-    num_own: int,
-    visit: Callable[[_Expert, list[tf.Tensor]], list[tf.Tensor]],
-    carried: list[tf.Tensor],
-) -> list[tf.Tensor]:
-    """Visits the partition's experts that have assignments; returns what the last visit returns."""
-    begin, end = tf.unstack(tf.reshape(bounds_112, [2]))
-    expert_O = tf.reshape(expert_11O, [-1])
-
-    def next_expert(begin: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
-        """Visits the expert that the assignment at `begin` has."""
-        expert = read_at(expert_O, begin, 1)
-        after = _count(expert_O <= expert)
-
-        # Partitions have equal numbers of consecutive experts.
-        own = tf.reshape(expert % num_own, [])
-        return [after, *visit(_Expert(own, begin, after), list(carried))]
-
-    _, *carried = tf.while_loop(lambda start, *_: start < end, next_expert, [begin, *carried])
-    return carried
-
-
-def _over_tiles(
-    expert: _Expert,
-    size: int,
-    visit: Callable[[tf.Tensor, list[tf.Tensor]], list[tf.Tensor]],
-    carried: list[tf.Tensor],
-) -> list[tf.Tensor]:
-    """Visits where an expert's tiles start; returns what the last visit returns."""
-
-    def next_tile(start: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
-        return [start + size, *visit(start, list(carried))]
-
-    _, *carried = tf.while_loop(
-        lambda start, *_: start < expert.end, next_tile, [expert.begin, *carried]
-    )
-    return carried
-
-
-def _by_assignment(rows_OM: tf.Tensor, position_11J: tf.Tensor) -> tf.Tensor:
-    """Returns rows in the order of assignments, from that of experts: [1, 1, J, M]."""
-    rows_JM = tf.gather(rows_OM, tf.reshape(position_11J, [-1]))
-    return tf.reshape(rows_JM, [1, 1, *rows_JM.shape])
-
-
-def _count(is_true: tf.Tensor) -> tf.Tensor:
-    """Returns how many elements of the last dim are true."""
-    return tf.reduce_sum(tf.cast(is_true, tf.int32), -1)
+    def _rows(self, x_WYIM: tf.Tensor) -> tf.Tensor:
+        """Returns the zeros that tiles replace: [W, Y, O, M]."""
+        return tf.zeros([*self.order.expert_WYO.shape, x_WYIM.shape[-1]], x_WYIM.dtype)

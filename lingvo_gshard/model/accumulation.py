@@ -63,8 +63,8 @@ class Accumulation:
     ) -> tuple[tf.Tensor, NestedMap, NestedMap]:
         """Returns the loss, its metrics and its gradients, annotated as Annotator.gradient_dims.
 
-        Of N microbatches, the metrics are means, as a pipeline's reports are, and counts, whose
-        names begin with `num_`, are sums. A mean over tokens is that of the whole batch, as the
+        The metrics of N microbatches are means, as a pipeline's reports are. Counts, whose names
+        begin with `num_`, are sums. A mean over tokens is that of the whole batch, as the
         loss is. Raises ValueError if N does not divide the rows that a partition has.
         """
         if self.count == 1:

@@ -221,9 +221,9 @@ def _batch(
 ) -> str | None:
     """Returns the letter of the batch: that which the most flops of products have.
 
-    It is none of the state's, which are the donated arguments, if there are others. Of several
-    letters it is one of the fewest arguments, and there the first: a sequence is in all products,
-    too.
+    It is none of the state's, which are the donated arguments, if there are others. Among several
+    letters it is the one that the fewest arguments have, and of theirs the first dim's: a sequence
+    is in all products, too.
     """
     flops = collections.defaultdict[str, float](float)
     for operation in reading.operations:

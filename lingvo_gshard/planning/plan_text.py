@@ -299,11 +299,21 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
 
 def _rates(plan: Plan, share: float) -> str:
     """Returns the rates at a share of the roofline, and what a training costs then."""
+    steps = plan.steps_per_sec(share)
+    steps_text = f"{steps:.2f}" if steps >= 1 else f"{steps:.3g}"
     return (
-        f"{plan.steps_per_sec(share):.2f} steps/s, "
-        f"{plan.tokens_per_sec(share) / 1e6:.2f} M {plan.noun}s/s, {plan.core_years(share):.1f} "
-        f"{device(plan)}-years for 10^12 {plan.noun}s"
+        f"{steps_text} steps/s, {_amount(plan.tokens_per_sec(share))}{plan.noun}s/s, "
+        f"{plan.core_years(share):.1f} {device(plan)}-years for 10^12 {plan.noun}s"
     )
+
+
+def _amount(value: float) -> str:
+    """Returns a number with the unit that leaves it three digits: `2.10 M `, `73.7 K `, `512 `."""
+    if value >= 1e6:
+        return f"{value / 1e6:.2f} M "
+    if value >= 1e3:
+        return f"{value / 1e3:.1f} K "
+    return f"{value:.0f} "
 
 
 @dataclasses.dataclass

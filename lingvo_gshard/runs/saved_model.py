@@ -168,9 +168,10 @@ def _search(model: TaskModel, theta: NestedMap, params: Params, length: int) -> 
         )
 
         state = NestedMap(theta=theta.Transform(tf.convert_to_tensor))
-        found = model.model_fn(state, features, NestedMap(), Mode.PREDICT, params).predictions
-        assert found is not None
-        return found.ids, found.lengths, found.scores
+        spec = model.model_fn(state, features, NestedMap(), Mode.PREDICT, params)
+        hypotheses = spec.predictions
+        assert hypotheses is not None
+        return hypotheses.ids, hypotheses.lengths, hypotheses.scores
 
     batch_size = params.decode.batch_size
     signature = [
@@ -239,13 +240,16 @@ class _TranslatorGraph:
         num_lines = tf.size(text, tf.int64)
         parts, lines = self._parts(text_graph.normalize(text), beginnings)
         tokens = self._tokens(tf.gather(beginnings, lines), parts)
-        found = _distinct(self._joined(_distinct(self._decoded(tokens)), lines, num_lines))
 
-        results = {"translations": found.text[:, 0], "scores": found.scores[:, 0]}
+        # Parts of a line are decoded each for itself, and lines are joined from their best.
+        of_parts = _distinct(self._decoded(tokens))
+        best = _distinct(self._joined(of_parts, lines, num_lines))
+
+        results = {"translations": best.text[:, 0], "scores": best.scores[:, 0]}
         if self.spec.num_best > 1:
-            results["nbest_translations"] = found.text
-            results["nbest_scores"] = found.scores
-            results["nbest_num_tokens"] = found.num_tokens
+            results["nbest_translations"] = best.text
+            results["nbest_scores"] = best.scores
+            results["nbest_num_tokens"] = best.num_tokens
         return results
 
     def _parts(self, text: tf.Tensor, beginnings: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -19,8 +19,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.sharding.annotate import replicate, static_shape
@@ -82,24 +82,7 @@ def convolution(
     """
     window = static_shape(f"convolution: {_name(kernel)}", kernel.shape)[:-2]
     dilations = _checked("convolution", tensor, window, strides, padding, dilations)
-    shape = tensor.shape.as_list()
-    groups, remainder = divmod(shape[-1], kernel.shape[-2])
-    if remainder or kernel.shape[-1] % max(groups, 1):
-        raise ValueError(
-            f"convolution: {_name(tensor)} of shape {shape} and a kernel of shape {kernel.shape}: "
-            "the kernel's channels must divide the tensor's, and these groups its filters."
-        )
-    if len(window) > 3:
-        raise ValueError(
-            f"convolution: {_name(tensor)} has {len(window)} dims of space; expected 1 to 3."
-        )
-
-    if len(window) == 3 and dilations[1] != dilations[2]:
-        # TensorFlow takes one for the other where it infers the result's shape.
-        raise ValueError(
-            f"convolution: dilations {tuple(dilations)} for {_name(tensor)} of shape {shape}; "
-            "in three dims of space, expected the last two to be equal."
-        )
+    _check_convolution(tensor, kernel, dilations)
 
     # TensorFlow's operators have two or three dims of space.
     if len(window) == 1:
@@ -116,13 +99,47 @@ def convolution(
         "padding": padding,
         "dilations": [1, *dilations, 1],
     }
+    return _convolved(tensor, kernel, along, settings)
+
+
+def _check_convolution(tensor: tf.Tensor, kernel: tf.Tensor, dilations: Sequence[int]) -> None:
+    """Raises ValueError for channels, dims of space or dilations that do not go together."""
+    shape = tensor.shape.as_list()
+    num_dims = len(dilations)
+    groups, remainder = divmod(shape[-1], kernel.shape[-2])
+    if remainder or kernel.shape[-1] % max(groups, 1):
+        raise ValueError(
+            f"convolution: {_name(tensor)} of shape {shape} and a kernel of shape {kernel.shape}: "
+            "the kernel's channels must divide the tensor's, and these groups its filters."
+        )
+    if num_dims > 3:
+        raise ValueError(
+            f"convolution: {_name(tensor)} has {num_dims} dims of space; expected 1 to 3."
+        )
+
+    if num_dims == 3 and dilations[1] != dilations[2]:
+        # TensorFlow takes one for the other where it infers the result's shape.
+        raise ValueError(
+            f"convolution: dilations {tuple(dilations)} for {_name(tensor)} of shape {shape}; "
+            "in three dims of space, expected the last two to be equal."
+        )
+
+
+def _convolved(
+    tensor: tf.Tensor,
+    kernel: tf.Tensor,
+    along: Sequence[_Windows],
+    settings: Mapping[str, Any],
+) -> tf.Tensor:
+    """Returns a convolution in two or three dims of space, with gradients of its own."""
+    shape = tensor.shape.as_list()
 
     @tf.custom_gradient
     def convolved(
         tensor: tf.Tensor, kernel: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]]:
         whole = _replicated(kernel)
-        if len(window) == 2:
+        if len(along) == 2:
             result = tf.raw_ops.Conv2D(input=tensor, filter=whole, **settings)
             backward = tf.raw_ops.Conv2DBackpropInput
         else:

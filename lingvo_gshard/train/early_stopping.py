@@ -69,10 +69,12 @@ class EarlyStop:
 
         if since_best < self.patience:
             return None
-        found = f"the best is {best:.6g} at step {best_step}" if best_step else "it is not a number"
+        outcome = "it is not a number"
+        if best_step:
+            outcome = f"the best is {best:.6g} at step {best_step}"
         return (
             f"{self.metric} of {self.name} has not improved by more than {self.min_gain:g} in "
-            f"{since_best} evaluations; {found}"
+            f"{since_best} evaluations; {outcome}"
         )
 
     def _is_better(self, value: float, best: float | None) -> bool:

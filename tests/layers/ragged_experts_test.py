@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers import ragged_experts, slices
+from lingvo_gshard.layers import expert_tiles, ragged_experts, slices
 from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.products import FLOAT32
 from lingvo_gshard.layers.routing import Choice, Gates
@@ -36,14 +36,14 @@ def test_idle_experts_cost_nothing(monkeypatch):
         reads.append((len(x.shape), size))
         return slices.read_at(x, start, size)
 
-    monkeypatch.setattr(ragged_experts, "read_at", recorded)
+    monkeypatch.setattr(expert_tiles, "read_at", recorded)
     monkeypatch.setattr(ragged_experts, "tile_size", lambda *_: 4)
     none = 4
     expert_WYJ = tf.constant([[[1, 3, 1, none, 1, 3, 1, 1, none, none]]])
     x_WYIM, w_EMH = tf.ones([1, 1, 5, M]), tf.ones([4, M, H])
     w_EHM = tf.transpose(w_EMH, [0, 2, 1])
     relu_units = functools.partial(hidden_units, Activation.RELU, False)
-    experts = ragged_experts.Experts({"wi": w_EMH, "wo": w_EHM}, relu_units)
+    experts = expert_tiles.Experts({"wi": w_EMH, "wo": w_EHM}, relu_units)
     y_WYJM = ragged_experts._expert_outputs(
         x_WYIM, expert_WYJ, 2, experts, building.Unannotated(), FLOAT32
     )

@@ -25,6 +25,7 @@ from lingvo_gshard.train.programs import Programs
 from params.language_model import LanguageModelExperiment
 from tests.layers import building
 from tests.model import small_language_model as small
+from tests.model import small_task
 from tests.spmd import compilers
 
 _STEPS = 2
@@ -95,9 +96,7 @@ def _training(num_partitions, *settings, experiment=_Experiment):
     placement.check_divisible(params, parts)
 
     model = TaskModel(params, parts)
-    slots = model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32))
-    theta = building.random_theta(model.task)
-    state = NestedMap(step=np.int32(0), theta=theta, slots=slots)
+    state = small_task.start_state(model)
     programs = Programs(experiment_programs.in_process(params, parts))
     step = programs.get(Mode.TRAIN, _specs())
 

@@ -52,9 +52,7 @@ def _model(num_partitions, *way, **settings):
 def _start():
     """The first state, in the layout of unrolled layers, with biases that are not all alike."""
     _, model = _model(1, *_PLAIN, Dispatch.EINSUM)
-    theta = building.random_theta(model.task)
-    slots = model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, "float32"))
-    return NestedMap(step=np.int32(0), theta=theta, slots=slots)
+    return small_task.start_state(model)
 
 
 @functools.cache

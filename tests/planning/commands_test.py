@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from lingvo_gshard import registry
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
@@ -27,7 +26,7 @@ from lingvo_gshard.planning.tables.family import PlannedRun
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.train.programs import Programs
-from tests.layers import building
+from tests.model import small_task
 from tests.planning import plans, tiny
 
 _MODEL = "toy.MoE8E4L"
@@ -156,12 +155,7 @@ def test_the_printed_settings_train(searched):
     made = Programs(experiment_programs.in_process(params, partitioning))
     rows = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
     batch = rows.Transform(lambda spec: np.ones((1, *spec.shape), spec.dtype))
-    state = NestedMap(
-        step=np.int32(0),
-        theta=building.random_theta(model.task),
-        slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
-    )
-    result = made.get(Mode.TRAIN, rows)(state, batch)
+    result = made.get(Mode.TRAIN, rows)(small_task.start_state(model), batch)
     assert int(result.state.step) == 1 and np.isfinite(np.asarray(result.metrics.loss)).all()
 
 

@@ -45,6 +45,16 @@ def test_the_report_is_one_screen(published):
         assert f"({name})" in plan_text.markdown(kept)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [(2**20, "1.05 M tokens/s"), (73_730, "73.7 K tokens/s"), (512, "512 tokens/s")],
+)
+def test_rates_have_a_unit_of_their_size(tokens, text):
+    batch = Batch(1, tokens, tokens)
+    kept = plans.plan(plans.cost(1.0), batch=batch)
+    assert f"at the roofline: 1 s a step, 1.00 steps/s, {text}" in plan_text.screen(kept)
+
+
 def test_a_time_that_xla_does_not_give_is_left_out():
     """It gives none for GPUs, and negative ones for large programs."""
     without = dataclasses.replace(plans.cost(), xla_optimal_secs=0.0, xla_optimal_secs_once=0.0)

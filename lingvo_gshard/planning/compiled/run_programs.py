@@ -1,7 +1,7 @@
 """The programs of a run: exported as the trainer exports them, compiled for a topology, and read.
 
-Of training, one step is planned; the trainer's program is a loop over several. Of decoding, which
-has a program for each length of sources, the one for the longest is planned: it holds the same
+One step of training is planned, where the trainer's program is a loop over several. Decoding has a
+program for each length of sources, and the one for the longest is planned. It holds the same
 weights and flat sequence as the others and more of the source, so that they fit if it does.
 """
 

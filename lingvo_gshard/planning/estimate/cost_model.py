@@ -241,7 +241,7 @@ class _CoreCosts:
         exchanged = [axis for axis in before if after.get(axis, before[axis]) != before[axis]]
         move_secs = self._network_secs("all-to-all", exchanged, result_bytes * self._sent_share)
 
-        # What is kept is also read and written by what is no product.
+        # Operations that are no products read and write the kept result, too.
         passed_bytes = _KEPT_PASSES * result_bytes if forward_runs == 1 else 0
         return secs + self._times(0, passed_bytes, (forward_runs + 1) * move_secs)
 

@@ -39,7 +39,7 @@ def split(letters: Sequence[str], rows: Rows) -> Split:
     taken: set[str] = set()
     for letter, names in rows:
         if letter in letters:
-            # Of a letter that the tensor has twice, the first dim is split.
+            # If the tensor has a letter twice, its first dim is split.
             axes[letters.index(letter)] = tuple(name for name in names if name not in taken)
             taken.update(names)
     return tuple(axes)

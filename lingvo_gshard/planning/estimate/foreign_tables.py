@@ -93,7 +93,7 @@ def ranked(
             if gib <= capacity_gib:
                 tables.append(Table(mesh, rows, secs, gib))
 
-    # Of tables that are as good, the one with the fewest rows is the plainest.
+    # Among tables that are as good, the one with the fewest rows is the plainest.
     tables.sort(key=lambda table: (table.secs, len(table.rows)))
     return tables
 

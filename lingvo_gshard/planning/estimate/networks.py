@@ -87,8 +87,8 @@ class Torus:
         AllReduce: reduce-scatter and all-gather by rings over all links at once, 2 * (g - 1) / g
         * bytes. AllGather and ReduceScatter: half of that, for the larger side's bytes.
         CollectivePermute: the bytes times the longest distance between a source and its target.
-        Of two equal ones that run together in opposite directions the second takes no time, as
-        each link has both directions.
+        Where two equal ones run together in opposite directions, the second takes no time, as each
+        link has both directions.
         """
         rate = self.generation.link_bytes_per_sec
         size = collective.result_bytes

@@ -91,7 +91,8 @@ def rows(folder: pathlib.Path | None) -> list[Row]:
 
     Raises ValueError as family.load_family.
     """
-    planned = {} if folder is None else {each.run: each for each in family.load_family(folder)}
+    family_plans = [] if folder is None else family.load_family(folder)
+    planned = {model.run: model for model in family_plans}
     runs = (*as_printed.FAMILY, as_printed.DENSE)
     return [Row(run, own_model(run.model), planned.get(run)) for run in runs]
 

@@ -192,9 +192,9 @@ def _program_rows(planned: Sequence[PlannedRun]) -> Iterator[list[str]]:
     """Yields the memory of all programs, the time of a step, and the rate of decoding."""
     names = (TRAIN, INITIALIZE, EVALUATE, DECODE)
     yield ["model", "cores", "weights", *names, "step, ms", "K tokens decoded a second"]
-    for each in planned:
-        made = each.plan
-        cells = [each.run.name, str(made.cores), table.count(made.weights)]
+    for model in planned:
+        made = model.plan
+        cells = [model.run.name, str(made.cores), table.count(made.weights)]
         for name in names:
             program = made.programs.get(name)
             cells.append("-" if program is None else f"{program.memory_gib.peak:.2f}")
@@ -220,21 +220,21 @@ def _rate_rows(planned: Sequence[PlannedRun]) -> Iterator[list[str]]:
         "ours",
         "ours, half on each side",
     ]
-    for each in planned:
-        cells = [each.run.name, table.number(each.run.steps_per_sec)]
-        for made in (each.plan, each.half):
-            ratio = family.ratio_to_ours(each.run, made)
+    for model in planned:
+        cells = [model.run.name, table.number(model.run.steps_per_sec)]
+        for made in (model.plan, model.half):
+            ratio = family.ratio_to_ours(model.run, made)
             cells.append(table.number(_rate(made)))
             cells.append(table.number(None if ratio is None else 100 * ratio, ".0f"))
-        years = table.number(each.run.core_years, ".1f")
-        yield [*cells, years, *_planned_years(each)]
+        years = table.number(model.run.core_years, ".1f")
+        yield [*cells, years, *_planned_years(model)]
 
 
 def _reading_remarks(planned: Sequence[PlannedRun]) -> Iterator[str]:
     """Yields which reading is taken, and where the paper is faster than ours by either."""
     yield _TAKEN
     yield f"There the paper exceeds our roofline for {_exceeding(planned, half=False)}."
-    if any(each.half is not None for each in planned):
+    if any(model.half is not None for model in planned):
         yield f"With half on each side, it does for {_exceeding(planned, half=True)}."
     else:
         yield "The other reading is not planned; --both_readings does it."
@@ -260,5 +260,5 @@ def _recomputed_rows(shares: Sequence[Recomputed]) -> Iterator[list[str]]:
             if cost is None
             else [cost.recomputed_flops_share, cost.recomputed_time_share]
         )
-        cells += [table.number(None if each is None else 100 * each, ".0f") for each in own]
+        cells += [table.number(None if value is None else 100 * value, ".0f") for value in own]
         yield cells

@@ -370,7 +370,7 @@ def difference_text(difference: Difference) -> str:
     # The TPU's compiler writes a gather of many parts as a sum.
     since = f"from D={difference.partitions}"
     if difference.used == {"AR"} and "AG" in difference.expected:
-        return f"gathers by AR, which sums each partition's part padded with zeros, {since}"
+        return f"gathers by an AllReduce of parts padded with zeros, {since}"
     used = "+".join(sorted(difference.used)) or "nothing"
     expected = "/".join(sorted(difference.expected)) or "nothing"
     return f"communicates by {used}, not {expected}, {since}"

@@ -45,7 +45,7 @@ class Operator:
     fn: Callable[..., tf.Tensor]  # The operator on full tensors.
     operands: tuple[str, ...]
     result: str
-    # Of the dims of each operand and of the result, the first of these letters is split.
+    # In each operand and in the result, the first dim with one of these letters is split.
     split: str
     total_compute: str = "O(D)"
     compute: str = "O(1)"

@@ -121,7 +121,7 @@ def test_a_tpu_does_as_the_paper_says_but_gathers_many_parts_by_a_sum():
             table4.measure(table4.compile_for_v3, (8, 64, 2048))
         return
     rows = table4.measure(table4.compile_for_v3, (8, 64, 2048))
-    summed = "gathers by AR, which sums each partition's part padded with zeros, from D=64"
+    summed = "gathers by an AllReduce of parts padded with zeros, from D=64"
     assert {row.operator.name: _differences(row) for row in rows if row.differences} == {
         "Matmul(AB,BC->AC) A,B": summed,
         "Matmul(AB,BC->AC) A,C": summed,
