@@ -12,8 +12,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from bench import synthetic
-from bench.beside_torch import Work, compare
+from bench import beside_torch, synthetic
 from lingvo_gshard import cli
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
@@ -27,10 +26,10 @@ from lingvo_gshard.spmd.executable import compile_program
 
 
 def main() -> None:
-    compare("MoE layer forward and backward", "layer", _layer)
+    beside_torch.compare("MoE layer forward and backward", "layer", _layer)
 
 
-def _layer(params: Params, num_partitions: int) -> Work:
+def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
     model, state = synthetic.model_and_state(params, num_partitions)
     layer, theta, theta_spec = (
         tree.encoder.layers[1].feed_forward
@@ -54,7 +53,7 @@ def _layer(params: Params, num_partitions: int) -> Work:
     args = [
         run.place(name, tree) for name, tree in (("theta", theta), ("batch", batch), ("seed", seed))
     ]
-    return Work(
+    return beside_torch.Work(
         lambda: jax.block_until_ready(run(*args).Flatten()),
         state.theta,
         synthetic.training_batch(params),

@@ -7,8 +7,7 @@ A first step without randomness checks that the loss and the gradient's norm are
 
 import tempfile
 
-from bench import peer, synthetic
-from bench.beside_torch import Work, compare
+from bench import beside_torch, peer, synthetic
 from lingvo_gshard import cli
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
@@ -19,10 +18,10 @@ _TOLERANCE = 1e-4  # Relative, for the loss and the gradient's norm.
 
 
 def main() -> None:
-    compare("train step", "step", _step)
+    beside_torch.compare("train step", "step", _step)
 
 
-def _step(params: Params, num_partitions: int) -> Work:
+def _step(params: Params, num_partitions: int) -> beside_torch.Work:
     _check_peer(params, num_partitions)
     batch = synthetic.training_batch(params)
     run, model, state = _compiled(params, num_partitions, batch)
@@ -37,7 +36,7 @@ def _step(params: Params, num_partitions: int) -> Work:
 
     sizes = [params.input.Get(name) for name in ("batch_size", "source_len", "target_len")]
     gflop = model.task.TrainStepFlops(*sizes) / 1e9
-    return Work(call, state.theta, batch, gflop, sizes[0] * sizes[2])
+    return beside_torch.Work(call, state.theta, batch, gflop, sizes[0] * sizes[2])
 
 
 def _check_peer(params: Params, num_partitions: int) -> None:
