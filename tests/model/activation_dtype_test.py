@@ -26,8 +26,10 @@ class _Dtypes(building.Unannotated):
 def _eager_dot():
     """TensorFlow multiplies 16-bit factors in float32 only where XLA compiles."""
 
-    def dot(a, b, *, transpose_b=False):
-        return tf.matmul(*(tf.cast(x, tf.float32) for x in (a, b)), transpose_b=transpose_b)
+    def dot(a, b, *, transpose_b=False, rounded=False):
+        wide = [tf.cast(x, tf.float32) for x in (a, b)]
+        product = tf.matmul(*wide, transpose_b=transpose_b)
+        return tf.cast(tf.cast(product, tf.bfloat16), tf.float32) if rounded else product
 
     return mock.patch.object(products, "dot", dot)
 

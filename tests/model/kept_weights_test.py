@@ -74,7 +74,10 @@ def test_partitioned_equals_unpartitioned(numbers, bound):
     for num_partitions in (2, 4, 8):
         _check_same(_found(num_partitions, numbers), wanted)
 
-    assert 0 < _error(wanted, _found(1, Numbers.FLOAT32)) < bound
+    error = _error(wanted, _found(1, Numbers.FLOAT32))
+    assert error < bound
+    # The same numbers, perhaps summed in another order.
+    assert error > 0 or numbers is Numbers.FLOAT32_LAID_OUT
 
 
 @pytest.mark.slow

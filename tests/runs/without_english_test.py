@@ -62,4 +62,4 @@ def test_it_is_evaluated_and_decoded_by_direction(tmp_path, capsys):
     assert (folder / "en-de.reference.txt").read_text().startswith("das ist Satz 55")
     scored = capsys.readouterr().out
     assert all(code in scored for code in ("de-fr", "fr-de", "en-de"))
-    assert example_codec.source_languages(facts.languages) == ("de", "en", "fr")
+    assert set(example_codec.source_languages(facts.languages)) == {"de", "en", "fr"}
