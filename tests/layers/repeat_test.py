@@ -173,7 +173,7 @@ def _hidden_unrolled(hidden_dtype, x, stack):
 
 @pytest.mark.parametrize("apply", [_hidden_loop, _hidden_unrolled])
 def test_kept_hidden_units_may_have_16_bits(apply):
-    """Only the gradient sees them: results are equal, gradients nearly so."""
+    """Only the gradients of weights see more of them than their signs."""
     x, _, stack = [array.astype("float32") for array in _arrays()]
 
     def run(hidden_dtype):
@@ -187,13 +187,14 @@ def test_kept_hidden_units_may_have_16_bits(apply):
         args = tf.constant(x), tf.constant(stack)
         return with_gradients(*args), with_gradients.experimental_get_compiler_ir(*args)("hlo")
 
-    (want_y, *wanted), _ = run(None)
-    (got_y, *got), text = run("bfloat16")
+    (want_y, want_d_x, want_d_stack), _ = run(None)
+    (got_y, got_d_x, got_d_stack), text = run("bfloat16")
     np.testing.assert_array_equal(got_y, want_y)
-    for gradient, wanted_gradient in zip(got, wanted, strict=True):
-        largest = np.abs(wanted_gradient).max()
-        np.testing.assert_allclose(gradient, wanted_gradient, atol=0.01 * largest)
-        assert (gradient.numpy() != wanted_gradient.numpy()).any()
+    np.testing.assert_allclose(got_d_x, want_d_x, rtol=1e-5, atol=1e-5)
+
+    largest = np.abs(want_d_stack).max()
+    np.testing.assert_allclose(got_d_stack, want_d_stack, atol=0.01 * largest)
+    assert np.abs(got_d_stack - want_d_stack).max() > 1e-4 * largest
 
     # Of the stacks that the loop keeps, inputs and outputs of blocks are as they were.
     if apply is _hidden_loop:
