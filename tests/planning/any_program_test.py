@@ -394,9 +394,9 @@ def test_hlo_with_gspmds_shardings_is_planned(tmp_path):
         "  w = f32[32,16] parameter(1), sharding={replicated}\n"
         "  ROOT y = f32[64,16] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n"
     )
-    plan = any_program.of_file(path, tiny.TOPOLOGY, None, ["x=argument 0"], ())
+    plan = any_program.of_file(path, tiny.TOPOLOGY, None, ["rows=^x$"], ())
     # Eight rows of 32 numbers on each device.
-    assert plan.mesh == {"d": 8} and plan.memory_gib.roles["x"].gib == 8 * 32 * 4 / 2**30
+    assert plan.mesh == {"d": 8} and plan.memory_gib.roles["rows"].gib == 8 * 32 * 4 / 2**30
 
 
 def test_arguments_that_lie_whole_on_every_device_are_suspicious(cpu):
