@@ -27,6 +27,9 @@ _SAMPLE_BYTES = 1 << 16
 # As a catalog's header has it.
 _MAX_CATALOG_BYTES = 1 << 28  # A catalog is read as a whole.
 _CHARSET = re.compile(rb'"Content-Type: *text/plain; *charset=([\w-]+)')
+# A line with a string that begins and does not end.
+_UNTERMINATED = re.compile(r'^[ \t]*(?:msg[\w\[\]]*[ \t]*)?"(?:.*[^"\s])?\s*$', re.MULTILINE)
+_MAX_PRINTED_CHARS = 40
 _OTHER_LINE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 MISSING = object()  # In place of the value of a field that is not there.
 
@@ -298,6 +301,10 @@ def _messages(text: str) -> list[polib.POEntry | Malformed]:
 
 
 def _parsed_catalog(text: str) -> polib.POFile:
+    # polib would take the last character for the quote that is missing.
+    unterminated = _UNTERMINATED.search(text)
+    if unterminated:
+        raise OSError(f"no quote ends {unterminated[0].strip()[:_MAX_PRINTED_CHARS]}")
     # Text with a newline is no path.
     return polib.pofile(text + "\n", encoding="utf-8")
 

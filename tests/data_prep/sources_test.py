@@ -152,14 +152,14 @@ def test_a_damaged_byte_costs_its_message(tmp_path):
 def test_a_message_that_is_none_costs_itself(tmp_path):
     path = tmp_path / "de.po"
     quoted = 'msgid "a"\nmsgstr "ein "Wort""\n\n'
-    path.write_text(_PO.replace("\n\n", f"\n\n{quoted}", 1))
+    unterminated = 'msgid "a"\r\nmsgstr "ein "\n"Wort\r\n\n'
+    path.write_text(_PO.replace("\n\n", f"\n\n{quoted}{unterminated}", 1))
     rows = [row.example for row in PoFile(path, "de").rows()]
-    (damaged,) = [row for row in rows if isinstance(row, Malformed)]
-    assert "unescaped double quote" in damaged
+    damaged = [row for row in rows if isinstance(row, Malformed)]
+    assert "unescaped double quote" in damaged[0] and 'no quote ends "Wort' in damaged[1]
     path.write_text(_PO)
-    assert [row for row in rows if row is not damaged] == [
-        row.example for row in PoFile(path, "de").rows()
-    ]
+    whole = [row.example for row in PoFile(path, "de").rows()]
+    assert rows == [*damaged, *whole]
 
 
 def test_no_line_break_stays_within_a_pair(tmp_path):
