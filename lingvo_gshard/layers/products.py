@@ -71,9 +71,10 @@ class Arithmetic:
         *,
         rounded: Rounded = Rounded.NOTHING,
     ) -> tf.Tensor:
-        """Returns the product of an activation and a float32 weight, such as `BLM,MH->BLH`.
+        """Returns the product of an activation and a weight, such as `BLM,MH->BLH`.
 
-        Or a weight as decoding keeps it, whose numbers then decide what x is rounded to.
+        The weight is float32, or is kept as decoders keep it, and then decides what x is rounded
+        to: see stored_weights.product.
 
         The last dims of x are contracted with the first ones of the weight, for each element of
         their common first dims: E in `EGCM,EMH->E(GC)H`, none in `BLND,NDM->BLM`. The dims in
@@ -105,7 +106,7 @@ class Arithmetic:
         batch = shape[:num_batch]
         depth = math.prod(shape[num_batch:first_column])
         columns = shape[first_column:]
-        rows = x.shape[num_batch : len(x.shape) - len(letters.contracted)]
+        rows = x.shape[num_batch : len(x.shape) - num_contracted]
 
         # Both factors as matrices. With a batch, the weight is a stack of matrices already.
         if "(" not in letters.left:
