@@ -6,8 +6,8 @@ import json
 import pytest
 
 from lingvo_gshard.planning import any_program, commands
-from lingvo_gshard.planning.any_program import AnyMemory, AnyPlan
 from lingvo_gshard.planning.plan import Times
+from lingvo_gshard.planning.program_plan import AnyMemory, AnyPlan
 from lingvo_gshard.planning.published import factors, rebuilt, records, steps, steps_text
 from lingvo_gshard.planning.published.steps import Step
 from tests.planning import plans
