@@ -90,14 +90,7 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     state_spec = TaskModel(params, partitioning).state_spec
     theta = _pruned_weights(arrays, state_spec, block_sizes, kept)
 
-    fingerprints = {path: array.fingerprints for path, array in arrays.items()}
-    record = Pruned(
-        source=str(storage.origin(run.logdir)),
-        weights=digests.of_json(fingerprints),
-        languages=request.languages,
-        is_merged=request.is_merged,
-        experts={layer: experts.ids for layer, experts in kept.items()},
-    )
+    record = _record(run, arrays, request, kept)
     # Means of checkpoints have no fingerprints: which ones they are of tells them apart.
     identity = digests.of_json(dataclasses.asdict(record), run.averaged, run.done)
     vocabularies = [
@@ -216,6 +209,23 @@ def _layers(path: str, array: SavedArray, block_sizes: Mapping[str, int]) -> lis
 
 def _is_stacked(array: SavedArray) -> bool:
     return array.spec.dims.startswith(STACKED)
+
+
+def _record(
+    run: Run,
+    arrays: Mapping[str, SavedArray],
+    request: Request,
+    kept: Mapping[str, KeptExperts],
+) -> Pruned:
+    """Returns what the new run's launch says of where it comes from."""
+    fingerprints = {path: array.fingerprints for path, array in arrays.items()}
+    return Pruned(
+        source=str(storage.origin(run.logdir)),
+        weights=digests.of_json(fingerprints),
+        languages=request.languages,
+        is_merged=request.is_merged,
+        experts={layer: experts.ids for layer, experts in kept.items()},
+    )
 
 
 def _pruned_launch(run: Run, counts: Mapping[str, int]) -> Launch:
