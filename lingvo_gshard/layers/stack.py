@@ -29,7 +29,7 @@ from lingvo_gshard.layers.pipeline import Pipeline, check_pipeline, microbatches
 from lingvo_gshard.layers.repeat import Carried, Layers, Loop, Remat, Tensors, apply_block
 from lingvo_gshard.layers.transformer import Attended, TransformerLayer
 
-# The dims of what Attended tells of each token: its masks and its position.
+# The dims of the fields of Attended that have something for each token: masks and positions.
 _MASK_DIMS = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_", "positions": "BL"}
 
 

@@ -6,8 +6,9 @@ step = jax.jit(train_step, donate_argnums=0)
 plan = planning.of(step, (state, batch), "v5p:4x4x4", roles=["weights=params", "batch=batch"])
 print(planning.text(plan))
 
-Nothing of the program need be known but what its main function tells: see spmd/foreign.py. What the
-devices do is read as that of this project's own programs (compiled/), by kind of operation.
+A program needs nothing but its main function, whose arguments have names, types, shardings and
+donations (spmd/foreign.py). What the devices do is read as that of this project's own programs is
+(compiled/), by kind of operation.
 """
 
 import collections
@@ -69,8 +70,8 @@ def of(
       compiler_options: XLA's, by name, for this program alone.
 
     Raises ValueError as topology.devices, topology.compile_foreign, patterns.assign and
-    kernels.parse_flops, or if no argument has a sharding or the order is no permutation. A program
-    that is too large has a plan that tells by how much.
+    kernels.parse_flops, or if no argument has a sharding or the order is no permutation. The plan
+    of a program that is too large states by how much.
     """
     program = foreign.of_jitted(jitted, args, topology.platform(on))
     return make(

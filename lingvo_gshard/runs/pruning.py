@@ -1,6 +1,6 @@
 """Makes a run with fewer experts: those that some languages use.
 
-    logdir/eval_metrics.jsonl   tells how often each language of dev chose each expert
+    logdir/eval_metrics.jsonl   how often each language of dev chose each expert
     out/experiment.json         the settings with fewer experts, and which ones they are
     out/checkpoints/0           their weights, and their columns of the gates
 
@@ -91,7 +91,7 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     theta = _pruned_weights(arrays, state_spec, block_sizes, kept)
 
     record = _record(run, arrays, request, kept)
-    # Means of checkpoints have no fingerprints: which ones they are of tells them apart.
+    # Means of checkpoints have no fingerprints: they are identified by what they are means of.
     identity = digests.of_json(dataclasses.asdict(record), run.averaged, run.done)
     vocabularies = [
         path.read_bytes() for path in launches.vocabularies(run.logdir) if path.is_file()

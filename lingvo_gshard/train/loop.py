@@ -142,7 +142,7 @@ class TrainLoop:
         train_params: Params,
         laps: Laps,
     ) -> None:
-        """`laps` are told what the time goes to."""
+        """`laps` record where the time goes."""
         self._checkpoints = checkpoints
         self._hooks = hooks
         self._params = train_params
