@@ -357,7 +357,7 @@ def _rounded(
                 d_b = _columns_times(a, d, rounded=b_rounded)
             return [d_a, d_b]
 
-        left = moved(a) if transpose_a else a
+        left = transposed_copy(a) if transpose_a else a
         return dot(left, b, transpose_b=transpose_b, rounded=y_rounded), gradient
 
     return product(a, b)
@@ -366,10 +366,10 @@ def _rounded(
 def _columns_times(a: tf.Tensor, b: tf.Tensor, *, rounded: bool) -> tf.Tensor:
     """Returns a^T b for two factors [..., rows, columns]; the narrower one is transposed."""
     if a.shape[-1] <= b.shape[-1]:
-        return dot(moved(a), b, rounded=rounded)
+        return dot(transposed_copy(a), b, rounded=rounded)
     # Held, so that the transpose is a copy of its own. As part of the loops of an optimizer, which
     # read the gradient several times column by column, it would take longer than the product.
-    (held,) = xla.optimization_barrier(moved(dot(moved(b), a, rounded=rounded)))
+    (held,) = xla.optimization_barrier(transposed_copy(dot(transposed_copy(b), a, rounded=rounded)))
     return held
 
 
@@ -397,11 +397,11 @@ def _has_bfloat16_results() -> bool:
     return (int(major), int(minor)) >= (0, 12)
 
 
-def moved(x: tf.Tensor) -> tf.Tensor:
-    """Swaps the last two dims, [..., rows, columns], before the product that takes the result.
+def transposed_copy(x: tf.Tensor) -> tf.Tensor:
+    """Swaps the last two dims, [..., rows, columns], in an operation of its own.
 
-    A plain transpose would become part of the product. XLA's CPU compiler then finds that its
-    library can't do it, and multiplies in float32 after all.
+    A plain transpose would become part of the product that takes the result. XLA's CPU compiler
+    then finds that its library can't do it, and multiplies in float32 after all.
     """
     *batch, rows, columns = x.shape
     if columns % 2:
