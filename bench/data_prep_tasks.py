@@ -124,8 +124,8 @@ def _num_opens(folder: pathlib.Path, num_pairs: int) -> int:
 
 
 def _num_files(args: Sequence) -> int:
-    paths = sum(isinstance(one, pathlib.Path) for one in args)
-    return paths + sum(len(one) for one in args if isinstance(one, list))
+    num_paths = sum(isinstance(arg, pathlib.Path) for arg in args)
+    return num_paths + sum(len(arg) for arg in args if isinstance(arg, list))
 
 
 if __name__ == "__main__":

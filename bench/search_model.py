@@ -33,7 +33,7 @@ _SIZES = (
     *("input.batch_size=256", "input.source_len=128", "input.target_len=128"),
 )
 _MODELS = {
-    "toy.MoE8E8L": (*_STACK, *(f"moe.{each}" for each in _EXPERTS)),
+    "toy.MoE8E8L": (*_STACK, *(f"moe.{setting}" for setting in _EXPERTS)),
     "toy.Dense4L": _STACK,
 }
 

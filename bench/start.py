@@ -87,8 +87,8 @@ def measure(data_dir: str) -> dict[str, float]:
         began = time.process_time()
         records = [language.records["train"] for language in manifest.load(data_dir).languages]
         costs = {
-            "pairs": sum(one.num_examples for one in records),
-            "files": sum(len(one.shards) for one in records),
+            "pairs": sum(of_language.num_examples for of_language in records),
+            "files": sum(len(of_language.shards) for of_language in records),
             "secs to the manifest": time.process_time() - began,
         }
         p = TranslationInput.Params().Set(data_dir=data_dir, batch_size=_BATCH_SIZE)

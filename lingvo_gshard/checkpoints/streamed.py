@@ -175,7 +175,7 @@ def _write_array(state: pathlib.Path, array: SavedArray, context: tensorstore.Co
     writing = None
     for index in _parts(array.shape, part_shape):
         part = np.asarray(unchecked[index], order="C")
-        sums.add(tuple(each.start for each in index), part)
+        sums.add(tuple(along_dim.start for along_dim in index), part)
         if writing is not None:
             writing.result()
         writing = store[index].write(part)

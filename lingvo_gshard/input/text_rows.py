@@ -285,7 +285,8 @@ def _fill(
     """
     segments = list(itertools.chain.from_iterable(rows))
     sizes = np.array([len(row) for row in rows], np.int64)
-    labels, segment_ids, positions = packing.side([one.ids for one in segments], sizes, row_len)
+    texts = [segment.ids for segment in segments]
+    labels, segment_ids, positions = packing.side(texts, sizes, row_len)
     is_token = segment_ids > 0  # Segments count from 1; 0 is padding.
 
     # The input: the labels shifted right, with the token before each segment at its start.
