@@ -50,21 +50,39 @@ ENTRY main {
   ROOT dot = f32[64,16] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }
 """
-_LENGTHS = ("input.{}_len", "eval_input.{}_len", "decode.max_{}_len")
 _SETTINGS = (
-    *(f"{path.format('source')}=64" for path in _LENGTHS),
-    *(f"{path.format('target')}=64" for path in _LENGTHS),
-    *(f"task.{stack}.moe.group_size=64" for stack in ("encoder", "decoder")),
-    *(f"{name}.batch_size=16" for name in ("input", "eval_input", "decode")),
-    *("train.max_steps=40", "train.iterations_per_loop=2", "train.save_checkpoints_steps=4"),
-    *("task.dim=64", "decode.max_sentences=64"),
+    "task.dim=64",
+    "task.encoder.moe.group_size=64",
+    "task.decoder.moe.group_size=64",
+    "input.batch_size=16",
+    "input.source_len=64",
+    "input.target_len=64",
+    "eval_input.batch_size=16",
+    "eval_input.source_len=64",
+    "eval_input.target_len=64",
+    "train.max_steps=40",
+    "train.iterations_per_loop=2",
+    "train.save_checkpoints_steps=4",
+    "decode.batch_size=16",
+    "decode.max_source_len=64",
+    "decode.max_target_len=64",
+    "decode.max_sentences=64",
 )
 _LM_SETTINGS = (
-    *(f"{name}.row_len=64" for name in ("input", "eval_input")),
-    *(f"{name}.batch_size=8" for name in ("input", "eval_input", "decode")),
-    *("decode.max_prompt_len=16", "decode.max_target_len=16", "decode.prompt_len=8"),
-    *("train.max_steps=20", "train.iterations_per_loop=2", "train.save_checkpoints_steps=4"),
-    *("task.dim=64", "task.decoder.moe.group_size=64", "decode.max_sentences=32"),
+    "task.dim=64",
+    "task.decoder.moe.group_size=64",
+    "input.batch_size=8",
+    "input.row_len=64",
+    "eval_input.batch_size=8",
+    "eval_input.row_len=64",
+    "train.max_steps=20",
+    "train.iterations_per_loop=2",
+    "train.save_checkpoints_steps=4",
+    "decode.batch_size=8",
+    "decode.prompt_len=8",
+    "decode.max_prompt_len=16",
+    "decode.max_target_len=16",
+    "decode.max_sentences=32",
 )
 
 
