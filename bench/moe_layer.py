@@ -31,16 +31,19 @@ def main() -> None:
 
 def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
     model, state = synthetic.model_and_state(params, num_partitions)
-    layer, theta, theta_spec = (
-        tree.encoder.layers[1].feed_forward
-        for tree in (model.task, state.theta, model.state_spec.theta)
-    )
+    layer = model.task.encoder.layers[1].feed_forward
+    theta = state.theta.encoder.layers[1].feed_forward
+    theta_spec = model.state_spec.theta.encoder.layers[1].feed_forward
+
+    # What enters the layer, and the gradient of what leaves it.
     rows = params.input.batch_size
     length = params.input.source_len
     shape = (rows, length, params.task.dim)
     x, d_y = np.random.default_rng(0).standard_normal((2, *shape), np.float32)
     batch = NestedMap(x=x, d_y=d_y, valid=np.ones((rows, length), np.float32))
     batch_spec = batch.Transform(lambda a: TensorSpec(a.shape, "float32", "BLM"[: a.ndim]))
+
+    # A program whose results are the gradients, so that nothing of either pass is left out.
     annotated = AnnotatedFn(
         "moe_layer",
         _forward_and_backward(layer, Arithmetic(params.task.product_dtype)),
@@ -49,6 +52,7 @@ def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
         {"x": "BLM"} | {f"theta.{path}": s.dims for path, s in layer.weight_specs.FlattenItems()},
     )
     run = compile_program(lowering.export(annotated, model.partitioning))
+
     seed = NestedMap(seed=np.array([1, 0], np.int32))
     args = [
         run.place(name, tree) for name, tree in (("theta", theta), ("batch", batch), ("seed", seed))
