@@ -151,6 +151,7 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fewer_experts_than_cores_are_replicated_as_in_the_trainer(tmp_path):
     compilers.need("v3")
     settings = _flagged([*_TINY, "input.batch_size=64"])

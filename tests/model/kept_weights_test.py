@@ -13,6 +13,7 @@ from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.executable import compile_program
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task
 from tests.model.small_task import B, L, T
@@ -66,7 +67,11 @@ def _error(found, exact):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "bound"),
-    [(Numbers.FLOAT32_LAID_OUT, 1e-4), (Numbers.BFLOAT16, 0.02), (Numbers.INT8, 0.05)],
+    [
+        pytest.param(Numbers.FLOAT32_LAID_OUT, 1e-4, marks=pytest.mark.exhaustive),
+        pytest.param(Numbers.BFLOAT16, 0.02, marks=pytest.mark.exhaustive),
+        (Numbers.INT8, 0.05),
+    ],
 )
 def test_partitioned_equals_unpartitioned(numbers, bound):
     wanted = _found(1, numbers)
@@ -82,6 +87,7 @@ def test_partitioned_equals_unpartitioned(numbers, bound):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"layers_as": Layers.LOOP}, {"shared": True}])
+@pytest.mark.exhaustive
 def test_stacks_as_loops_and_shared_tables(settings):
     wanted = _found(1, Numbers.INT8, **settings)
     _check_same(_found(2, Numbers.INT8, **settings), wanted)
@@ -90,9 +96,7 @@ def test_stacks_as_loops_and_shared_tables(settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
-@pytest.mark.parametrize(
-    "numbers", [pytest.param(Numbers.BFLOAT16, marks=pytest.mark.exhaustive), Numbers.INT8]
-)
+@pytest.mark.parametrize("numbers", [*exhaustive.only(Numbers.BFLOAT16), Numbers.INT8])
 def test_decoders_compile_for_tpus_and_gpus(name, numbers):
     compilers.need(name)
     params = _params(numbers)

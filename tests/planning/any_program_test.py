@@ -23,7 +23,7 @@ from lingvo_gshard.planning.compiled import own_process, run_programs
 from lingvo_gshard.planning.plan import GIB, TRAIN
 from lingvo_gshard.planning.published import factors
 from lingvo_gshard.spmd import executable, foreign, specs, topology
-from tests import without
+from tests import exhaustive, without
 from tests.planning import foreign_models, published_steps, tiny
 from tests.planning.published_steps import record
 from tests.spmd import compilers
@@ -469,7 +469,7 @@ def test_models_of_others_are_planned(model, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_a_keras_model_that_jax_splits_is_planned(tmp_path, name):
     compilers.need(name)
     # TensorFlow lowers for the CPU alone, to what any platform can run.
@@ -523,7 +523,7 @@ def test_what_tensorflow_lowers_of_a_keras_model_is_planned(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_our_own_step_has_the_plan_of_its_experiment(tmp_path, name):
     compilers.need(name)
     request = tiny.request(topology=name)
