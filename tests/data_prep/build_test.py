@@ -66,6 +66,11 @@ def folder(tmp_path_factory):
             "data_prep.build: --out=./text is the folder of --input; choose another.",
         ),
         (
+            ["--input=text", "--out=file"],
+            None,
+            "data_prep.build: --out=file is a file; choose a folder.",
+        ),
+        (
             ["--input=text", "--out=file/x"],
             None,
             "data_prep.build: [Errno 20] Not a directory: 'file/x'",
