@@ -307,7 +307,7 @@ class TransformerStack(BaseLayer):
         # Decoding is unrolled in any case: each layer has a cache of its own.
         stacks = NestedMap(layers=theta.block)
         items_stay = [self._item_stays(dims) for dims in self._weight_dims(stacks)]
-        layers_and_weights = []
+        layers_and_weights: list[tuple[TransformerLayer, NestedMap]] = []
         for i in range(self._num_blocks):
             items = [Item(stack, i) for stack in stacks.Flatten()]
             weights = [
