@@ -171,6 +171,7 @@ def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_line_may_have_a_target_of_its_own(tmp_path):
     decoder, params, tokenizers = _decoder(tmp_path, ("de", "fr"), num_best=1)
     folder = tmp_path / "model"
