@@ -110,10 +110,10 @@ demo: $(DEMO)/data/manifest.json
 	$(DEMO_TRAINER) --mode=decode
 	@echo "Pictures: $(DEMO)/run/decode_test/bleu.png and $(DEMO)/run/expert_load.png"
 
-$(DEMO)/data/manifest.json: | setup $(if $(CORPUS),,$(DEMO)/corpus/complete)
+$(DEMO)/data/manifest.json: | setup $(if $(CORPUS),,$(DEMO)/corpus/.complete)
 	$(PY) -m data_prep.build '--input=$(DEMO_CORPUS)' --out=$(DEMO)/data $(DEMO_VOCABULARIES)
 
-$(DEMO)/corpus/complete: | setup
+$(DEMO)/corpus/.complete: | setup
 	$(PY) -m data_prep.constructed --out=$(DEMO)/corpus
 	touch $@
 

@@ -144,6 +144,9 @@ def load(
     Its paths are relative to `folder`, by default the file's. Raises ValueError if the file is not
     TOML, has an unknown key or a bad value, or names a file that is missing or named before.
     """
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file")
+
     # Whatever is wrong in the file, also a value's type, is reported with the file's name.
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8-sig"))

@@ -6,7 +6,6 @@ class.
 
 import collections
 import dataclasses
-import glob
 import os
 import pathlib
 import re
@@ -170,9 +169,8 @@ def _matching_files(folder: pathlib.Path, pattern: Any) -> list[pathlib.Path]:
     """Returns the files in `folder` that match a pattern, sorted; or the one of that very name."""
     if os.path.isfile(folder / str(pattern)):
         return [folder / str(pattern)]
-    whole_pattern = pathlib.Path(glob.escape(str(folder)), str(pattern))  # Or an absolute pattern.
-    paths = sorted(glob.glob(str(whole_pattern), recursive=True))
-    return [pathlib.Path(path) for path in paths if os.path.isfile(path)]
+    paths = [folder / path for path in patterns.matching(str(pattern), folder)]
+    return [path for path in paths if path.is_file()]
 
 
 def _set_split(fields: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ class MoE(nn.Module):
         kept = asked & (places < sizes.capacity)
 
         # Slots are ordered by expert, group and place.
-        groups = torch.arange(gates.shape[0]).view(-1, 1, 1)
+        groups = torch.arange(gates.shape[0], device=gates.device).view(-1, 1, 1)
         slots = (experts * gates.shape[0] + groups) * sizes.capacity + places
         last = sizes.num_experts * gates.shape[0] * sizes.capacity
         slots = torch.where(kept, slots, last).transpose(0, 1).flatten()

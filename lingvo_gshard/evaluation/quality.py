@@ -212,8 +212,10 @@ def load(path: str | os.PathLike[str]) -> Quality:
             Quality, json_records.parse(storage.path(path).read_text(encoding="utf-8"))
         )
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        reason = "there is no such file" if is_missing else repr(error)
         raise ValueError(
-            f"{path}: holds no scores by language ({error!r}); write it with --mode=decode."
+            f"{path}: holds no scores by language ({reason}); write it with --mode=decode."
         ) from error
 
 

@@ -17,6 +17,7 @@ from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import slices
 from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, IndexedDispatcher, OneHotDispatcher
@@ -126,8 +127,11 @@ class MoELayer(BaseLayer):
         """Algorithm 2: routes x [B, L, M] through the experts, in its dtype; returns [B, L, M].
 
         `valid_mask` is float32 [B, L], 1 for a token, 0 for padding. The result is zero where a
-        token overflowed. Raises ValueError if the group size does not divide the batch's tokens.
+        token overflowed. The experts' weights may be Items of stacks, as decoding has them in a
+        LOOP. Raises ValueError if the group size does not divide the batch's tokens.
         """
+        experts = self._experts(theta)
+        theta = slices.all_read(theta)
         x_GSM, valid_GS = self._in_groups(x, valid_mask, context.mode)
         capacity = self._capacity(x_GSM, context)
 
@@ -146,7 +150,7 @@ class MoELayer(BaseLayer):
             y_GSM = without_overflow(
                 x_GSM,
                 gates,
-                self._experts(theta),
+                experts,
                 through_experts,
                 capacity=self.p.eval_capacity,
                 context=context,
