@@ -5,10 +5,9 @@ The model and the search are those of the flat beam, which needs no reordering.
 B batch, k beam, T steps, P = T * k places of the flat sequence.
 """
 
-import tensorflow as tf
-
 from lingvo_gshard.beam_search.beam import BeamSearch
 from lingvo_gshard.beam_search.flat_beam_search import DecodeStep, Grow
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation import TranslationTask
 

@@ -128,8 +128,8 @@ def _asked(address, path, body):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [("--nbest=2",), _SAMPLED], ids=["beam", "samples"])
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("settings", [("--nbest=2",), _SAMPLED], ids=["beam", "samples"])
 def test_a_run_its_bundle_and_a_server_generate_the_same(run_dir, tmp_path, settings):
     folder = tmp_path / "bundle"
     run = (f"--logdir={run_dir}", "--num_partitions=2", *settings)

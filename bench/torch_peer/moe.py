@@ -64,7 +64,7 @@ class MoE(nn.Module):
         counted = chosen * asked.flatten(1)[..., None]
         places = ((counted.cumsum(1) - counted) * chosen).sum(-1).view(experts.shape)
         kept = asked & (places < sizes.capacity)
-        groups = torch.arange(gates.shape[0]).view(-1, 1, 1)
+        groups = torch.arange(gates.shape[0], device=gates.device).view(-1, 1, 1)
         slots = (experts * gates.shape[0] + groups) * sizes.capacity + places
         last = sizes.num_experts * gates.shape[0] * sizes.capacity
         slots = torch.where(kept, slots, last).transpose(0, 1).flatten()

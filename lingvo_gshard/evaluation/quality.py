@@ -106,8 +106,8 @@ class Quality:
     def signatures(self, *metrics: str) -> list[str]:
         """Returns lines with sacreBLEU's signatures of metrics, usually one for each.
 
-        A signature tells how sacreBLEU computed a score: only equal ones compare. If there are
-        several, each is followed by its languages.
+        A signature describes how sacreBLEU computed a score: only scores with equal ones compare.
+        If there are several, each is followed by its languages.
         """
         lines = []
         for metric in metrics:

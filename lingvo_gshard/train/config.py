@@ -81,7 +81,7 @@ def check(p: Params) -> None:
         "keep_checkpoint_max",
         "max_steps",
     ):
-        # max_steps may still be missing: `train` can be told how many steps instead.
+        # max_steps may still be missing: `train` can be given a number of steps instead.
         count = p.Get(name)
         if count is not REQUIRED and count < 1:
             raise ValueError(f"train.{name} must be 1 or more, got {count}.")

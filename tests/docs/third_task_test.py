@@ -127,8 +127,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(tree):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
 def test_it_compiles_for_machines_that_are_not_here(tree, name):
     if not topology.is_installed(name.partition(":")[0]):
         pytest.skip(f"there is no compiler for {name}")

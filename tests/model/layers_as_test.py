@@ -17,12 +17,13 @@ from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.compiled.categories import is_recomputed
 from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.spmd import topology
 from lingvo_gshard.train import steps
 from lingvo_gshard.train.programs import Programs
 from tests import exhaustive
 from tests.layers import building, stacking
 from tests.model import small_task
-from tests.spmd import functions
+from tests.spmd import compilers, functions
 
 _PLAIN = (Layers.UNROLLED, Remat.NONE)
 _LOOP = (Layers.LOOP, Remat.BLOCK)
@@ -92,6 +93,13 @@ class _Step:
         return NestedMap(result, state=stacking.unstacked(result.state))
 
 
+def _computed_again(executable):
+    """Counts the operations of the pass that computes results again, by name."""
+    text = executable.compiled.as_text()
+    names = filter(is_recomputed, re.findall(r'op_name="([^"]*)"', text))
+    return collections.Counter(name.rpartition("/")[2] for name in names)
+
+
 @pytest.fixture(scope="module")
 def step_of():
     """(way, partitions, **changes) -> _Step, compiled once."""
@@ -157,13 +165,8 @@ def test_projections_and_choices_that_are_kept_equal_unrolled(step_of, num_parti
     keeping = _Step(_KEEPING, num_partitions, keeps_all=True)
     building.assert_close(keeping(_start()), step_of(_PLAIN, 1)(_start()), rtol=1e-3)
 
-    def computed_again(step):
-        text = step.executable.compiled.as_text()
-        names = filter(is_recomputed, re.findall(r'op_name="([^"]*)"', text))
-        return collections.Counter(name.rpartition("/")[2] for name in names)
-
-    again = computed_again(keeping)
-    without = computed_again(step_of(_KEEPING, num_partitions))
+    again = _computed_again(keeping.executable)
+    without = _computed_again(step_of(_KEEPING, num_partitions).executable)
     assert without["ArgMax"] > 0 and without["Cumsum"] > 0
     assert again["ArgMax"] == again["Cumsum"] == 0
 
@@ -179,6 +182,22 @@ def test_hidden_units_kept_in_16_bits_round_gradients_alone(step_of):
     norms = got.metrics.gradient_norms.FlattenItems()
     for (name, norm), wanted in zip(norms, want.metrics.gradient_norms.Flatten(), strict=True):
         np.testing.assert_allclose(norm, wanted, rtol=0.01, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+def test_what_more_is_kept_compiles_for_tpus_and_gpus(name):
+    compilers.need(name)
+    params = _params(*_KEEPING, keeps_all=True, kept_hidden_dtype="bfloat16")
+    programs = experiment_programs.in_process(params, functions.partitioning(8))
+    program = programs.step(Mode.TRAIN, small_task.batch_specs())
+    executable = topology.compile_program(program, name)
+    assert executable.report().count("all-to-all") > 0
+
+    # The second pass computes no choice of experts.
+    again = _computed_again(executable)
+    assert again["Softmax"] > 0
+    assert again["ArgMax"] == again["Cumsum"] == 0
 
 
 @pytest.mark.slow

@@ -163,11 +163,11 @@ def test_another_partitioning(cpu):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("layers_as", "dispatch"),
     [(Layers.LOOP, Dispatch.GATHER), (Layers.UNROLLED, Dispatch.EINSUM)],
 )
-@pytest.mark.exhaustive
 def test_recomputed_products_are_those_that_a_step_has_more_than_without(tpu, layers_as, dispatch):
     """Exactly, by the TPU's compiler; a CPU's loses some names with a single expert a core."""
     compilers.need("v3")
