@@ -176,7 +176,7 @@ def check_folder(
         if _must_agree(setting, model_prefixes):
             differing.append(line)
     if differing:
-        problem = f"{path}: this folder holds another model; choose another model_dir"
+        problem = f"{path}: this folder holds another model; choose another one"
         raise ValueError(f"{problem}. It differs in {'; '.join(differing)}.")
 
 

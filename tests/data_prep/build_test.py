@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
         (
             ["--config=nowhere.toml", "--out=data"],
             None,
-            "data_prep.build: nowhere.toml: there is no such file",
+            "data_prep.build: {folder}/nowhere.toml: there is no such file",
         ),
         (
             ["--input=text", "--out=data", "x"],
