@@ -63,10 +63,13 @@ class Served:
     secs: list[float] = dataclasses.field(default_factory=list)
     others: collections.Counter[int | str] = dataclasses.field(default_factory=collections.Counter)
 
+    def percentiles(self) -> np.ndarray:
+        """Returns the percentiles in seconds; NaN if nothing was answered."""
+        return np.percentile(self.secs or [np.nan], _PERCENTILES)
+
     def cells(self) -> list[str]:
         """Returns the percentiles in milliseconds."""
-        percentiles = np.percentile(self.secs or [np.nan], _PERCENTILES)
-        return [f"{1e3 * secs:.0f}" for secs in percentiles]
+        return [f"{1e3 * secs:.0f}" for secs in self.percentiles()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +179,7 @@ async def neighbour(url: str, asked: Asked, lines: Sequence[str]) -> str:
         await asyncio.sleep(1)
         await _send(session, url, asked, singles, end, beside)
         await _stop(attacks)
-
-    ratios = np.percentile(beside.secs, _PERCENTILES) / np.percentile(alone.secs, _PERCENTILES)
+    ratios = beside.percentiles() / alone.percentiles()
     rows = [
         ("a line", "answered", "p50 ms", "p95", "p99"),
         ("alone", len(alone.secs), *alone.cells()),

@@ -192,7 +192,10 @@ class Quality:
         else:
             title += ", whose tokens differ"
 
-        axes.set(xscale="log", xlabel="training pairs", ylabel=name, ylim=(0, None))
+        # A language that was never trained on has no place on a scale of logarithms.
+        has_all = all(language.train_pairs for language in self.languages)
+        axes.set_xscale("log" if has_all else "symlog")
+        axes.set(xlabel="training pairs", ylabel=name, ylim=(0, None))
         axes.set_title(title)
         figure.savefig(path, dpi=130)
 

@@ -40,8 +40,8 @@ class MoELayer(BaseLayer):
 
     Tensors are split by group, by expert, and by group again; each change is an all-to-all.
 
-    Only training has a capacity. Otherwise a token would lose its experts to others of its batch,
-    and a translation would depend on what it is batched with.
+    By default only training has a capacity. Otherwise a token could lose its experts to others of
+    its batch, and a translation would depend on what it is batched with.
     """
 
     hidden_dropout: DropoutLayer

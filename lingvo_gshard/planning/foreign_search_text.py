@@ -59,7 +59,7 @@ def search_text(found: Found) -> str:
         agreed = agreement.of([(t.table.secs, t.step_secs) for t in fitting])
         lines.append(
             f"the estimates: {agreed.least_ratio:.2f} to {agreed.greatest_ratio:.2f} of the "
-            f"compiled ones, rank correlation {agreed.rank_correlation:.2f}"
+            f"compiled ones, rank correlation {table.number(agreed.rank_correlation)}"
         )
     best = found.best
     if best is None:
