@@ -34,7 +34,10 @@ def main() -> None:
 
 def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
     model, state = synthetic.model_and_state(params, num_partitions)
-    layer, theta = (tree.encoder.layers[1].feed_forward for tree in (model.task, state.theta))
+    layer = model.task.encoder.layers[1].feed_forward
+    theta = state.theta.encoder.layers[1].feed_forward
+
+    # What enters the layer, and the gradient of what leaves it.
     rows = params.input.batch_size
     length = params.input.source_len
     shape = (rows, length, params.task.dim)
@@ -42,6 +45,7 @@ def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
     batch = NestedMap(x=x, d_y=d_y, valid=np.ones((rows, length), np.float32))
     batch_spec = batch.Transform(lambda a: TensorSpec(a.shape, "float32", "BLM"[: a.ndim]))
     run = compile_program(tracer.traced(_program, params, model.partitioning, batch_spec))
+
     seed = NestedMap(seed=np.array([1, 0], np.int32))
     args = [
         run.place(name, tree) for name, tree in (("theta", theta), ("batch", batch), ("seed", seed))
@@ -56,11 +60,10 @@ def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
 
 
 def _program(params: Params, partitioning: Partitioning, batch_spec: NestedMap) -> Program:
-    """Traces the layer forward and backward."""
+    """Traces the layer forward and backward: gradients are the results, so nothing is left out."""
     model = TaskModel(params, partitioning)
-    layer, theta_spec = (
-        tree.encoder.layers[1].feed_forward for tree in (model.task, model.state_spec.theta)
-    )
+    layer = model.task.encoder.layers[1].feed_forward
+    theta_spec = model.state_spec.theta.encoder.layers[1].feed_forward
     annotated = AnnotatedFn(
         "moe_layer",
         _forward_and_backward(layer, Arithmetic(params.task.product_dtype)),

@@ -156,6 +156,7 @@ def _state_dict(theta: NestedMap) -> dict[str, np.ndarray]:
         path.replace("[", ".").replace("]", ""): np.asarray(leaf)
         for path, leaf in theta.FlattenItems()
     }
+
     result: dict[str, np.ndarray] = {}
     for path, weight in weights.items():
         owner, _, name = path.rpartition(".")
@@ -165,8 +166,9 @@ def _state_dict(theta: NestedMap) -> dict[str, np.ndarray]:
             case "table" | "scale":
                 result[f"{owner}.weight"] = weight
             case "wq" | "wk" | "wv":
-                three = [weights[f"{owner}.{each}"] for each in ("wq", "wk", "wv")]
-                result[f"{owner}.project.weight"] = np.concatenate([_linear(w, 1) for w in three])
+                # The peer has one product for queries, keys and values.
+                three = [_linear(weights[f"{owner}.{wx}"], 1) for wx in ("wq", "wk", "wv")]
+                result[f"{owner}.project.weight"] = np.concatenate(three)
             case "wo" if owner.endswith("attention"):
                 result[f"{owner}.out.weight"] = _linear(weight, 2)
             case "wi" | "wo" if weight.ndim == 2:

@@ -39,15 +39,17 @@ def _step(params: Params, num_partitions: int) -> beside_torch.Work:
         result.metrics.loss.block_until_ready()
         newest = result.state
 
-    sizes = [params.input.Get(name) for name in ("batch_size", "source_len", "target_len")]
-    gflop = model.task.TrainStepFlops(*sizes) / 1e9
-    return beside_torch.Work(call, state.theta, batch, gflop, sizes[0] * sizes[2])
+    rows = params.input.batch_size
+    target_len = params.input.target_len
+    gflop = model.task.TrainStepFlops(rows, params.input.source_len, target_len) / 1e9
+    return beside_torch.Work(call, state.theta, batch, gflop, rows * target_len)
 
 
 def _check_peer(params: Params, num_partitions: int) -> None:
     """Compares the loss and the gradient's norm of a step without dropout or random routing."""
     if params.task.product_dtype != "float32":  # Rounding may send a token to another expert.
         return
+
     params = _without_randomness(params)
     batch = synthetic.training_batch(params)
     run, _, state = _compiled(params, num_partitions, batch)
@@ -56,6 +58,8 @@ def _check_peer(params: Params, num_partitions: int) -> None:
         beside_torch.start_worker(folder, params, state.theta, batch) as worker,
     ):
         expected_metrics = worker.ask("loss")
+
+    # Training donates the state, which the peer has read before.
     metrics = run(NestedMap(state), batch.Transform(lambda x: x[None])).metrics
     tolerance = _TOLERANCES[jax.default_backend()]
     for name, expected in expected_metrics.items():
@@ -69,7 +73,8 @@ def _without_randomness(params: Params) -> Params:
     params = params.Copy()
     for stack in (params.task.encoder, params.task.decoder):
         stack.moe.gating.second_expert = SecondExpert.ALL
-        stack.layer.attention.dropout.rate = stack.layer.residual_dropout.rate = 0.0
+        stack.layer.attention.dropout.rate = 0.0
+        stack.layer.residual_dropout.rate = 0.0
     params.task.input_dropout.rate = 0.0
     return params
 

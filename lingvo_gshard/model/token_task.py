@@ -45,7 +45,7 @@ class TokenTask(Task):
         p.Define(
             "product_dtype",
             "float32",
-            "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX.",
+            "What products round float32 factors to; auto: bfloat16 in runs on CPUs fast at it.",
         )
         return p
 

@@ -136,8 +136,8 @@ def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
     if "product_dtype" not in params.task or params.task.product_dtype != "auto":
         return launch, params
 
-    # Rounding factors to bfloat16 pays only where the CPU multiplies such numbers.
-    dtype: Any = "bfloat16" if environment.has_bfloat16_units() else "float32"
+    # Rounding factors to bfloat16 pays only where the CPU has instructions for such products.
+    dtype: Any = "bfloat16" if environment.has_fast_bfloat16() else "float32"
     if pathlib.Path(logdir, _EXPERIMENT).is_file():
         # One that recorded none had an experiment's own dtype, and not `auto`.
         settings = dict(map(parse_setting, recorded(logdir).overrides))

@@ -51,6 +51,10 @@ _KEEP_MEMORY = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE_BYTES = 2**21
 
+# Linux's description of the CPU, and its names for instructions that multiply bfloat16 numbers.
+_CPUINFO = pathlib.Path("/proc/cpuinfo")
+_FAST_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16"})
+
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _ERRORS_ONLY = "3"
 # C++ log lines at severity I or W, in either of TensorFlow's formats, and absl's preamble to them.
@@ -172,9 +176,16 @@ def _quota(group: pathlib.Path) -> float:
         return math.inf
 
 
-def has_bfloat16_units() -> bool:
-    """Returns whether `prepare` chose a CPU with matrix units for bfloat16 (Intel's AMX)."""
-    return os.environ.get("JAX_PLATFORMS") == "cpu" and " amx_bf16" in "".join(_cpu_features())
+def has_fast_bfloat16(cpuinfo: pathlib.Path = _CPUINFO) -> bool:
+    """Returns whether `prepare` chose a CPU that multiplies bfloat16 numbers faster than float32.
+
+    Those have matrix units (AMX), or instructions that multiply and add vectors of them
+    (AVX512-BF16).
+    """
+    if os.environ.get("JAX_PLATFORMS") != "cpu":
+        return False
+    words = " ".join(_cpu_features(cpuinfo)).split()
+    return not _FAST_BFLOAT16.isdisjoint(words)
 
 
 def cache_folder() -> pathlib.Path | None:
@@ -273,9 +284,8 @@ def _set_compilation_cache() -> None:
     _set_jax("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def _cpu_features() -> list[str]:
+def _cpu_features(cpuinfo: pathlib.Path = _CPUINFO) -> list[str]:
     """Returns Linux's lines on the CPU's model and instruction set, or else the CPU's name."""
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.exists():
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     else:

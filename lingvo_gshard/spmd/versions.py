@@ -48,13 +48,13 @@ _LAST = {
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
     """Returns the versions of those packages that are installed."""
-    found = {}
+    versions = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def check_jax() -> None:

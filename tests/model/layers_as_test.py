@@ -17,11 +17,13 @@ from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning.compiled.categories import is_recomputed
 from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.spmd import topology
 from lingvo_gshard.train import steps
 from lingvo_gshard.train.programs import Programs
+from tests import exhaustive
 from tests.layers import building, stacking
 from tests.model import small_task
-from tests.spmd import functions
+from tests.spmd import compilers, functions
 
 _PLAIN = (Layers.UNROLLED, Remat.NONE)
 _LOOP = (Layers.LOOP, Remat.BLOCK)
@@ -91,6 +93,13 @@ class _Step:
         return NestedMap(result, state=stacking.unstacked(result.state))
 
 
+def _computed_again(executable):
+    """Counts the operations of the pass that computes results again, by name."""
+    text = executable.compiled.as_text()
+    names = filter(is_recomputed, re.findall(r'op_name="([^"]*)"', text))
+    return collections.Counter(name.rpartition("/")[2] for name in names)
+
+
 @pytest.fixture(scope="module")
 def step_of():
     """(way, partitions, **changes) -> _Step, compiled once."""
@@ -116,17 +125,13 @@ def test_rematerialized_loop_equals_unrolled(step_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "way", [*(pytest.param(way, marks=pytest.mark.exhaustive) for way in _OTHERS[:2]), *_OTHERS[2:]]
-)
+@pytest.mark.parametrize("way", [*exhaustive.only(*_OTHERS[:-1]), _OTHERS[-1]])
 def test_every_way_equals_unrolled(step_of, way):
     building.assert_close(step_of(way, 2)(_start()), step_of(_PLAIN, 1)(_start()), atol=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [*(pytest.param(count, marks=pytest.mark.exhaustive) for count in (2, 8)), 4]
-)
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 def test_partitioned_loop_equals_unrolled(step_of, num_partitions):
     got = step_of(_LOOP, num_partitions)(_start())
     want = step_of(_PLAIN, 1)(_start())
@@ -153,25 +158,21 @@ def test_kept_products_are_not_exchanged_again(step_of):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "num_partitions",
-    [*(pytest.param(count, marks=pytest.mark.exhaustive) for count in (1, 4, 8)), 2],
+    exhaustive.only(1, 2, 4, 8),
 )
 def test_projections_and_choices_that_are_kept_equal_unrolled(step_of, num_partitions):
     """And what is kept is not computed again: no expert is chosen, no place counted, twice."""
     keeping = _Step(_KEEPING, num_partitions, keeps_all=True)
     building.assert_close(keeping(_start()), step_of(_PLAIN, 1)(_start()), rtol=1e-3)
 
-    def computed_again(step):
-        text = step.executable.compiled.as_text()
-        names = filter(is_recomputed, re.findall(r'op_name="([^"]*)"', text))
-        return collections.Counter(name.rpartition("/")[2] for name in names)
-
-    again = computed_again(keeping)
-    without = computed_again(step_of(_KEEPING, num_partitions))
+    again = _computed_again(keeping.executable)
+    without = _computed_again(step_of(_KEEPING, num_partitions).executable)
     assert without["ArgMax"] > 0 and without["Cumsum"] > 0
     assert again["ArgMax"] == again["Cumsum"] == 0
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hidden_units_kept_in_16_bits_round_gradients_alone(step_of):
     """The loss is the same, so that experts get the same tokens in both passes."""
     changes = {"keeps_all": True, "kept_hidden_dtype": "bfloat16"}
@@ -184,6 +185,22 @@ def test_hidden_units_kept_in_16_bits_round_gradients_alone(step_of):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+def test_what_more_is_kept_compiles_for_tpus_and_gpus(name):
+    compilers.need(name)
+    params = _params(*_KEEPING, keeps_all=True, kept_hidden_dtype="bfloat16")
+    programs = experiment_programs.in_process(params, functions.partitioning(8))
+    program = programs.step(Mode.TRAIN, small_task.batch_specs())
+    executable = topology.compile_program(program, name)
+    assert executable.report().count("all-to-all") > 0
+
+    # The second pass computes no choice of experts.
+    again = _computed_again(executable)
+    assert again["Softmax"] > 0
+    assert again["ArgMax"] == again["Cumsum"] == 0
+
+
+@pytest.mark.slow
 def test_gather_dispatch_equals_einsum_dispatch(step_of):
     gather = _Step(_KEEPING, 2, dispatch=Dispatch.GATHER)
     building.assert_close(gather(_start()), step_of(_PLAIN, 1)(_start()), rtol=1e-3)
@@ -192,6 +209,7 @@ def test_gather_dispatch_equals_einsum_dispatch(step_of):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_loop_of_two_steps_equals_two_single_steps(step_of):
     params = _params(*_LOOP)
     parts = functions.partitioning(2)
@@ -205,6 +223,7 @@ def test_loop_of_two_steps_equals_two_single_steps(step_of):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bfloat16_activations_in_partitioned_loop(step_of):
     narrow = _Step(_LOOP, 2, activation_dtype="bfloat16")(_start())
     wide = step_of(_LOOP, 2)(_start())

@@ -78,9 +78,9 @@ def test_what_may_be_none_is_set_to_none_and_an_int_is_a_float():
     assert p.optimizer.beta2 == 1
 
 
-def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path, has_units):
+def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path, is_fast):
     """The same command again and again records each of them once."""
-    has_units(False)
+    is_fast(False)
     launch = dataclasses.replace(_LAUNCH, overrides=("train.max_steps=5", "train.seed=2"))
     launches.record(
         data_folder.prepare(tmp_path / "data", b"ours", b"english", launch), str(tmp_path)
@@ -91,7 +91,7 @@ def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path, has_
         assert launch.overrides[:2] == ("train.max_steps=9", "train.seed=2")
         assert launch.overrides[2:] == ("task.product_dtype=float32",)
         launches.record(launch, str(tmp_path))
-        has_units(True)  # Another machine; the run keeps its dtype.
+        is_fast(True)  # Another machine; the run keeps its dtype.
 
 
 def test_an_enum_is_set_by_name():
@@ -264,13 +264,13 @@ def test_a_damaged_vocabulary_is_not_recorded(tmp_path):
 
 
 @pytest.fixture
-def has_units(monkeypatch):
-    """Sets whether the CPU has units for bfloat16 products."""
+def is_fast(monkeypatch):
+    """Sets whether the CPU multiplies bfloat16 numbers fast."""
 
-    def set_units(here):
-        monkeypatch.setattr(launches.environment, "has_bfloat16_units", lambda: here)
+    def set_fast(here):
+        monkeypatch.setattr(launches.environment, "has_fast_bfloat16", lambda: here)
 
-    return set_units
+    return set_fast
 
 
 def _product_dtype(folder, *overrides, model="toy.MoE8E4L"):
@@ -282,11 +282,11 @@ def _product_dtype(folder, *overrides, model="toy.MoE8E4L"):
     return dtype
 
 
-def test_a_new_run_rounds_factors_where_the_cpu_has_units_for_it(tmp_path, has_units):
+def test_a_new_run_rounds_factors_where_the_cpu_multiplies_them_fast(tmp_path, is_fast):
     data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
     sizes = "task.source_vocab_size=8", "task.target_vocab_size=8"
     for here, expected in ((True, "bfloat16"), (False, "float32")):
-        has_units(here)
+        is_fast(here)
         assert _product_dtype(tmp_path) == expected
         assert _product_dtype(tmp_path, *sizes, model="m4.MoE128E12L") == "float32"
         assert _product_dtype(tmp_path, "task.product_dtype=float32") == "float32"
@@ -294,21 +294,21 @@ def test_a_new_run_rounds_factors_where_the_cpu_has_units_for_it(tmp_path, has_u
 
 @pytest.mark.parametrize("model", ["toy.Dense4L", None])
 @pytest.mark.parametrize("recorded", ["float32", "bfloat16"])
-def test_a_run_keeps_its_products_on_another_machine(tmp_path, has_units, model, recorded):
+def test_a_run_keeps_its_products_on_another_machine(tmp_path, is_fast, model, recorded):
     launch = dataclasses.replace(_LAUNCH, overrides=(f"task.product_dtype={recorded}",))
     launches.record(
         data_folder.prepare(tmp_path / "data", b"ours", b"english", launch), str(tmp_path / "run")
     )
     for here in (True, False):
-        has_units(here)
+        is_fast(here)
         assert _product_dtype(tmp_path, model=model) == recorded
 
 
-def test_a_run_that_recorded_no_dtype_stays_at_float32(tmp_path, has_units):
+def test_a_run_that_recorded_no_dtype_stays_at_float32(tmp_path, is_fast):
     launches.record(
         data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH), str(tmp_path / "run")
     )
-    has_units(True)
+    is_fast(True)
     assert _product_dtype(tmp_path) == "float32"
 
 

@@ -130,6 +130,27 @@ def test_a_limit_of_time_limits_threads_and_the_affinity_holds(monkeypatch):
     assert environment.num_cores() == 64
 
 
+@pytest.mark.parametrize(
+    ("flags", "platform", "is_fast"),
+    [
+        ("flags\t\t: fpu avx512_bf16 amx_tile amx_bf16", "cpu", True),  # Sapphire Rapids.
+        ("flags\t\t: fpu avx512_bf16 avx512_vnni", "cpu", True),  # Zen 4.
+        ("flags\t\t: fpu avx512f avx512_vnni", "cpu", False),  # Ice Lake.
+        ("flags\t\t: fpu amx_tile amx_int8", "cpu", False),
+        ("Features\t: fp asimd", "cpu", False),
+        ("flags\t\t: fpu avx512_bf16 amx_bf16", "cuda,cpu", False),
+    ],
+)
+def test_a_cpu_is_fast_at_bfloat16_by_its_instructions(
+    tmp_path, monkeypatch, flags, platform, is_fast
+):
+    monkeypatch.setenv("JAX_PLATFORMS", platform)
+    cpuinfo = tmp_path / "cpuinfo"
+    lines = f"processor\t: {{}}\nmodel name\t: A CPU\n{flags}\n\n"
+    cpuinfo.write_text(lines.format(0) + lines.format(1))
+    assert environment.has_fast_bfloat16(cpuinfo) == is_fast
+
+
 def _unknown_user(uid):
     raise KeyError(f"getpwuid(): uid not found: {uid}")
 
