@@ -19,7 +19,7 @@ DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$
 # Tests that run at a time. A compiler may take 5 GiB.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 
-.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow test-exhaustive bazel-test wheel-test check docs bench clean-demo
+.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow test-exhaustive bazel-test wheel-test wheel-test-beside check docs bench clean-demo
 
 setup: .venv/ready
 
@@ -70,6 +70,9 @@ bazel-test: setup
 wheel-test: setup
 	tools/test_wheel.sh
 
+wheel-test-beside: setup
+	tools/test_wheel.sh beside
+
 check: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -107,10 +110,10 @@ demo: $(DEMO)/data/manifest.json
 	$(DEMO_TRAINER) --mode=decode
 	@echo "Pictures: $(DEMO)/run/decode_test/bleu.png and $(DEMO)/run/expert_load.png"
 
-$(DEMO)/data/manifest.json: | setup $(if $(CORPUS),,$(DEMO)/corpus/complete)
+$(DEMO)/data/manifest.json: | setup $(if $(CORPUS),,$(DEMO)/corpus/.complete)
 	$(PY) -m data_prep.build '--input=$(DEMO_CORPUS)' --out=$(DEMO)/data $(DEMO_VOCABULARIES)
 
-$(DEMO)/corpus/complete: | setup
+$(DEMO)/corpus/.complete: | setup
 	$(PY) -m data_prep.constructed --out=$(DEMO)/corpus
 	touch $@
 

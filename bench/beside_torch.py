@@ -1,11 +1,12 @@
 """Times a function of ours beside PyTorch's, for several group sizes, dispatches and device counts.
 
-The peer (bench/torch_peer) does the same mathematics with the same weights on 2 threads. Both run
-with float32 products and with bfloat16 ones: ours by task.product_dtype, the peer's by autocast.
-Calls of ours, calls of the peer, and matrix products alone alternate, so that all of them run under
-the same load. The best time of each counts. The products alone are NumPy's in float32 and XLA's in
-bfloat16, on all cores; the columns after ours tell how much of their rates is reached. The last two
-columns are what the peer takes with bfloat16 and with float32, over what ours takes with bfloat16.
+The peer (bench/torch_peer) does the same mathematics with the same weights, on 2 threads or on the
+GPU. Both run with float32 products and with bfloat16 ones: ours by task.product_dtype and, if that
+is asked for, task.activation_dtype; the peer's by autocast. Calls of ours, calls of the peer, and
+matrix products alone alternate, so that all of them run under the same load. The best time of each
+counts. The products alone are NumPy's in float32 and XLA's in bfloat16, on all cores, or XLA's of
+both on a GPU; the columns after ours tell how much of their rates is reached. The last two columns
+are what the peer takes with bfloat16 and with float32, over what ours takes with bfloat16.
 """
 
 from __future__ import annotations
@@ -21,33 +22,42 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from bench import peer, synthetic
+from bench import peer, platforms, synthetic
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import table
 from lingvo_gshard.layers.dispatch import Dispatch
-from lingvo_gshard.spmd import devices, environment
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E8L", "A registered experiment.")
 _PARTITIONS = flags.DEFINE_list("partitions", ["1", "2", "4"], "The device counts to try.")
 _GROUP_SIZES = flags.DEFINE_list("group_sizes", ["64", "256"], "The group sizes to try, in tokens.")
 _DISPATCHES = flags.DEFINE_list("dispatches", ["einsum", "gather"], "The dispatches to try.")
 _CALLS = flags.DEFINE_integer("calls", 6, "The number of timed calls of each.")
+_SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
+_BFLOAT16_ACTIVATIONS = flags.DEFINE_bool(
+    "bfloat16_activations", False, "Whether ours keeps activations in bfloat16 where products are."
+)
+_TORCH = flags.DEFINE_string(
+    "torch_python", peer.PYTHON, "The Python of an environment with torch_peer's requirements."
+)
+_TORCH_COMPILE = flags.DEFINE_bool(
+    "torch_compile", False, "Whether the peer's model is compiled, by torch.compile."
+)
 
-_PRODUCT_SIZE = 2048
-_PRODUCT_GFLOP = 2 * _PRODUCT_SIZE**3 / 1e9
+# Of a product's matrices: enough to keep the device busy.
+_PRODUCT_SIZES = {"cpu": 2048, "cuda": 8192}
 _HEADER = (
     "group size",
     "dispatch",
     "devices",
     "ours s",
     "GFLOP/s",
-    "of NumPy's",
+    "of rate",
     "tokens/s",
     "torch s",
     "torch / ours",
     "ours bfloat16 s",
-    "of XLA's",
+    "of rate bfloat16",
     "torch bfloat16 s",
     "both bfloat16",
     "torch / ours bfloat16",
@@ -82,17 +92,32 @@ def compare(title: str, command: str, prepare: Callable[[Params, int], Work]) ->
       command: the peer's command for it.
       prepare: (params, number of devices) -> the Work.
     """
-    environment.prepare(max(map(int, _PARTITIONS.value)))
-    devices.start()
-    rates = _Rates(_numpy_product(), _xla_product())
+    platforms.start(max(map(int, _PARTITIONS.value)))
+    size = _PRODUCT_SIZES[platforms.chosen()]
+    if platforms.chosen() == "cpu":
+        float32_rate = "NumPy's"
+        product = _numpy_product(size)
+    else:
+        float32_rate = "XLA's"
+        product = _xla_product(size, "float32")
+
+    rates = _Rates(product, _xla_product(size, "bfloat16"))
     settings = itertools.product(_GROUP_SIZES.value, _DISPATCHES.value, _PARTITIONS.value)
     timings = {setting: _time(rates, command, prepare, *setting) for setting in settings}
     rows = [(*setting, *timing.cells(rates)) for setting, timing in timings.items()]
     print(
-        f"{_MODEL.value}, {title}; matrix products alone: NumPy's {rates.float32:.0f} GFLOP/s, "
-        f"XLA's in bfloat16 {rates.bfloat16:.0f} GFLOP/s"
+        f"{_MODEL.value}, {title}; matrix products alone: {float32_rate} {rates.float32:.0f} "
+        f"GFLOP/s, XLA's in bfloat16 {rates.bfloat16:.0f} GFLOP/s"
     )
     print(table.text([_HEADER, *rows]))
+
+
+def start_worker(folder: str, params: Params, theta: NestedMap, batch: NestedMap) -> peer.Peer:
+    """Starts the peer on the platform; raises as peer.start_worker."""
+    how = ["compiled"] if _TORCH_COMPILE.value else []
+    return peer.start_worker(
+        folder, params, theta, batch, platforms.chosen(), *how, python=_TORCH.value
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,35 +175,39 @@ class _Rates:
         return self._best[1]
 
 
-def _numpy_product() -> Callable[[], float]:
+def _numpy_product(size: int) -> Callable[[], float]:
     """Returns a function that multiplies two matrices by NumPy."""
-    factors = _random(2)
+    factors = _random(size)
 
     def multiply() -> float:
         _ = factors[0] @ factors[1]
-        return _PRODUCT_GFLOP
+        return _gflop(size)
 
     return multiply
 
 
-def _xla_product() -> Callable[[], float]:
-    """Returns a function that multiplies bfloat16 matrices, two on each device, at once."""
-    factors = [
-        jax.device_put(_random(2).astype(jnp.bfloat16), device) for device in jax.local_devices()
-    ]
+def _xla_product(size: int, dtype: str) -> Callable[[], float]:
+    """Returns a function that multiplies matrices, two on each device, at once."""
+    pair = _random(size).astype(jnp.dtype(dtype))
+    factors = [jax.device_put(pair, device) for device in jax.local_devices()]
     product = jax.jit(lambda pair: pair[0] @ pair[1])
     jax.block_until_ready([product(pair) for pair in factors])
 
     def multiply() -> float:
         jax.block_until_ready([product(pair) for pair in factors])
-        return len(factors) * _PRODUCT_GFLOP
+        return len(factors) * _gflop(size)
 
     return multiply
 
 
-def _random(number: int) -> np.ndarray:
-    shape = (number, _PRODUCT_SIZE, _PRODUCT_SIZE)
-    return np.random.default_rng(0).standard_normal(shape, np.float32)
+def _gflop(size: int) -> float:
+    """Returns the work of a product of two square matrices."""
+    return 2 * size**3 / 1e9
+
+
+def _random(size: int) -> np.ndarray:
+    """Returns two square matrices."""
+    return np.random.default_rng(0).standard_normal((2, size, size), np.float32)
 
 
 def _time(
@@ -189,24 +218,30 @@ def _time(
     dispatch: str,
     devices: str,
 ) -> _Timing:
-    params = synthetic.experiment(_MODEL.value)
+    params = synthetic.experiment(_MODEL.value, _SET.value)
     for stack in (params.task.encoder, params.task.decoder):
         stack.moe.Set(group_size=int(group_size), dispatch=Dispatch(dispatch))
+
     works = []
     for dtype in _DTYPES:
         params.task.product_dtype = dtype
+        if _BFLOAT16_ACTIVATIONS.value:
+            params.task.activation_dtype = dtype
         works.append(prepare(params, int(devices)))
     work = works[0]
+    questions = [command, f"{command}_bfloat16"]
+
+    # All alternate, and the best of each counts; the first call compiles.
     secs = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        peer.start_worker(folder, params, work.theta, work.batch) as worker,
+        start_worker(folder, params, work.theta, work.batch) as worker,
     ):
         for _ in range(1 + _CALLS.value):
             rates.measure()
-            ours = [_secs(each.call) for each in works]
-            asked = (command, f"{command}_bfloat16")
-            secs.append([*ours, *(worker.ask(each)["secs"] for each in asked)])
+            ours = [_secs(our_work.call) for our_work in works]
+            theirs = [worker.ask(question)["secs"] for question in questions]
+            secs.append([*ours, *theirs])
     return _Timing(work.gflop, work.tokens, *map(min, zip(*secs, strict=True)))
 
 

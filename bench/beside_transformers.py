@@ -40,9 +40,14 @@ _EXPERTS = flags.DEFINE_integer("num_experts", 32, "Experts of each of the four 
 _RUN = flags.DEFINE_string("run", None, "Searches with this run, and prints JSON.")
 _DEVICES = flags.DEFINE_integer("devices", 1, "With --run, on so many devices.", 1)
 
-_ROWS, _SOURCE_LEN, _TARGET_LEN, _BEAM = 16, 32, 32, 4
+_ROWS = 16
+_SOURCE_LEN = 32
+_TARGET_LEN = 32
+_BEAM = 4
 _FORCED = 7
-_PAD, _EOS = 1, 2  # Theirs.
+# The ids of transformers, whose padding and BOS are 1 and 0: ours are 0 and 1.
+_PAD = 1
+_EOS = 2
 
 
 def main() -> None:
@@ -54,11 +59,14 @@ def main() -> None:
         folder = pathlib.Path(name)
         theirs = folder / "theirs"
         num_bytes = import_model.write(theirs, _EXPERTS.value, num_parts=4)
+
+        # The same weights as a loop over blocks, and layer by layer.
         for form in Layers:
             settings = [f"task.{side}.layers_as={form.name}" for side in ("encoder", "decoder")]
             importing.import_folder(theirs, folder / form.name, settings)
         _write_batch(folder / "batch.npz")
 
+        # Each in a process of its own, whose peak memory is then its own.
         results = {"transformers": _transformers(theirs, folder / "batch.npz")}
         for form, num_devices in ((Layers.LOOP, 1), (Layers.UNROLLED, 1), (Layers.UNROLLED, 2)):
             command = ["bench.beside_transformers", f"--run={folder / form.name}"]
@@ -118,6 +126,7 @@ def _ours(logdir: str, num_devices: int) -> dict[str, Any]:
     executable = compile_program(program)
     state = run.estimator.restore(weights_alone=True).state
 
+    # The batch of transformers in our ids and as our rows.
     batch = np.load(pathlib.Path(logdir).with_name("batch.npz"))
     positions = np.arange(_SOURCE_LEN, dtype=np.int32)
     features = NestedMap(
@@ -126,6 +135,7 @@ def _ours(logdir: str, num_devices: int) -> dict[str, Any]:
         source_positions=np.tile(positions, (_ROWS, 1)),
         first_ids=np.full(_ROWS, _FORCED, np.int32),
     )
+
     secs = []
     predictions = NestedMap()
     for _ in range(_CALLS.value):
@@ -134,6 +144,7 @@ def _ours(logdir: str, num_devices: int) -> dict[str, Any]:
         predictions = predictions.Transform(np.asarray)
         secs.append(time.perf_counter() - began)
 
+    # As transformers returns them: EOS first, and padding last.
     ids = []
     for row, length in zip(predictions.ids[:, 0], predictions.lengths[:, 0], strict=True):
         padding = [_PAD] * (_TARGET_LEN - length)

@@ -5,10 +5,9 @@ The model and the search are those of the flat beam, which needs no reordering.
 B batch, k beam, T steps, P = T * k places of the flat sequence.
 """
 
-import tensorflow as tf
-
 from lingvo_gshard.beam_search.beam import BeamSearch
 from lingvo_gshard.beam_search.flat_beam_search import DecodeStep, Grow
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation import TranslationTask
 
@@ -39,6 +38,8 @@ def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> 
         state: NestedMap, ids: tf.Tensor, mask: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, NestedMap]:
         batch_size = ids.shape[0]
+
+        # The place of the step before is the hypothesis that this one continues.
         by_step = tf.reshape(mask, [batch_size, k, -1, k])
         parents = tf.argmax(tf.gather(by_step, tf.maximum(index - 1, 0), axis=2), -1)  # [B, k]
 
@@ -50,6 +51,8 @@ def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> 
         for layer in state.cache.layers:
             caches = {name: reordered(layer[name]) for name in _REORDERED}
             layers.append(NestedMap(layer, **caches))
+
+        # Each row is a beam of one hypothesis, which attends to its place of every step so far.
         state = NestedMap(state, cache=NestedMap(layers=layers))
         past = tf.reshape(tf.reduce_sum(by_step, -1), [batch_size * k, 1, -1])
         logits, state = task.DecodeStep(

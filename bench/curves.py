@@ -53,12 +53,15 @@ def read(logdir: str | pathlib.Path, steps: float = math.inf) -> Curve:
         count = line["num_steps"]
         tokens += metrics["num_tokens"] * count
         window.append((count, metrics["nll"]))
+
+        # The shortest window of whole calls that is long enough.
         while sum(count for count, _ in window[1:]) >= WINDOW_STEPS:
             window.pop(0)
         steps_in_window = sum(count for count, _ in window)
         if steps_in_window >= WINDOW_STEPS:
             mean = sum(count * nll for count, nll in window) / steps_in_window
             points.append((tokens, mean))
+
     if not points:
         raise ValueError(f"{logdir}: fewer than {WINDOW_STEPS} steps of training.")
     return Curve(*(tuple(column) for column in zip(*points, strict=True)))

@@ -33,10 +33,12 @@ def main() -> None:
         corpus.write(text)
         step_secs = _step_secs(text, data)
         num_examples, num_tokens, plain_secs = _run_tf_data(text, data)
+
     own_secs = sum(secs for step, secs in step_secs.items() if step is not Step.VOCAB)
     print(f"{num_examples} pairs, {num_tokens} tokens of both sides; CPU seconds of one core")
     by_step = ", ".join(f"{step} {secs:.1f}" for step, secs in step_secs.items())
     print(f"data_prep by step: {by_step}")
+
     rows = [
         (name, f"{secs:.1f}", f"{num_examples / secs:.0f}", f"{num_tokens / secs:.0f}")
         for name, secs in (("data_prep", own_secs), ("tf.data", plain_secs))
@@ -69,7 +71,8 @@ def _run_tf_data(text: pathlib.Path, data: pathlib.Path) -> tuple[int, int, floa
         return tf.strings.join(lines, "\t"), num_tokens
 
     began = time.process_time()
-    num_examples = num_tokens = 0
+    num_examples = 0
+    num_tokens = 0
     for path in sorted((text / "train").iterdir()):
         lines = tf.data.TextLineDataset(str(path), compression_type="GZIP").batch(_BATCH_LINES)
         pairs = lines.map(_split, tf.data.AUTOTUNE).unbatch().filter(_has_usable_lengths)

@@ -79,6 +79,7 @@ def main() -> None:
         workers = (1, 2) if _TIMED.value else ()
         secs = [_build_secs(list(corpora.values())[-1], folder, number) for number in workers]
         counts = [_num_opens(folder, 10**power) for power in (7, 8, 9)]
+
     header = ("corpus", "tasks", "opens", "MB read", "MB written", "largest task: MB", "CPU s")
     print(table.text([header, *rows]))
     if secs:
@@ -93,6 +94,7 @@ def _row(meter: Meter, name: str, text: pathlib.Path, data: pathlib.Path) -> tup
     before = meter.usage()
     pipeline.run_through(pipeline.Step.REPORT, tsv_folder.sources_in(text), data, _CONFIG, meter)
     done = meter.usage() - before
+
     largest = max(task.read_bytes + task.written_bytes for task in meter.tasks)
     sizes = [done.read_bytes, done.written_bytes, largest]
     longest = max(task.secs for task in meter.tasks)
@@ -124,8 +126,8 @@ def _num_opens(folder: pathlib.Path, num_pairs: int) -> int:
 
 
 def _num_files(args: Sequence) -> int:
-    paths = sum(isinstance(one, pathlib.Path) for one in args)
-    return paths + sum(len(one) for one in args if isinstance(one, list))
+    num_paths = sum(isinstance(arg, pathlib.Path) for arg in args)
+    return num_paths + sum(len(arg) for arg in args if isinstance(arg, list))
 
 
 if __name__ == "__main__":

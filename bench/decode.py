@@ -39,23 +39,25 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 from absl import flags
 
-from bench import call_cost, classic_beam, peer, synthetic
+from bench import call_cost, classic_beam, peer, platforms, synthetic
 from lingvo_gshard import cli
 from lingvo_gshard.beam_search import flat_beam_search
 from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.layers.stored_weights import Numbers
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.spmd import devices, environment, lowering
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.spmd import lowering, tracer
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.spmd.program import Program
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E4L", "A registered experiment.")
 _DECODERS = flags.DEFINE_list(
@@ -135,8 +137,7 @@ Decoder = Callable[[Case], Call]
 
 def main() -> None:
     names = _names()
-    environment.prepare(_PARTITIONS.value)
-    devices.start()
+    platforms.start(_PARTITIONS.value)
     params = _experiment()
 
     with contextlib.ExitStack() as stack:
@@ -254,15 +255,21 @@ def _lines(case: Case, outcomes: dict[str, list[Outcome]]) -> list[str]:
     return lines
 
 
-@functools.cache
-def _model_and_weights(ours: Ours, num_partitions: int) -> tuple[TaskModel, NestedMap]:
-    """Returns the model, and its weights as its decoder keeps them."""
+def _params(ours: Ours) -> Params:
+    """Returns the experiment's Params for a decoder."""
     params = _experiment()
     params.task.product_dtype = ours.product_dtype
     params.decode.weights = ours.weights
+    return params
+
+
+@functools.cache
+def _model_and_weights(ours: Ours, num_partitions: int) -> tuple[TaskModel, NestedMap]:
+    """Returns the model, and its weights as its decoder keeps them."""
+    params = _params(ours)
     model = synthetic.partitioned_model(params, num_partitions)
     theta = synthetic.programs(params, model).initialize(seed=1).theta
-    keep = compile_program(experiment_programs.keeper(params, model.partitioning))
+    keep = compile_program(ExperimentPrograms(params, model.partitioning).keeper())
     return model, keep(NestedMap(theta=theta)).state.theta
 
 
@@ -270,10 +277,12 @@ def _our_decoder(ours: Ours, case: Case) -> Call:
     num_partitions = _PARTITIONS.value if case.batch % _PARTITIONS.value == 0 else 1
     model, theta = _model_and_weights(ours, num_partitions)
     features = synthetic.source_features(case.batch, case.length)
-    args = (model.decoder_spec().theta, synthetic.specs_of(features))
-    fn = functools.partial(_search, case, ours.is_flat, model)
-    annotated = AnnotatedFn("decode", fn, ("theta", "features"), args, unnamed_dims="B")
-    run = compile_program(lowering.export(annotated, model.partitioning))
+    config = BeamSearch(
+        case.beam, case.length, num_best=1, min_stage_places=_MIN_STAGE_PLACES.value
+    )
+    run = compile_program(
+        tracer.traced(_program, _params(ours), model.partitioning, case, config, ours.is_flat)
+    )
     theta = run.place("theta", theta)
     features = run.place("features", features)
 
@@ -292,12 +301,27 @@ def _our_decoder(ours: Ours, case: Case) -> Call:
     return call
 
 
+def _program(
+    params: Params, partitioning: Partitioning, case: Case, config: BeamSearch, is_flat: bool
+) -> Program:
+    """Traces a search, with flat or with classic caches."""
+    model = TaskModel(params, partitioning)
+    features = synthetic.source_features(case.batch, case.length)
+    args = (model.decoder_spec().theta, synthetic.specs_of(features))
+    fn = functools.partial(_search, case, config, is_flat, model)
+    annotated = AnnotatedFn("decode", fn, ("theta", "features"), args, unnamed_dims="B")
+    return lowering.export(annotated, partitioning)
+
+
 def _search(
-    case: Case, is_flat: bool, model: TaskModel, theta: NestedMap, features: NestedMap
+    case: Case,
+    config: BeamSearch,
+    is_flat: bool,
+    model: TaskModel,
+    theta: NestedMap,
+    features: NestedMap,
 ) -> NestedMap:
     """Searches for the best hypothesis of each source, with flat or with classic caches."""
-    stages = _MIN_STAGE_PLACES.value
-    config = BeamSearch(case.beam, case.length, num_best=1, min_stage_places=stages)
     task = model.task
     if is_flat:
         grow = task.GrowDecode

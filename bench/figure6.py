@@ -65,6 +65,7 @@ def main() -> None:
     for code in _BASELINES.value:
         if code not in SIZES:
             raise ValueError(f"--baselines={code}: expected some of {', '.join(SIZES)}")
+
     models = list(
         multilingual.family().grid(
             multilingual.whole_numbers(_EXPERTS),
@@ -74,14 +75,18 @@ def main() -> None:
     )
     write_corpus(pathlib.Path(_INPUT.value), out / "text")
     _prepared(out, "all")  # For several jobs.
+
+    # The baselines, then all models of the first seed, and so on.
     calls = [functools.partial(_baseline, out, code) for code in _BASELINES.value]
     for seed in range(1, _SEEDS.value + 1):
         calls += [functools.partial(_multilingual, out, model, seed) for model in models]
     logdirs = multilingual.in_parallel(calls)
-    end = len(_BASELINES.value)
-    every = len(models)
-    runs = {model.name: logdirs[end + i :: every] for i, model in enumerate(models)}
-    _report(out, runs, logdirs[:end])
+
+    num_baselines = len(_BASELINES.value)
+    baselines = logdirs[:num_baselines]
+    seeded = logdirs[num_baselines:]
+    runs = {model.name: seeded[i :: len(models)] for i, model in enumerate(models)}
+    _report(out, runs, baselines)
 
 
 def _report(
@@ -94,6 +99,7 @@ def _report(
     flagged += [f"--baseline={logdir}" for logdir in baselines]
     figure = f"--out={out / 'figure6'}"
     print(multilingual.command("lingvo_gshard.compare", *flagged, "--paired", figure))
+
     logdirs = [*itertools.chain.from_iterable(runs.values()), *baselines]
     efforts = _efforts(logdirs)
     _write_results(out / "figure6.json", logdirs, efforts)
@@ -169,9 +175,12 @@ def _pairs(folder: pathlib.Path) -> int:
 def _decoded(logdir: pathlib.Path) -> pathlib.Path:
     """Decodes test with the checkpoint that dev prefers; returns the run's folder."""
     if not (logdir / _SCORES).exists():
-        chosen = f"checkpoint_step={_best(logdir).step}", "length_norm_alpha=1.0"
-        settings = (*chosen, f"max_sentences={_SENTENCES.value}")
-        sets = [f"--set=decode.{each}" for each in settings]
+        settings = (
+            f"checkpoint_step={_best(logdir).step}",
+            "length_norm_alpha=1.0",
+            f"max_sentences={_SENTENCES.value}",
+        )
+        sets = [f"--set=decode.{setting}" for setting in settings]
         multilingual.trainer("decode", f"--logdir={logdir}", *sets)
     return logdir
 
@@ -197,7 +206,7 @@ def _efforts(logdirs: Sequence[pathlib.Path]) -> list[list[str]]:
 
 def _write_results(path: pathlib.Path, logdirs: Sequence[pathlib.Path], efforts: Any) -> None:
     """Writes all scores and efforts, without any text, as JSON."""
-    scores = {each.name: json.loads((each / _SCORES).read_bytes()) for each in logdirs}
+    scores = {logdir.name: json.loads((logdir / _SCORES).read_bytes()) for logdir in logdirs}
     atomic_file.write(path, json.dumps({"efforts": efforts, "scores": scores}, indent=1) + "\n")
 
 

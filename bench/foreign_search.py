@@ -102,6 +102,7 @@ def example(num_devices, layers, dim, vocab, batch, length):
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
+    # Weights and moments are whole on each device; of the batch each has a part.
     state = jax.tree.map(spec, jax.eval_shape(make))
     tokens = spec(jax.ShapeDtypeStruct((batch, length), jnp.int32), "data")
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)

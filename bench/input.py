@@ -47,14 +47,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data_dir = _DATA_DIR.value or _prepare(pathlib.Path(folder))
         lengths = _row_lengths(data_dir)
+
         ours = _input(data_dir, _BATCH_SIZE, lengths["source"], lengths["target"])
         rows = [("input", *_rates(batch.features for batch in ours))]
         ours.close()
         rows.append(("tf.data", *_rates(_tf_data(data_dir, pathlib.Path(folder), lengths))))
+
         print("rows of {source} and {target} tokens; CPU seconds of one core".format(**lengths))
         header = ("", "examples/s", "tokens/s", "padding of sources", "of targets")
         print(table.text([header, *rows]))
         wait, total = _time_waits(data_dir)
+
     print(
         f"{_MODEL.value}: waits {wait * 1e3:.1f} ms of {total:.2f} s in {_STEPS.value} steps: "
         f"{wait / total:.2%}"
@@ -72,19 +75,23 @@ def _prepare(folder: pathlib.Path) -> str:
 def _row_lengths(data_dir: str) -> dict[str, int]:
     languages = mixture.languages_of(manifest.load(data_dir), "train", None)
     records = [language.records["train"] for language in languages]
-    counts = [one.num_examples for one in records]
+    counts = [of_language.num_examples for of_language in records]
+
+    # Weighted as the languages are drawn.
     weights = mixture.sampling(counts, _TEMPERATURE, None).probabilities / counts
-    source = weights @ [one.num_source_tokens for one in records]
-    target = weights @ [one.num_target_tokens for one in records]
+    source = weights @ [of_language.num_source_tokens for of_language in records]
+    target = weights @ [of_language.num_target_tokens for of_language in records]
     return {"source": _SOURCE_LEN.value, "target": round(_SOURCE_LEN.value * target / source)}
 
 
 def _rates(iterator) -> Sequence[str]:
     """Times the features of batches; returns a row's cells after the name."""
-    next(iterator)
+    next(iterator)  # The first one fills buffers.
     began = time.process_time()
     batches = [next(iterator) for _ in range(_BATCHES.value)]
     secs = time.process_time() - began
+
+    # Segments count from 1 in each row; 0 is padding.
     num_examples = sum(int(batch["source_segment_ids"].max(axis=1).sum()) for batch in batches)
     num_tokens = 0
     padding = []
@@ -112,6 +119,7 @@ def _tf_data(data_dir: str, folder: pathlib.Path, lengths: dict[str, int]):
     languages = mixture.languages_of(manifest.load(data_dir), "train", None)
     counts = [language.num_examples("train") for language in languages]
     weights = mixture.sampling(counts, _TEMPERATURE, None).probabilities
+
     mixed = tf.data.Dataset.sample_from_datasets(
         [
             tf.data.TFRecordDataset(_as_tfrecords(data_dir, language, folder))
@@ -123,6 +131,8 @@ def _tf_data(data_dir: str, folder: pathlib.Path, lengths: dict[str, int]):
         weights.tolist(),
         seed=1,
     )
+
+    # Pairs that fit are packed into rows as they come.
     fitting = mixed.filter(
         lambda s, t: (tf.size(s) <= lengths["source"]) & (tf.size(t) <= lengths["target"])
     )
@@ -164,12 +174,15 @@ def _next_fit(lengths, row, example):
       (the row to go on with, (whether `row` is full, `row` padded to the lengths)).
     """
     source, target = example
+
     has_room = (tf.size(row["source_ids"]) + tf.size(source) <= lengths["source"]) & (
         tf.size(row["target_ids"]) + tf.size(target) <= lengths["target"]
     )
     segment = tf.cond(
         has_room, lambda: tf.reduce_max(tf.concat([[0], row["source_segment_ids"]], 0)), lambda: 0
     )
+
+    # The row with the example, or the example alone.
     next_row = {}
     for side, ids in (("source", source), ("target", target)):
         added = {
@@ -181,6 +194,8 @@ def _next_fit(lengths, row, example):
             name = f"{side}_{feature}"
             old = tf.cond(has_room, lambda name=name: row[name], lambda: tf.zeros([0], tf.int32))
             next_row[name] = tf.concat([old, values], 0)
+
+    # The row without it, which is used if it is full.
     padded_row = {}
     for name, values in row.items():
         length = lengths[name.split("_")[0]]
@@ -197,18 +212,23 @@ def _time_waits(data_dir: str) -> tuple[float, float]:
         source_vocab_size=data.source_vocabulary.size, target_vocab_size=data.target_vocabulary.size
     )
     model, state = synthetic.model_and_state(params, 1)
+
     p = params.input
     source = _input(data_dir, p.batch_size, p.source_len, p.target_len)
     run = synthetic.programs(params, model).get(Mode.TRAIN, source.specs)
-    wait = total = 0.0
+
+    wait = 0.0
+    total = 0.0
     for number in range(1 + _STEPS.value):
         began = time.perf_counter()
         batch = next(source)
         waited = time.perf_counter() - began
+
         batches = run.place("batches", batch.Transform(lambda x: x[None]))
         result = run(NestedMap(state), batches)
         float(result.metrics.loss[0])  # Waits for the devices.
         state = result.state
+
         if number:  # The first step is slower.
             wait += waited
             total += time.perf_counter() - began

@@ -83,12 +83,15 @@ def _time_loop(folder: str) -> tuple[float, float]:
     params = synthetic.experiment(_MODEL.value)
     num_steps = _ITERATIONS.value
     params.train.iterations_per_loop = num_steps
+
+    # The bare program, with a state of its own and batches that are on the devices.
     model, state = synthetic.model_and_state(params, _PARTITIONS.value)
     batch = synthetic.training_batch(params)
     programs = synthetic.programs(params, model)
     run = programs.get(Mode.TRAIN, synthetic.specs_of(batch), num_steps)
     batches = run.place("batches", batch.Transform(lambda x: np.stack([x] * num_steps)))
     hook = _BareCalls(run, state, batches)
+
     estimator = TPUEstimator(
         model.model_fn,
         folder,
@@ -103,6 +106,8 @@ def _time_loop(folder: str) -> tuple[float, float]:
         steps=num_steps * (_CALLS.value + 1),
         hooks=[hook],
     )
+
+    # The hook has no time of the loop's first call, so the bare one after it is left out, too.
     return statistics.median(hook.loop_secs), statistics.median(hook.bare_secs[1:])
 
 
@@ -110,10 +115,11 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
     """Prints how fast checkpoints are saved, restored and copied."""
     params = synthetic.experiment(_CHECKPOINT_MODEL.value)
     model, state = synthetic.model_and_state(params, _PARTITIONS.value)
-    mebibytes = sum(x.nbytes for x in state.Flatten()) / 2**20
+    mebibytes = sum(array.nbytes for array in state.Flatten()) / 2**20
     mesh = specs.device_mesh(model.partitioning)
     shardings = specs.shardings(model.partitioning, model.state_spec, mesh)
     contents = Contents(params, model.partitioning, model.state_spec)
+
     secs = collections.defaultdict(list)
 
     def timed(name: str, fn: Callable[..., object], *args: object) -> None:
@@ -128,9 +134,11 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
             timed("restore", saved.restore, i, model.state_spec, shardings)
             checkpoint = checkpoints.folder(folder) / str(i)
             timed("copy", shutil.copytree, checkpoint, folder / f"copy{i}")
+
+    # A save blocks training while it copies from the devices, and then goes on in a thread.
     secs["save"] = [sum(parts) for parts in zip(secs["blocked"], secs["finished"], strict=True)]
     # The first of each is left out: it compiles.
-    median = {name: statistics.median(each[1:]) for name, each in secs.items()}
+    median = {name: statistics.median(calls[1:]) for name, calls in secs.items()}
     print(
         f"{_CHECKPOINT_MODEL.value}, {mebibytes:.1f} MiB in {len(state.Flatten())} arrays: a save "
         f"blocks training for {median['blocked']:.3f} s and is complete after "

@@ -1,6 +1,7 @@
 """Times an MoE layer forward and backward beside PyTorch and NumPy's matrix-product rate.
 
     python -m bench.moe_layer [--model=toy.MoE8E8L] [--partitions=1,2,4] [--group_sizes=64,256]
+    python -m bench.moe_layer --platform=cuda --torch_python=python3 --partitions=1
 
 The layer is the encoder's first one with experts. bench.step checks that both sides compute the
 same.
@@ -10,19 +11,21 @@ import math
 
 import jax
 import numpy as np
-import tensorflow as tf
 
 from bench import beside_torch, synthetic
 from lingvo_gshard import cli
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.products import Arithmetic
-from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import lowering
+from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.spmd import lowering, tracer
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.spmd.program import Program
 
 
 def main() -> None:
@@ -31,24 +34,18 @@ def main() -> None:
 
 def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
     model, state = synthetic.model_and_state(params, num_partitions)
-    layer, theta, theta_spec = (
-        tree.encoder.layers[1].feed_forward
-        for tree in (model.task, state.theta, model.state_spec.theta)
-    )
+    layer = model.task.encoder.layers[1].feed_forward
+    theta = state.theta.encoder.layers[1].feed_forward
+
+    # What enters the layer, and the gradient of what leaves it.
     rows = params.input.batch_size
     length = params.input.source_len
     shape = (rows, length, params.task.dim)
     x, d_y = np.random.default_rng(0).standard_normal((2, *shape), np.float32)
     batch = NestedMap(x=x, d_y=d_y, valid=np.ones((rows, length), np.float32))
     batch_spec = batch.Transform(lambda a: TensorSpec(a.shape, "float32", "BLM"[: a.ndim]))
-    annotated = AnnotatedFn(
-        "moe_layer",
-        _forward_and_backward(layer, Arithmetic(params.task.product_dtype)),
-        ("theta", "batch", "seed"),
-        (theta_spec, batch_spec, NestedMap(seed=TensorSpec((2,), "int32", "_"))),
-        {"x": "BLM"} | {f"theta.{path}": s.dims for path, s in layer.weight_specs.FlattenItems()},
-    )
-    run = compile_program(lowering.export(annotated, model.partitioning))
+    run = compile_program(tracer.traced(_program, params, model.partitioning, batch_spec))
+
     seed = NestedMap(seed=np.array([1, 0], np.int32))
     args = [
         run.place(name, tree) for name, tree in (("theta", theta), ("batch", batch), ("seed", seed))
@@ -60,6 +57,21 @@ def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
         _gflop(layer, rows * length),
         rows * length,
     )
+
+
+def _program(params: Params, partitioning: Partitioning, batch_spec: NestedMap) -> Program:
+    """Traces the layer forward and backward: gradients are the results, so nothing is left out."""
+    model = TaskModel(params, partitioning)
+    layer = model.task.encoder.layers[1].feed_forward
+    theta_spec = model.state_spec.theta.encoder.layers[1].feed_forward
+    annotated = AnnotatedFn(
+        "moe_layer",
+        _forward_and_backward(layer, Arithmetic(params.task.product_dtype)),
+        ("theta", "batch", "seed"),
+        (theta_spec, batch_spec, NestedMap(seed=TensorSpec((2,), "int32", "_"))),
+        {"x": "BLM"} | {f"theta.{path}": s.dims for path, s in layer.weight_specs.FlattenItems()},
+    )
+    return lowering.export(annotated, partitioning)
 
 
 def _forward_and_backward(layer: MoELayer, arithmetic: Arithmetic):

@@ -9,10 +9,10 @@ import subprocess
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from bench.torch_peer.sizes import Sizes
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import vocabulary
 from lingvo_gshard.layers.gating import SecondExpert
@@ -28,12 +28,12 @@ class Peer:
     The process answers each line of its standard input with one line of JSON; otherwise it is idle.
     """
 
-    def __init__(self, module: str, argument: str, python: str = PYTHON) -> None:
+    def __init__(self, module: str, *arguments: str, python: str = PYTHON) -> None:
         """Starts the process.
 
         Args:
           module: the module's name, such as bench.torch_peer.worker.
-          argument: its only argument.
+          arguments: its arguments.
           python: the Python of a virtual environment with the requirements beside the module.
 
         Raises:
@@ -43,7 +43,7 @@ class Peer:
             environment = pathlib.Path(python).parents[1]
             raise FileNotFoundError(f"{python} is missing; `make {environment}/ready` makes it.")
         self._process = subprocess.Popen(
-            [python, "-m", module, argument],
+            [python, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -62,7 +62,14 @@ class Peer:
         self._process.communicate()
 
 
-def start_worker(folder: str, params: Params, theta: NestedMap, batch: NestedMap) -> Peer:
+def start_worker(
+    folder: str,
+    params: Params,
+    theta: NestedMap,
+    batch: NestedMap,
+    *how: str,
+    python: str = PYTHON,
+) -> Peer:
     """Starts the peer that trains the same model from the same weights on the same batch.
 
     Args:
@@ -70,16 +77,18 @@ def start_worker(folder: str, params: Params, theta: NestedMap, batch: NestedMap
       params: the experiment's Params, with a group size.
       theta: the weights of a model whose layers are not stacked.
       batch: full rows, as from synthetic.training_batch.
+      how: what PyTorch computes on, `cpu` or `cuda`, and perhaps `compiled`.
+      python: the Python of a virtual environment with torch_peer's requirements.
 
     Raises:
-      FileNotFoundError: the peer's virtual environment is missing.
+      FileNotFoundError: there is no such Python.
     """
     path = pathlib.Path(folder)
     (path / "sizes.json").write_text(sizes_json(params), encoding="utf-8")
     np.savez(path / "weights.npz", **_state_dict(theta))
     labels = batch.labels.target_labels
     np.savez(path / "batch.npz", **batch.features, target_labels=labels)
-    return Peer("bench.torch_peer.worker", folder)
+    return Peer("bench.torch_peer.worker", folder, *how, python=python)
 
 
 def start_dense_worker(
@@ -110,7 +119,7 @@ def start_dense_worker(
     positions = tf.range(num_positions + 1)
     sinusoids = vocabulary.sinusoids(positions, task.dim).numpy()
     np.savez(path / "weights.npz", **_state_dict(theta), sinusoids=sinusoids)
-    return Peer("bench.ctranslate2_peer.worker", folder, python)
+    return Peer("bench.ctranslate2_peer.worker", folder, python=python)
 
 
 def sizes_json(params: Params) -> str:
@@ -144,6 +153,7 @@ def _state_dict(theta: NestedMap) -> dict[str, np.ndarray]:
         path.replace("[", ".").replace("]", ""): np.asarray(leaf)
         for path, leaf in theta.FlattenItems()
     }
+
     result: dict[str, np.ndarray] = {}
     for path, weight in weights.items():
         owner, _, name = path.rpartition(".")
@@ -153,8 +163,9 @@ def _state_dict(theta: NestedMap) -> dict[str, np.ndarray]:
             case "table" | "scale":
                 result[f"{owner}.weight"] = weight
             case "wq" | "wk" | "wv":
-                three = [weights[f"{owner}.{each}"] for each in ("wq", "wk", "wv")]
-                result[f"{owner}.project.weight"] = np.concatenate([_linear(w, 1) for w in three])
+                # The peer has one product for queries, keys and values.
+                three = [_linear(weights[f"{owner}.{wx}"], 1) for wx in ("wq", "wk", "wv")]
+                result[f"{owner}.project.weight"] = np.concatenate(three)
             case "wo" if owner.endswith("attention"):
                 result[f"{owner}.out.weight"] = _linear(weight, 2)
             case "wi" | "wo" if weight.ndim == 2:

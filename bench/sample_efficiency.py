@@ -36,12 +36,14 @@ def main() -> None:
     data = pathlib.Path(_DATA_DIR.value)
     family = multilingual.family()
     family = dataclasses.replace(family, steps=_STEPS.value or family.steps)
+
     counts = multilingual.whole_numbers(_EXPERTS)
     depths = multilingual.layers(_LAYERS)
     shares = _numbers(_SHARES)
     if not all(0 < share < 1 for share in shares):
         raise ValueError(f"--shares={','.join(_SHARES.value)}: expected shares between 0 and 1.")
     models = list(family.models(counts, depths, shares))
+
     # All models train with one seed before the next, so that finished runs can be compared early.
     logdirs = multilingual.in_parallel(
         functools.partial(multilingual.seeded, out, model, seed, data)

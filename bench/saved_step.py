@@ -53,6 +53,7 @@ def _make(folder: pathlib.Path) -> None:
         params.input.batch_size = _BATCH_SIZE.value
     model = synthetic.partitioned_model(params, 1)
     batch = synthetic.training_batch(params)
+
     programs = synthetic.programs(params, model)
     batch_spec = synthetic.specs_of(batch)
     num_steps = _STEPS_PER_CALL.value
@@ -60,6 +61,7 @@ def _make(folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     programs.source.initializer().save(folder / _INITIALIZE)
     trainer.save(folder / _TRAIN)
+
     # Every step sees the same batch, so the loss shows whether the step learns.
     repeated = batch.Transform(lambda x: np.stack([x] * num_steps))
     np.savez(folder / _BATCHES, **dict(repeated.FlattenItems()))
@@ -68,25 +70,29 @@ def _make(folder: pathlib.Path) -> None:
 
 def _run(folder: pathlib.Path) -> None:
     began = time.perf_counter()
-    initialize, train = (
-        compile_program(program.load(folder / name)) for name in (_INITIALIZE, _TRAIN)
-    )
+    initialize = compile_program(program.load(folder / _INITIALIZE))
+    train = compile_program(program.load(folder / _TRAIN))
     device = jax.devices()[0]
     compile_secs = time.perf_counter() - began
     print(f"{device.platform} {device.device_kind}: compiled in {compile_secs:.1f} s")
+
     spec = train.program.args[train.program.arg_names.index("batches")]
     with np.load(folder / _BATCHES) as arrays:
         batches = spec.Pack(arrays[path] for path, _ in spec.FlattenItems())
     batches = train.place("batches", batches)
     state = initialize(NestedMap(seed=np.array([1, 0], np.int32))).state
+
     losses = []
     for call in range(1 + _CALLS.value):
-        if call == 1:
+        if call == 1:  # The first call is not timed.
             began = time.perf_counter()
         result = train(state, batches)
         state = result.state
         losses += np.asarray(result.metrics.loss).tolist()  # Waits for the device.
-    rate = _CALLS.value * len(losses) / (1 + _CALLS.value) / (time.perf_counter() - began)
+    secs = time.perf_counter() - began
+
+    steps_per_call = len(losses) / (1 + _CALLS.value)
+    rate = _CALLS.value * steps_per_call / secs
     print(f"{rate:.3f} steps/s; loss {losses[0]:.4f} at first, {losses[-1]:.4f} at {len(losses)}")
 
 

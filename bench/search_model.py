@@ -24,16 +24,23 @@ _OUT = flags.DEFINE_string("out", None, "The folder of the plans.", required=Tru
 _COUNT = flags.DEFINE_integer("count", 15, "How many candidates of each model are compiled.", 2)
 _TOPOLOGY = "v3:4x4"
 _STACK = (
-    *("layers_as=LOOP", "num_layers=4", "dense.hidden_dim=2048"),
-    *("layer.attention.num_heads=8", "layer.attention.head_dim=64"),
+    "layers_as=LOOP",
+    "num_layers=4",
+    "dense.hidden_dim=2048",
+    "layer.attention.num_heads=8",
+    "layer.attention.head_dim=64",
 )
 _EXPERTS = ("num_experts=32", "hidden_dim=2048", "group_size=256", "dispatch=EINSUM")
 _SIZES = (
-    *("task.source_vocab_size=8192", "task.target_vocab_size=8192", "task.dim=512"),
-    *("input.batch_size=256", "input.source_len=128", "input.target_len=128"),
+    "task.source_vocab_size=8192",
+    "task.target_vocab_size=8192",
+    "task.dim=512",
+    "input.batch_size=256",
+    "input.source_len=128",
+    "input.target_len=128",
 )
 _MODELS = {
-    "toy.MoE8E8L": (*_STACK, *(f"moe.{each}" for each in _EXPERTS)),
+    "toy.MoE8E8L": (*_STACK, *(f"moe.{setting}" for setting in _EXPERTS)),
     "toy.Dense4L": _STACK,
 }
 

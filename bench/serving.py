@@ -63,9 +63,13 @@ class Served:
     secs: list[float] = dataclasses.field(default_factory=list)
     others: collections.Counter[int | str] = dataclasses.field(default_factory=collections.Counter)
 
+    def percentiles(self) -> np.ndarray:
+        """Returns the percentiles in seconds; NaN if nothing was answered."""
+        return np.percentile(self.secs or [np.nan], _PERCENTILES)
+
     def cells(self) -> list[str]:
         """Returns the percentiles in milliseconds."""
-        return [f"{1e3 * x:.0f}" for x in np.percentile(self.secs or [np.nan], _PERCENTILES)]
+        return [f"{1e3 * secs:.0f}" for secs in self.percentiles()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +113,7 @@ async def _asked(url: str) -> Asked:
             kind = (await answer.json())["kind"]
         async with session.get(f"{url}/languages") as answer:
             languages = await answer.json()
+
     fields = {}
     if languages["targets"]:
         fields["target_lang"] = languages["targets"][-1]
@@ -123,6 +128,8 @@ async def saturation(servers: Sequence[Server], asked: Asked, lines: Sequence[st
     end = time.monotonic() + _SECS.value
     served = Served()
     before = await _metric(servers, "tokens_total")
+
+    # Every second connection has an address of its own; the others share one.
     async with contextlib.AsyncExitStack() as stack:
         shared = await stack.enter_async_context(_session("127.0.0.1"))
         tasks = []
@@ -135,17 +142,20 @@ async def saturation(servers: Sequence[Server], asked: Asked, lines: Sequence[st
             tasks.append(
                 asyncio.create_task(_send(session, server.url, asked, requests, end, served))
             )
+
         memory = [await _sampled(servers) for _ in range(_SAMPLES)]
         tokens = await _metric(servers, "tokens_total") - before
         unanswered = served.sent - len(served.secs) - served.others.total()
         await _stop(tasks)
+
     counts = {"answered": len(served.secs), "unanswered": unanswered}
     counts |= {str(status): served.others.pop(status, 0) for status in (429, 503)}
     counts["lost"] = served.others.total()
     rates = {"requests/s": len(served.secs) / _SECS.value, "tokens/s": tokens / _SECS.value}
-    header = *counts, *rates, "p50 ms", "p95", "p99"
-    row = *counts.values(), *(f"{rate:.1f}" for rate in rates.values()), *served.cells()
-    mib = " ".join(f"{each:.0f}" for each in memory)
+
+    header = [*counts, *rates, "p50 ms", "p95", "p99"]
+    row = [*counts.values(), *(f"{rate:.1f}" for rate in rates.values()), *served.cells()]
+    mib = " ".join(f"{sample:.0f}" for sample in memory)
     return f"{table.text([header, row])}\nMiB {mib}; lost {dict(served.others)}"
 
 
@@ -159,6 +169,8 @@ async def neighbour(url: str, asked: Asked, lines: Sequence[str]) -> str:
     async with _session("127.0.0.1") as session, _session("127.0.0.2") as other:
         singles = ([line] for line in itertools.cycle(short))
         await _send(session, url, asked, singles, time.monotonic() + _SECS.value, alone)
+
+        # Again, once the other client has filled its queues.
         end = time.monotonic() + _SECS.value
         attacks = []
         for _ in range(_ATTACKERS):
@@ -167,7 +179,7 @@ async def neighbour(url: str, asked: Asked, lines: Sequence[str]) -> str:
         await asyncio.sleep(1)
         await _send(session, url, asked, singles, end, beside)
         await _stop(attacks)
-    ratios = np.percentile(beside.secs, _PERCENTILES) / np.percentile(alone.secs, _PERCENTILES)
+    ratios = beside.percentiles() / alone.percentiles()
     rows = [
         ("a line", "answered", "p50 ms", "p95", "p99"),
         ("alone", len(alone.secs), *alone.cells()),
@@ -224,6 +236,7 @@ async def _send(
         began = time.monotonic()
         pause = 0
         served.sent += 1
+
         try:
             sent = session.post(f"{url}{asked.route.path}", json=asked.body(lines))
             async with sent as answer:
@@ -235,6 +248,7 @@ async def _send(
                 pause = int(answer.headers.get("Retry-After", 0)) if waits else 0
         except (aiohttp.ClientError, OSError) as error:
             served.others[type(error).__name__] += 1
+
         await asyncio.sleep(pause)
 
 

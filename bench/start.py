@@ -47,10 +47,10 @@ def main() -> None:
         print(json.dumps(measure(_MEASURED.value)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        few, many = (
-            _measure_apart(pathlib.Path(folder, str(count)), count)
-            for count in (_FILES.value // 1000, _FILES.value)
-        )
+        num_few = _FILES.value // 1000
+        few = _measure_apart(pathlib.Path(folder, "few"), num_few)
+        many = _measure_apart(pathlib.Path(folder, "many"), _FILES.value)
+
     rows = [(name, *_cells(few[name], many[name])) for name in few]
     print(table.text([("", "small", "large", "ratio"), *rows]))
 
@@ -60,6 +60,7 @@ def write(data_dir: pathlib.Path, num_files: int) -> None:
     rng = np.random.default_rng(1)
     contents = [_content(data_dir, f"{number}", rng) for number in range(_CONTENTS)]
     (data_dir / "records/train").mkdir(parents=True)
+
     shares = 1 / np.arange(1, _LANGUAGES + 1)
     languages = []
     for number, share in enumerate(shares / shares.sum()):
@@ -70,6 +71,7 @@ def write(data_dir: pathlib.Path, num_files: int) -> None:
             shards.append(_linked(data_dir, contents[index % _CONTENTS], name))
         records = manifest.Records(tuple(shards), 1, 1, 0)
         languages.append(manifest.Language(code, {"train": records}, {}, {}))
+
     vocabulary = manifest.Vocabulary(contents[0].lengths, 32_000)  # Any file will do.
     manifest.save(manifest.Manifest(tuple(languages), vocabulary, vocabulary, {}, {}), data_dir)
 
@@ -87,15 +89,17 @@ def measure(data_dir: str) -> dict[str, float]:
         began = time.process_time()
         records = [language.records["train"] for language in manifest.load(data_dir).languages]
         costs = {
-            "pairs": sum(one.num_examples for one in records),
-            "files": sum(len(one.shards) for one in records),
+            "pairs": sum(of_language.num_examples for of_language in records),
+            "files": sum(len(of_language.shards) for of_language in records),
             "secs to the manifest": time.process_time() - began,
         }
+
         p = TranslationInput.Params().Set(data_dir=data_dir, batch_size=_BATCH_SIZE)
         p.hash_records = False  # As for so much data.
         source = p.Set(source_len=_ROW_LEN, target_len=_ROW_LEN).Instantiate()
         next(source)
         costs["secs to the first batch"] = time.process_time() - began
+
         for step in _STEPS:
             source.set_state({"next_index": step})
             next(source)  # Begins a pool of each lane.

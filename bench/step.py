@@ -1,20 +1,25 @@
 """Times a train step beside PyTorch and NumPy's matrix-product rate.
 
     python -m bench.step [--model=toy.MoE8E8L] [--partitions=1,2,4] [--group_sizes=64,256]
+    python -m bench.step --platform=cuda --torch_python=python3 --partitions=1
 
 A first step without randomness checks that the loss and the gradient's norm are the peer's.
 """
 
 import tempfile
 
-from bench import beside_torch, peer, synthetic
+import jax
+
+from bench import beside_torch, synthetic
 from lingvo_gshard import cli
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.model.spec import Mode
 
-_TOLERANCE = 1e-4  # Relative, for the loss and the gradient's norm.
+# Relative, for the loss and the gradient's norm. GPUs multiply float32 numbers in TF32, which keeps
+# 10 bits of a factor, and may send a token to another expert.
+_TOLERANCES = {"cpu": 1e-4, "gpu": 5e-3}
 
 
 def main() -> None:
@@ -34,27 +39,33 @@ def _step(params: Params, num_partitions: int) -> beside_torch.Work:
         result.metrics.loss.block_until_ready()
         newest = result.state
 
-    sizes = [params.input.Get(name) for name in ("batch_size", "source_len", "target_len")]
-    gflop = model.task.TrainStepFlops(*sizes) / 1e9
-    return beside_torch.Work(call, state.theta, batch, gflop, sizes[0] * sizes[2])
+    rows = params.input.batch_size
+    target_len = params.input.target_len
+    gflop = model.task.TrainStepFlops(rows, params.input.source_len, target_len) / 1e9
+    return beside_torch.Work(call, state.theta, batch, gflop, rows * target_len)
 
 
 def _check_peer(params: Params, num_partitions: int) -> None:
     """Compares the loss and the gradient's norm of a step without dropout or random routing."""
     if params.task.product_dtype != "float32":  # Rounding may send a token to another expert.
         return
+
     params = _without_randomness(params)
     batch = synthetic.training_batch(params)
     run, _, state = _compiled(params, num_partitions, batch)
     with (
         tempfile.TemporaryDirectory() as folder,
-        peer.start_worker(folder, params, state.theta, batch) as worker,
+        beside_torch.start_worker(folder, params, state.theta, batch) as worker,
     ):
         expected_metrics = worker.ask("loss")
+
+    # Training donates the state, which the peer has read before.
     metrics = run(NestedMap(state), batch.Transform(lambda x: x[None])).metrics
+    tolerance = _TOLERANCES[jax.default_backend()]
     for name, expected in expected_metrics.items():
         actual = float(metrics[name][0])
-        if abs(actual - expected) > _TOLERANCE * abs(expected):
+        print(f"{name}: ours {actual:.6f}, the peer's {expected:.6f}", flush=True)
+        if not abs(actual - expected) <= tolerance * abs(expected):
             raise AssertionError(f"{name}: ours is {actual}, the peer's {expected}.")
 
 
@@ -62,7 +73,8 @@ def _without_randomness(params: Params) -> Params:
     params = params.Copy()
     for stack in (params.task.encoder, params.task.decoder):
         stack.moe.gating.second_expert = SecondExpert.ALL
-        stack.layer.attention.dropout.rate = stack.layer.residual_dropout.rate = 0.0
+        stack.layer.attention.dropout.rate = 0.0
+        stack.layer.residual_dropout.rate = 0.0
     params.task.input_dropout.rate = 0.0
     return params
 

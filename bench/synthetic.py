@@ -1,7 +1,7 @@
 """Runs of registered experiments on random tokens, so that timing a program needs no data."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.train.programs import Programs
 
@@ -19,9 +19,12 @@ SOURCE_VOCAB_SIZE = 8000
 TARGET_VOCAB_SIZE = 4000
 
 
-def experiment(name: str) -> Params:
-    """Returns a registered experiment's Params with the vocabulary sizes of this module."""
-    params = registry.get_params(name)
+def experiment(name: str, settings: Iterable[str] = ()) -> Params:
+    """Returns a registered experiment's Params with the vocabulary sizes of this module.
+
+    `settings` are `path=value`, as for the trainer.
+    """
+    params = registry.get_params(name, settings)
     params.task.Set(source_vocab_size=SOURCE_VOCAB_SIZE, target_vocab_size=TARGET_VOCAB_SIZE)
     return params
 
@@ -32,8 +35,11 @@ def partitioned_model(params: Params, num_partitions: int) -> TaskModel:
 
 
 def programs(params: Params, model: TaskModel) -> Programs:
-    """Returns the programs of the experiment's model, traced in this process."""
-    return Programs(experiment_programs.in_process(params, model.partitioning))
+    """Returns the programs of the experiment's model, traced as the trainer's are.
+
+    So a machine that has kept them, or was given them, needs no TensorFlow.
+    """
+    return Programs(ExperimentPrograms(params, model.partitioning))
 
 
 def model_and_state(params: Params, num_partitions: int) -> tuple[TaskModel, NestedMap]:

@@ -89,6 +89,8 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
 
     if folder is not None and folder.resolve() == pathlib.Path(_OUT.value).resolve():
         raise ValueError(f"--out={_OUT.value} is the folder of --input; choose another.")
+    if pathlib.Path(_OUT.value).is_file():
+        raise ValueError(f"--out={_OUT.value} is a file; choose a folder.")
 
     if _CONFIG.value is not None:
         return config.load(pathlib.Path(_CONFIG.value).absolute(), settings, folder)

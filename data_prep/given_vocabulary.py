@@ -2,7 +2,7 @@
 
 Both sides have it. A source begins with the token of its language and a target with its own, as in
 NLLB-200 and M2M-100. Their codes are `deu_Latn` or `de`; a language of the data is matched by its
-standard code, and what is ambiguous or has another name there is told by `language_tokens`.
+standard code, and `language_tokens` names what is ambiguous or has another name there.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class GivenVocabulary:
         if language in known:
             return language
 
-        # Its own code, with the script if that is told; else any of the language.
+        # Its own code, with the script if one is named; else any of the language.
         by_code = _by_code(known)
         codes = by_code.get(language) or by_code.get(_macrolanguage(language)) or ()
         if len(codes) == 1:

@@ -85,7 +85,7 @@ def _texts_of_unit(unit: Any) -> list[tuple[str, str]]:
         tag = variant.get(_XML_LANG) or variant.get("lang")
         segment = variant.find("{*}seg")
         text = "" if segment is None else "".join(segment.itertext())
-        texts.append((tag or "", _without_placeholders(text)))
+        texts.append(((tag or "").strip(), _without_placeholders(text)))
     return texts
 
 

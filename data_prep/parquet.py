@@ -100,8 +100,13 @@ class ParquetFile(Table, sources.File):
     def _example(self, record: dict[str, Any]) -> Pair | Rule:
         if self.score_column is not None:
             score = sources.value_at(record, self.score_column)
-            # NaN is no score.
-            if score in (None, sources.MISSING) or not float(score) >= self.min_score:
+            if score is None or score is sources.MISSING:
+                return Rule.LOW_SCORE
+            try:
+                number = float(score)
+            except TypeError as error:  # Such as a date.
+                raise ValueError(f"no number in column {self.score_column!r}") from error
+            if not number >= self.min_score:  # NaN is no score.
                 return Rule.LOW_SCORE
         source = sources.text_at(record, self.source_column)
         english = sources.text_at(record, self.english_column)

@@ -54,7 +54,7 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
             filled_in["target_language"] = target_tag
 
         if side is None:
-            filled_in[field] = glob.escape(path) if field == "path" else path
+            filled_in[field] = path
             expanded[path,] = filled_in
         else:
             source_tag = filled_in.get("language", side)
@@ -94,7 +94,7 @@ def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str
     expression = _expression(pattern)
     wildcards = _PLACEHOLDER.sub("*", pattern)
     unread: list[str] = []
-    for path in sorted(glob.glob(wildcards, root_dir=folder)):
+    for path in matching(wildcards, folder):
         match = re.fullmatch(expression, path)
         if match is None:
             unread.append(path)
@@ -107,6 +107,15 @@ def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str
         logging.warning(
             "path %r: %d files in %s are not read: %s", pattern, len(unread), folder, names
         )
+
+
+def matching(wildcards: str, folder: pathlib.Path) -> list[str]:
+    """Returns the paths in a folder, or absolute ones, that match a pattern of `*`, `?` and `**`.
+
+    Folders have `[` in their names, so it stands for itself.
+    """
+    literal = wildcards.replace("[", "[[]")
+    return sorted(glob.glob(literal, root_dir=folder, recursive=True))
 
 
 def _expression(pattern: str) -> str:

@@ -27,11 +27,11 @@ from typing import Any
 from absl import logging
 
 from data_prep import (
+    accounts,
     deduplication,
     directions,
     encoding,
     given_vocabulary,
-    languages,
     report,
     runs,
     shards,
@@ -39,12 +39,12 @@ from data_prep import (
     vocabulary,
 )
 from data_prep.config import BuildConfig
-from data_prep.deduplication import Runner, Selected
+from data_prep.deduplication import Selected
 from data_prep.directions import Direction
 from data_prep.encoding import Encoded
 from data_prep.engines import Engine
-from data_prep.given_vocabulary import GivenVocabulary
-from data_prep.rules import Dropped, Rule
+from data_prep.job import Corpus, Job, SplitKey
+from data_prep.rules import Rule
 from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Source
 from data_prep.text_chunks import Chunk
@@ -52,7 +52,6 @@ from data_prep.vocabulary import Side
 from lingvo_gshard.files import digests, lock, storage
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
-from lingvo_gshard.input.normalization import Normalization
 
 
 class Step(enum.StrEnum):
@@ -72,95 +71,6 @@ _UNFINISHED = ".unfinished"
 _RESULTS = "results-3"
 # What a build makes in its folder, besides the plan.
 _OUTPUTS = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
-_SplitKey = tuple[str, str]  # A split, and a language or the code of a direction.
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What all steps of a build share: its sources and settings, its folders, and its runner.
-
-    An example is a pair or a document, by the kind of the data. A document's language is its
-    corpus, which has one direction.
-    """
-
-    sources: Sequence[Source]
-    out_dir: pathlib.Path
-    work_dir: pathlib.Path  # Deleted at the end.
-    config: BuildConfig
-    run: Runner
-    given: GivenVocabulary | None = None  # Instead of vocabularies that are learned.
-
-    @property
-    def kind(self) -> Kind:
-        """What the examples are."""
-        return Kind(self.config.kind)
-
-    @property
-    def normalization(self) -> Normalization:
-        """The form in which training text is written."""
-        return Normalization.NFC if self.given is None else self.given.normalization
-
-    @property
-    def max_pieces(self) -> float:
-        """The most pieces of a training example. A document goes on in the next row."""
-        return self.config.max_pieces if self.kind is Kind.PARALLEL else math.inf
-
-    def directions_of(self, language: str, corpus: "Corpus") -> list[Direction]:
-        """Returns the directions of a pair. Only languages with training text are targets."""
-        if corpus.num_examples(language) == 0:
-            return []
-        if language in corpus.train:
-            return directions.of(language, self.config.directions, self.given)
-
-        # Others are translated into languages that training text has taught.
-        targets = set()
-        for of_train in corpus.train:
-            for direction in directions.of(of_train, self.config.directions, self.given):
-                targets.add(direction.target)
-        of_language = directions.of(language, self.config.directions, self.given)
-        taught = [direction for direction in of_language if direction.target in targets]
-        # Without its other direction, de-fr would be a language's name: see example_codec.sides.
-        if languages.is_without_english(language) and len(taught) < len(of_language):
-            return []
-        return taught
-
-
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-    """The cleaned text: its chunks, and what was dropped and repaired on the way."""
-
-    # By split and language, in the order of the sources.
-    chunks: dict[_SplitKey, list[Chunk]]
-    read: collections.Counter[str]  # By language, like the next three.
-    dropped: Dropped
-    repaired: collections.Counter[str]
-    escaped: collections.Counter[str]
-
-    def num_examples(self, language: str) -> int:
-        """Returns the number of a language's examples, in all splits."""
-        num_examples = 0
-        for (_, of_chunks), chunks in self.chunks.items():
-            if of_chunks == language:
-                num_examples += sum(chunk.num_examples for chunk in chunks)
-        return num_examples
-
-    @property
-    def train(self) -> dict[str, list[Chunk]]:
-        """The chunks of each language's training text."""
-        return {
-            language: chunks
-            for (split, language), chunks in self.chunks.items()
-            if split == "train"
-        }
-
-    @property
-    def held_out(self) -> list[Chunk]:
-        """The chunks of every other split."""
-        held_out: list[Chunk] = []
-        for (split, _), chunks in self.chunks.items():
-            if split != "train":
-                held_out += chunks
-        return held_out
 
 
 def run_through(
@@ -262,7 +172,7 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
     return Corpus(
         chunks=_numbered([cleaned.chunks for cleaned in sources], job.config.pairs_per_chunk),
         read=read,
-        dropped=_sum_of_dropped(sources),
+        dropped=accounts.sum_of_dropped(sources),
         repaired=repaired,
         escaped=escaped,
     )
@@ -270,13 +180,13 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
 
 def _numbered(
     chunks_by_source: Iterable[Iterable[Chunk]], pairs_per_block: int
-) -> dict[_SplitKey, list[Chunk]]:
+) -> dict[SplitKey, list[Chunk]]:
     """Sorts the chunks of all sources by split and language, and numbers the pairs of each.
 
     Each source begins a block of its own (shards.py), so some positions hold no pair.
     """
-    by_split: dict[_SplitKey, list[Chunk]] = collections.defaultdict(list)
-    ends: collections.Counter[_SplitKey] = collections.Counter()
+    by_split: dict[SplitKey, list[Chunk]] = collections.defaultdict(list)
+    ends: collections.Counter[SplitKey] = collections.Counter()
     for chunks in chunks_by_source:
         # Leave out the rest of the last block of each split and language.
         for key, end in ends.items():
@@ -300,7 +210,9 @@ def select(job: Job, corpus: Corpus) -> dict[str, Selected]:
         job.run,
     )
     if not any(of_language.block_sizes.total() for of_language in selected.values()):
-        raise _nothing_left(job.kind, corpus.dropped + _sum_of_dropped(selected.values()))
+        raise accounts.nothing_left(
+            job.kind, corpus.dropped + accounts.sum_of_dropped(selected.values())
+        )
     return selected
 
 
@@ -347,7 +259,7 @@ def write_records(
     corpus: Corpus,
     selected: dict[str, Selected],
     vocabularies: dict[Side, manifest.Vocabulary],
-) -> dict[_SplitKey, Encoded]:
+) -> dict[SplitKey, Encoded]:
     """Writes the records of all splits; returns those of each, by split and direction's code.
 
     Raises ValueError if no training example is short enough.
@@ -379,13 +291,13 @@ def write_records(
             )
 
     # Statistics and drops are wanted by split and direction, not by file.
-    records: dict[_SplitKey, Encoded] = collections.defaultdict(Encoded)
+    records: dict[SplitKey, Encoded] = collections.defaultdict(Encoded)
     for (split, code, _), encoded in job.run("records", calls).items():
         records[split, code] += encoded
 
     of_train = [encoded for (split, _), encoded in records.items() if split == "train"]
     if not any(encoded.target.lengths for encoded in of_train):
-        raise _nothing_left(job.kind, _sum_of_dropped(records.values()))
+        raise accounts.nothing_left(job.kind, accounts.sum_of_dropped(records.values()))
     return dict(records)
 
 
@@ -395,11 +307,11 @@ def write_report(
     corpus: Corpus,
     selected: dict[str, Selected],
     vocabularies: dict[Side, manifest.Vocabulary],
-    records: dict[_SplitKey, Encoded],
+    records: dict[SplitKey, Encoded],
 ) -> None:
     """Writes the raw text, the report and, when everything else is complete, the manifest."""
     texts = _write_texts(job, corpus)
-    dropped = corpus.dropped + _sum_of_dropped(selected.values())
+    dropped = corpus.dropped + accounts.sum_of_dropped(selected.values())
 
     described: list[manifest.Language] = []
     for code in sorted(corpus.read):
@@ -409,7 +321,7 @@ def write_report(
             of_language = [Direction(code)]
             dropped[code, Rule.NO_TARGET] = corpus.num_examples(code)
         for direction in of_language:
-            described.append(_describe(direction, scripts, corpus, dropped, records, texts))
+            described.append(accounts.entry(direction, scripts, corpus, dropped, records, texts))
 
     of_train = [records.get(("train", language.code), Encoded()) for language in described]
     report.write(zip(described, of_train, strict=True), job.out_dir / "report", job.kind)
@@ -432,9 +344,9 @@ def write_report(
     shutil.rmtree(job.work_dir, ignore_errors=True)
 
 
-def _write_texts(job: Job, corpus: Corpus) -> dict[_SplitKey, digests.File]:
+def _write_texts(job: Job, corpus: Corpus) -> dict[SplitKey, digests.File]:
     """Writes the raw text of every split but train."""
-    calls: dict[_SplitKey, Callable[[], digests.File]] = {}
+    calls: dict[SplitKey, Callable[[], digests.File]] = {}
     for split, direction, chunks in _splits_by_direction(job, corpus):
         if split != "train":
             calls[split, direction.code] = partial(
@@ -448,91 +360,3 @@ def _splits_by_direction(job: Job, corpus: Corpus) -> Iterator[tuple[str, Direct
     for (split, language), chunks in corpus.chunks.items():
         for direction in job.directions_of(language, corpus):
             yield split, direction, chunks
-
-
-def _describe(
-    direction: Direction,
-    scripts: dict[str, frozenset[str]],
-    corpus: Corpus,
-    dropped: Dropped,
-    records: dict[_SplitKey, Encoded],
-    texts: dict[_SplitKey, digests.File],
-) -> manifest.Language:
-    """Returns a direction's entry in the manifest, which accounts for every row that was read.
-
-    `dropped` are the examples that the steps before dropped; those that were too long for the
-    direction's records come on top.
-    """
-    # A language may lack a split, and a direction may lack all: then it has only its drops.
-    by_split: dict[str, Encoded] = {}
-    for split in manifest.SPLITS:
-        if (split, direction.code) in records:
-            by_split[split] = records[split, direction.code]
-
-    dropped_by_rule: dict[str, int] = {}
-    for (language, rule), number in sorted((dropped + _sum_of_dropped(by_split.values())).items()):
-        if language == direction.language:
-            dropped_by_rule[str(rule)] = number
-
-    # With English, that of both directions is the other one.
-    own_language = direction.language
-    if languages.is_without_english(direction.language):
-        own_language = direction.source
-    described = manifest.Language(
-        code=direction.code,
-        records={split: encoded.records for split, encoded in by_split.items()},
-        text={split: file for (split, code), file in texts.items() if code == direction.code},
-        dropped=dropped_by_rule,
-        repaired=corpus.repaired[direction.language],
-        scripts=tuple(sorted(scripts.get(own_language, ()))),
-        read=corpus.read[direction.language],
-        kept=_num_kept(direction, corpus, by_split, texts),
-        escaped=corpus.escaped[direction.language],
-    )
-    num_accounted = described.kept + sum(dropped_by_rule.values())
-    assert described.read == num_accounted, (
-        f"{direction.code}: {described.read} read, {described.kept} kept, {dropped_by_rule} dropped"
-    )
-    return described
-
-
-def _num_kept(
-    direction: Direction,
-    corpus: Corpus,
-    records: dict[str, Encoded],
-    texts: dict[_SplitKey, digests.File],
-) -> int:
-    """Returns the number of a direction's examples, given its records by split, and all texts."""
-    num_kept = sum(encoded.records.num_examples for encoded in records.values())
-
-    # Those of splits that are only decoded have no records.
-    for (split, language), chunks in corpus.chunks.items():
-        is_text_alone = split not in manifest.SPLITS and (split, direction.code) in texts
-        if language == direction.language and is_text_alone:
-            num_kept += sum(chunk.num_examples for chunk in chunks)
-    return num_kept
-
-
-def _sum_of_dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
-    total: Dropped = collections.Counter()
-    for result in results:
-        total += result.dropped  # Unlike update(), this leaves out rules that dropped nothing.
-    return total
-
-
-def _nothing_left(kind: Kind, dropped: Dropped) -> ValueError:
-    """Returns an error that counts the dropped examples by rule."""
-    by_rule: collections.Counter[str] = collections.Counter()
-    unknown: list[str] = []
-    for (language, rule), number in dropped.items():
-        by_rule[rule] += number
-        if rule is Rule.UNKNOWN_LANGUAGE:
-            unknown.append(language)
-    if not by_rule:
-        return ValueError(f"the sources hold no training {kind.noun}")
-
-    counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())
-    problem = f"no training {kind.noun} is left: dropped {counts}"
-    if unknown:
-        problem += f"; no languages: {', '.join(sorted(unknown))}"
-    return ValueError(problem)

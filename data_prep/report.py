@@ -25,7 +25,7 @@ _SIDES = {Kind.PARALLEL: ("source", "target"), Kind.TEXT: ("text",)}
 # The columns of the tables of lengths and of coverage.
 _LENGTHS = ("mean", *_QUANTILES, "longest")
 _COVERAGE = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
-# The lengths of rows of which the report tells how many pairs are longer.
+# The report counts the pairs that are longer than rows of these lengths.
 _ROW_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 _MANY_ESCAPED = 0.01
 _MANY_DROPPED = 0.03  # By one rule, as a share of what was read.
@@ -209,7 +209,7 @@ def _accounts(row: _Row) -> dict[str, Any]:
 
 
 def _table_of_longer(rows: Sequence[_Row], kind: Kind) -> str:
-    # A column in which no language has such pairs tells nothing, nor do those after it.
+    # A column in which no language has such pairs is left out, as are those after it.
     is_needed: dict[str, bool] = {}
     for length in map(str, _ROW_LENGTHS):
         is_needed[length] = any(row["longer_than_rows"][length] for row in rows)

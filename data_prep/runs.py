@@ -69,7 +69,8 @@ def plan(sources: Sequence[Source], config: BuildConfig, earlier: str = "") -> s
 def _file_line(known: Mapping[str, str], path: pathlib.Path) -> str:
     """Returns the plan's line on a file; `known` has the digests of earlier ones."""
     stat = path.stat()
-    name = str(path).encode("utf-8", "backslashreplace").decode()  # It may be no UTF-8.
+    # It may be no UTF-8, and no line.
+    name = str(path).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
     file = f"{name}: {stat.st_size} bytes, modified {stat.st_mtime_ns}"
     digest = known.get(file) or digests.describe(path.parent, path.name).sha256
     return f"{file}, SHA-256 {digest}"

@@ -27,6 +27,9 @@ _SAMPLE_BYTES = 1 << 16
 # As a catalog's header has it.
 _MAX_CATALOG_BYTES = 1 << 28  # A catalog is read as a whole.
 _CHARSET = re.compile(rb'"Content-Type: *text/plain; *charset=([\w-]+)')
+# A line with a string that begins and does not end.
+_UNTERMINATED = re.compile(r'^[ \t]*(?:msg[\w\[\]]*[ \t]*)?"(?:.*[^"\s])?\s*$', re.MULTILINE)
+_MAX_PRINTED_CHARS = 40
 _OTHER_LINE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 MISSING = object()  # In place of the value of a field that is not there.
 
@@ -248,13 +251,16 @@ class PoFile(File):
         encoding = "utf-8" if charset is None else charset[1].decode("ascii")
         try:
             text = content.decode(encoding, "replace").removeprefix("\ufeff")
-            # Text with a newline is no path, and polib would take others for ends of lines.
-            text = _OTHER_LINE_ENDS.sub(" ", text) + "\n"
-            catalog = polib.pofile(text, encoding="utf-8")
+            # polib would take them for ends of lines.
+            messages = _messages(_OTHER_LINE_ENDS.sub(" ", text))
         except (OSError, LookupError) as error:
             raise ValueError(f"{self.path} is not a gettext catalog: {error}") from error
 
-        for message in catalog:
+        for message in messages:
+            if isinstance(message, Malformed):
+                yield Row(self.language, message)
+                continue
+
             # A message with plurals has numbered forms in place of one text.
             forms = [message.msgstr]
             if message.msgstr_plural:
@@ -266,6 +272,41 @@ class PoFile(File):
             rule = _rule_of(message)
             for pair in pairs:
                 yield Row(self.language, rule or pair)
+
+
+def _messages(text: str) -> list[polib.POEntry | Malformed]:
+    """Returns a catalog's messages; one that is not written as messages are is Malformed.
+
+    Raises OSError if no part of the text is a message.
+    """
+    try:
+        return list(_parsed_catalog(text))
+    except OSError as error:
+        problem = error
+
+    # Blank lines stand between messages, so the others can be read without the damaged one.
+    messages: list[polib.POEntry | Malformed] = []
+    num_read = 0
+    for block in re.split(r"\n\s*\n", text):
+        try:
+            catalog = _parsed_catalog(block)
+        except OSError as error:
+            messages.append(Malformed(f"not a message of a catalog: {error}"))
+            continue
+        messages += catalog
+        num_read += len(catalog) + len(catalog.metadata)
+    if num_read == 0:
+        raise problem
+    return messages
+
+
+def _parsed_catalog(text: str) -> polib.POFile:
+    # polib would take the last character for the quote that is missing.
+    unterminated = _UNTERMINATED.search(text)
+    if unterminated:
+        raise OSError(f"no quote ends {unterminated[0].strip()[:_MAX_PRINTED_CHARS]}")
+    # Text with a newline is no path.
+    return polib.pofile(text + "\n", encoding="utf-8")
 
 
 def _rule_of(message: polib.POEntry) -> Rule | None:

@@ -9,6 +9,7 @@ import enum
 import itertools
 import math
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -215,6 +216,9 @@ def train(
             )
     except RuntimeError as error:
         reason = " ".join(str(error).split())
+        required = re.search(r"required_chars\. \d+ vs (\d+)", reason)
+        if required is not None:
+            reason = f"the characters of its text need {required[1]}"
         problem = f"the {side} vocabulary of {wanted_size} pieces cannot be trained"
         raise ValueError(f"{problem}: {reason}") from error
 

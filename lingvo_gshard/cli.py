@@ -230,6 +230,8 @@ def _parse(program: str, argv: list[str]) -> list[str]:
         reason = str(error).rstrip(".")
         for absls, plain in _PLAIN.items():
             reason = re.sub(absls, plain, reason)
+        # absl has a line for each flag.
+        reason = ", ".join(line.rstrip(".") for line in reason.splitlines())
         sys.exit(f"{program}: {reason}; see --help.")
     except SystemExit:  # absl exits with status 1 after --help.
         sys.exit(0)

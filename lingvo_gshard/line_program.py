@@ -103,7 +103,7 @@ def _decode_file(
 
 
 def _identity(source: pathlib.Path, beginning: str) -> dict[str, object]:
-    """Returns what tells parts of this text, made with these flags, from others."""
+    """Returns what identifies this text and these flags; no parts of others are reused."""
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     identity: dict[str, object] = {
@@ -119,9 +119,9 @@ def _identity(source: pathlib.Path, beginning: str) -> dict[str, object]:
 def read_lines(stream: Stream, name: str = "the text") -> Iterator[list[str]]:
     """Yields the lines of a stream of bytes, without their ends, as soon as they arrive.
 
-    Only a newline ends a line, not U+2028. Bytes not UTF-8 become replacement characters, which is
-    told of the first line that has some. Raises ValueError, with the stream's `name`, if it is no
-    text: see text_file.py.
+    Only a newline ends a line, not U+2028. Bytes that are not UTF-8 become replacement characters,
+    with a warning for the first line that has some. Raises ValueError, with the stream's `name`, if
+    it is no text: see text_file.py.
     """
     num_lines = 0
     is_told = False

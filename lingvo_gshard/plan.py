@@ -281,7 +281,7 @@ def _plan_model(out: pathlib.Path) -> None:
 def _plan_program(out: pathlib.Path) -> None:
     """Prints the plan of --program that is kept in --out, once it is made."""
     with environment.quiet_stderr():  # JAX 0.10 logs that there is no driver.
-        from lingvo_gshard.planning import any_program, kept_programs
+        from lingvo_gshard.planning import kept_programs, program_text
 
     plan = kept_programs.load_or_make(
         storage.path(_PROGRAM.value or ""),
@@ -292,7 +292,7 @@ def _plan_program(out: pathlib.Path) -> None:
         categories=_CATEGORY.value,
         kernel_flops=_KERNEL_FLOPS.value,
     )
-    _tell(any_program.text(plan))
+    _tell(program_text.text(plan))
 
 
 def _search_program(out: pathlib.Path) -> None:

@@ -166,7 +166,7 @@ class TransformerExperiment(Experiment):
         """Returns the settings of flat beam search and sampling, `decode`."""
         p = super().Decode()
 
-        # The search.
+        # The search: k and alpha of the original Transformer (Vaswani et al. 2017, section 6.1).
         p.Define("beam_size", 4, "k, the active hypotheses of a sentence.")
         p.Define("num_best", 1, "Hypotheses returned for each sentence, at most k.")
         p.Define("length_norm_alpha", 0.6, "Length normalization's exponent (Wu et al., 2016).")

@@ -1,4 +1,4 @@
-"""Lingvo's dense language models and GLaM: 8 billion to 1.2 trillion weights on TPU v3 and v4.
+"""Lingvo's dense language models and GLaM: 9 billion to 1.2 trillion weights on TPU v3 and v4.
 
 This trains one of them, or compiles it for its machine without one; the docstring of each states
 its number of partitions:

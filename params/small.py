@@ -13,7 +13,7 @@ from params import toy
 
 @registry.register
 class MoE8E6L(toy.MoE8E4L):
-    """MoE(8E, 6L), M=128: 5.52 M weights on 2 partitions, an hour of training on captions."""
+    """MoE(8E, 6L), M=128: 5.52 M weights on 2 partitions, half an hour on captions."""
 
     NUM_LAYERS = 6
     GROUP_SIZE = 256

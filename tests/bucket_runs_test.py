@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from data_prep import tsv
-from tests import buckets
+from tests import buckets, exhaustive
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def _corpus(folder):
     return folder
 
 
-@pytest.mark.parametrize("server", [buckets.gcs, buckets.s3])
+@pytest.mark.parametrize("server", [buckets.gcs, *exhaustive.only(buckets.s3)])
 def test_the_whole_circle_in_a_bucket(server, tmp_path):
     corpus = _corpus(tmp_path / "text")
     sizes = ["--source_vocab_size=330", "--target_vocab_size=330", "--workers=1"]

@@ -77,7 +77,7 @@ def run_dir(tmp_path_factory):
         ("translate --logdir=RUN --source_lang=fr", "fr: the model was trained on de, en."),
         ("compare --run=a=/no", "/no/decode_test/scores.json: holds no scores by language"),
         ("data_prep.build --out=/none --input=/no", "no input folder /no"),
-        ("data_prep.build --out=/none --config=/no", "/no: [Errno 2] No such file"),
+        ("data_prep.build --out=/none --config=/no", "/no: there is no such file"),
         (
             "data_prep.build --out=/none --input=RUN --seed=-1",
             "seed -1: expected 0 to 18446744073709551615",

@@ -15,6 +15,7 @@ from lingvo_gshard.evaluation import decode_split
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import modes
 from lingvo_gshard.runs import run as runs
+from tests import exhaustive
 from tests.data_prep import prepared
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -127,11 +128,8 @@ def _asked(address, path, body):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [("--nbest=2",), pytest.param(_SAMPLED, marks=pytest.mark.exhaustive)],
-    ids=["beam", "samples"],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("settings", [("--nbest=2",), _SAMPLED], ids=["beam", "samples"])
 def test_a_run_its_bundle_and_a_server_generate_the_same(run_dir, tmp_path, settings):
     folder = tmp_path / "bundle"
     run = (f"--logdir={run_dir}", "--num_partitions=2", *settings)
@@ -180,9 +178,7 @@ def test_a_run_its_bundle_and_a_server_generate_the_same(run_dir, tmp_path, sett
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
-)
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 def test_samples_of_several_devices_are_those_of_one(data_dir, run_dir, num_partitions):
     """With batches of another size, too."""
 

@@ -43,6 +43,7 @@ def test_it_names_its_programs(args):
         (("serve", "--bundle=/no", "--port=99999"), "serve: flag --port=99999: 99999 is not an"),
         (("compare", "--run=a"), "compare: --run=a: expected NAME=LOGDIR."),
         (("plan", "--compare=/no,/none"), "plan: /no: no plan.json there"),
+        (("prune", "--keep=1"), "prune: --logdir is missing, --out is missing, --languages is mis"),
         (("fly",), "gshard: no program 'fly'; expected one of prepare, train, translate, gen"),
     ],
 )

@@ -43,6 +43,7 @@ def _run(launch, logdir, num_partitions):
     return run.open_run(launch, str(logdir), num_partitions)
 
 
+@pytest.mark.exhaustive
 def test_the_demo_model_learns_to_translate(data_dir, tmp_path, monkeypatch):
     """Trains for 300 of the demo's 2000 steps. Word frequencies alone would give 5 nats a token."""
     monkeypatch.delenv("XLA_FLAGS")  # Here the steps take longer than the compilation.

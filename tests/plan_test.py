@@ -96,7 +96,12 @@ _VOCABULARIES = ["task.source_vocab_size=512", "task.target_vocab_size=512"]
     ("machine", "settings", "batch_tokens", "message"),
     [
         ("v3:3", _TINY, None, "topology 'v3:3' is unknown; known are v2:"),
-        ("v3:2x2", [], None, "task.source_vocab_size is taken from the data"),
+        (
+            "v3:2x2",
+            [],
+            None,
+            "A plan has no data to take task.source_vocab_size and task.target_vocab_size from",
+        ),
         ("v3:2x2", [], 100, "--batch_tokens=100: expected a multiple of 48"),
         (
             "v3:2x2",
@@ -151,6 +156,7 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fewer_experts_than_cores_are_replicated_as_in_the_trainer(tmp_path):
     compilers.need("v3")
     settings = _flagged([*_TINY, "input.batch_size=64"])

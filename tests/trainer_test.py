@@ -174,6 +174,7 @@ def test_a_profile_is_of_the_steps_that_are_still_to_come(data_dir, run_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_profile_has_the_parts_of_the_model_and_loads_no_tensorflow(data_dir, run_dir, tmp_path):
     logdir = pathlib.Path(shutil.copytree(run_dir, tmp_path / "run"))
     flags = [f"--logdir={logdir}", f"--data_dir={data_dir}", "--mode=train", "--platform=cpu"]
@@ -216,6 +217,7 @@ def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_13_rows_on_8_devices_are_those_of_one_device(data_dir, tmp_path):
     sizes = [f"{name}.batch_size=13" for name in ("input", "eval_input", "decode")]
     losses = {}

@@ -18,18 +18,19 @@ _END = "```\n"
 
 def arrows() -> dict[str, set[str]]:
     """Returns the rooms that each room imports; those at the library's top are one, `programs`."""
-    found: dict[str, set[str]] = {}
+    graph: dict[str, set[str]] = {}
     for path in sorted((_ROOT / _LIBRARY).rglob("*.py")):
         parts = path.relative_to(_ROOT / _LIBRARY).parts
         if parts == ("__init__.py",):
             continue
+
         room = parts[0] if len(parts) > 1 else "programs"
-        imported = found.setdefault(room, set())
+        imported = graph.setdefault(room, set())
         for name in _imports(path):
             other = name.split(".")[1] if name.startswith(f"{_LIBRARY}.") else None
             if other is not None and (_ROOT / _LIBRARY / other).is_dir() and other != room:
                 imported.add(other)
-    return found
+    return graph
 
 
 def _imports(path: pathlib.Path) -> list[str]:

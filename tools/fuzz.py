@@ -3,6 +3,7 @@
     python -m tools.fuzz --data=DATA --run_dir=RUN --bundle_dir=BUNDLE --mutations=1000
     python -m tools.fuzz --model_dir=FOLDER --programs=FOLDER --plan_dir=PLAN --mutations=1000
     python -m tools.fuzz --programs=FOLDER --topology=v3:2x2 --mutations=100
+    python -m tools.fuzz --traced=FOLDER --saved_model=FOLDER --mutations=1000
 
 Each file is read by the library's own functions, in a process of its own. A mutation flips a bit,
 zeroes a block, cuts or extends the file, puts another file in its place, makes it one of an older
@@ -27,6 +28,7 @@ import pathlib
 import random
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,7 +53,7 @@ from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.planning import any_program
-from lingvo_gshard.runs import expert_load
+from lingvo_gshard.runs import expert_load, saved_model
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.spmd import environment, foreign, program
@@ -65,6 +67,7 @@ _PROGRAMS = flags.DEFINE_string("programs", None, "A folder of programs for `pla
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Plans the programs for it, as for v3:2x2.")
 _PLAN_DIR = flags.DEFINE_string("plan_dir", None, "A folder with the plan of such a program.")
 _TRACED = flags.DEFINE_string("traced", None, "A folder of programs that were traced and kept.")
+_SAVED_MODEL = flags.DEFINE_string("saved_model", None, "A SavedModel, checked by its sums.")
 _KINDS = flags.DEFINE_list("kinds", [], "Some kinds of files by name; all by default.")
 _MUTATIONS = flags.DEFINE_integer("mutations", 1000, "Mutations of each kind of file.", 1)
 _SEED = flags.DEFINE_integer("seed", 1, "The seed of the mutations.")
@@ -121,6 +124,7 @@ def main(argv: Sequence[str]) -> None:
         "programs": _PROGRAMS,
         "plan_dir": _PLAN_DIR,
         "traced": _TRACED,
+        "saved": _SAVED_MODEL,
     }
     with tempfile.TemporaryDirectory() as folder:
         copies = {}
@@ -159,6 +163,7 @@ def kinds(
     programs: pathlib.Path | None = None,
     plan_dir: pathlib.Path | None = None,
     traced: pathlib.Path | None = None,
+    saved: pathlib.Path | None = None,
     topology_name: str | None = None,
 ) -> list[Kind]:
     """Returns every kind of file of the folders that are given."""
@@ -170,6 +175,7 @@ def kinds(
         *(_of_programs(programs, topology_name) if programs else ()),
         *(_of_plan(plan_dir) if plan_dir else ()),
         *(_of_traced(traced) if traced else ()),
+        *(_of_saved_model(saved) if saved else ()),
     ]
 
 
@@ -558,6 +564,21 @@ def _of_traced(folder: pathlib.Path) -> Iterator[Kind]:
         return [hashlib.sha256(repr(one).encode()).hexdigest() for one in programs]
 
     yield Kind("traced programs", paths, read)
+
+
+def _of_saved_model(folder: pathlib.Path) -> Iterator[Kind]:
+    names = [line.split("  ", 1)[1] for line in (folder / saved_model.SUMS).open(encoding="utf-8")]
+    paths = [folder / name.rstrip("\n") for name in names]
+
+    def read() -> str:
+        # As docs/serving.md has it.
+        command = ["sha256sum", "--check", "--strict", "--quiet", saved_model.SUMS]
+        checked = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if checked.returncode:
+            raise ValueError(checked.stdout.strip())
+        return "checked"
+
+    yield Kind("SavedModel", paths, read)
 
 
 def _of_bundle(folder: pathlib.Path) -> Iterator[Kind]:

@@ -72,4 +72,10 @@ import sys
 
 pathlib.Path(site.getsitepackages()[0], "checkout.pth").write_text(f"{sys.argv[1]}\n", encoding="utf-8")
 END
+# The command that the wheel installs.
+cat >"$venv/bin/gshard" <<END
+#!/bin/sh
+exec "$(cd "$venv/bin" && pwd)/python" -m lingvo_gshard.gshard "\$@"
+END
+chmod +x "$venv/bin/gshard"
 touch "$venv/ready"

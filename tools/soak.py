@@ -89,26 +89,33 @@ def main(argv: list[str]) -> None:
         f"--data_dir={_DATA_DIR.value}",
         *(f"--set={setting}" for setting in _SET.value),
     )
-    whole, disturbed = (Run(out / name, trainer_flags) for name in ("whole", "disturbed"))
+    whole = Run(out / "whole", trainer_flags)
+    disturbed = Run(out / "disturbed", trainer_flags)
     layouts = [Layout.parse(text) for text in _LAYOUTS.value]
+
     if "whole" not in log.run_secs:
         log.add_run("whole", _run_to_end(whole, layouts[0]))
     print(f"The undisturbed run took {log.run_secs['whole']:.0f} s.", flush=True)
+
     while "disturbed" not in log.run_secs:
         number = len(log.kills)
         if time.monotonic() - began > _MAX_SECS.value:
             print(f"{number} kills so far; run the same command again to continue.")
             sys.exit(_UNFINISHED)
+
+        # The run ends undisturbed once it was killed often enough, or has no step left.
         layout = layouts[number % len(layouts)]
         if number >= _KILLS.value or disturbed.saved_step() == whole.saved_step():
             log.add_run("disturbed", _run_to_end(disturbed, layout))
             break
+
         rng = random.Random(f"{_SEED.value} {number}")
         plan = _kill_plan(number, rng, log.start_secs(whole.calls()[0]["wall_secs"]))
         kill = _run_and_kill(disturbed, layout, plan, rng)
         log.add_kill(kill)
         steps = f"steps {kill.before} to {kill.after}"
         print(f"Kill {number + 1}: in a {kill.moment}, {steps}, status {kill.status}", flush=True)
+
     _print_summary(log)
     sys.exit(0 if _runs_agree(whole, disturbed) else 1)
 
@@ -119,9 +126,11 @@ def _run_and_kill(run: Run, layout: Layout, plan: _KillPlan, rng: random.Random)
     before = max(run.losses(), default=0)
     watcher = ProgressWatcher(run)
     processes = run.start(layout)
+
     with _killed_at_exit(processes):
         began = time.monotonic()
         moment, first_call_secs = _wait_for_moment(plan, watcher, processes)
+
         killed = rng.choice(processes)
         # Processes that have not met yet would wait for each other, so all of them are killed.
         for process in processes if moment == "start" else [killed]:
@@ -131,10 +140,13 @@ def _run_and_kill(run: Run, layout: Layout, plan: _KillPlan, rng: random.Random)
         other_statuses = [
             process.wait(timeout=_OTHERS_END_SECS) for process in processes if process is not killed
         ]
+
+    # After SIGTERM, the last step is saved.
     after = max(run.losses(), default=0)
     disturbed_run.check_exit_statuses(sent, moment, status, other_statuses)
     if sent == signal.SIGTERM and run.saved_step() != after:
         raise app.Error(f"Step {after} was completed, but only step {run.saved_step()} was saved.")
+
     return Kill(
         moment,
         before,
@@ -172,6 +184,7 @@ def _wait_for_moment(
         calls = watcher.calls()
         if calls and first_call_secs is None:
             first_call_secs = time.monotonic() - began
+
         if plan.moment == "start":
             if calls or time.monotonic() - began >= plan.start_secs:
                 return "step" if calls else "start", first_call_secs
@@ -215,11 +228,13 @@ def _print_summary(log: KillLog) -> None:
     cut_short = sum(kill.cut_short for kill in log.kills)
     print(f"SIG{_SIGNAL.value} was sent {num_kills} times: {moments}.")
     print(f"{cut_short} of the kills left an incomplete checkpoint.")
+
     killed_secs = sum(kill.secs + kill.others_secs for kill in log.kills)
     secs = log.run_secs["disturbed"] + killed_secs
     lost = secs - log.run_secs["whole"]
     print(f"The disturbed run took {secs:.0f} s, {lost:.0f} s longer than the undisturbed one,")
     print(f"which is {lost / max(num_kills, 1):.1f} s for each kill.")
+
     if any(Layout.parse(text).processes > 1 for text in _LAYOUTS.value):
         slowest = max((kill.others_secs for kill in log.kills), default=0.0)
         print(f"The other processes ended within {slowest:.1f} s.")
@@ -233,11 +248,14 @@ def _runs_agree(whole: Run, disturbed: Run) -> bool:
         abs(actual[step] - loss) / abs(loss) for step, loss in expected.items() if step in actual
     ]
     largest = max(differences, default=math.inf)
+
     print(f"Losses of {len(expected)} calls: the largest relative difference is {largest:.3g}.")
     print(f"{disturbed.num_damaged()} checkpoints were found damaged.")
     has_same_steps = expected.keys() == actual.keys()
     if not has_same_steps:
         print("The runs logged different steps.")
+
+    # Sums over other numbers of devices are rounded otherwise.
     if len(set(_LAYOUTS.value)) > 1:
         return has_same_steps and largest <= _TOLERANCE.value
     is_equal = whole.fingerprints() == disturbed.fingerprints()

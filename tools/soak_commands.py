@@ -50,21 +50,39 @@ ENTRY main {
   ROOT dot = f32[64,16] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }
 """
-_LENGTHS = ("input.{}_len", "eval_input.{}_len", "decode.max_{}_len")
 _SETTINGS = (
-    *(f"{path.format('source')}=64" for path in _LENGTHS),
-    *(f"{path.format('target')}=64" for path in _LENGTHS),
-    *(f"task.{stack}.moe.group_size=64" for stack in ("encoder", "decoder")),
-    *(f"{name}.batch_size=16" for name in ("input", "eval_input", "decode")),
-    *("train.max_steps=40", "train.iterations_per_loop=2", "train.save_checkpoints_steps=4"),
-    *("task.dim=64", "decode.max_sentences=64"),
+    "task.dim=64",
+    "task.encoder.moe.group_size=64",
+    "task.decoder.moe.group_size=64",
+    "input.batch_size=16",
+    "input.source_len=64",
+    "input.target_len=64",
+    "eval_input.batch_size=16",
+    "eval_input.source_len=64",
+    "eval_input.target_len=64",
+    "train.max_steps=40",
+    "train.iterations_per_loop=2",
+    "train.save_checkpoints_steps=4",
+    "decode.batch_size=16",
+    "decode.max_source_len=64",
+    "decode.max_target_len=64",
+    "decode.max_sentences=64",
 )
 _LM_SETTINGS = (
-    *(f"{name}.row_len=64" for name in ("input", "eval_input")),
-    *(f"{name}.batch_size=8" for name in ("input", "eval_input", "decode")),
-    *("decode.max_prompt_len=16", "decode.max_target_len=16", "decode.prompt_len=8"),
-    *("train.max_steps=20", "train.iterations_per_loop=2", "train.save_checkpoints_steps=4"),
-    *("task.dim=64", "task.decoder.moe.group_size=64", "decode.max_sentences=32"),
+    "task.dim=64",
+    "task.decoder.moe.group_size=64",
+    "input.batch_size=8",
+    "input.row_len=64",
+    "eval_input.batch_size=8",
+    "eval_input.row_len=64",
+    "train.max_steps=20",
+    "train.iterations_per_loop=2",
+    "train.save_checkpoints_steps=4",
+    "decode.batch_size=8",
+    "decode.prompt_len=8",
+    "decode.max_prompt_len=16",
+    "decode.max_target_len=16",
+    "decode.max_sentences=32",
 )
 
 
@@ -99,7 +117,12 @@ class Progress:
         atomic_file.write(self.path, json.dumps(fields))
 
 
+# --- What must be the same ---
+
+
 def _hashes(*patterns: str) -> Callable[[pathlib.Path], Any]:
+    """Returns a function from a command's folder to the digests of the files that it has made."""
+
     def hashes(folder: pathlib.Path) -> Any:
         paths: set[pathlib.Path] = set()
         for pattern in patterns:
@@ -114,6 +137,8 @@ def _hashes(*patterns: str) -> Callable[[pathlib.Path], Any]:
 
 
 def _run_in(name: str) -> Callable[[pathlib.Path], Any]:
+    """Returns a function to what matters of a run: its weights, its losses, its damaged files."""
+
     def result(folder: pathlib.Path) -> Any:
         run = Run(folder / name)
         return [run.fingerprints(), sorted(run.losses().items()), run.num_damaged()]
@@ -126,13 +151,15 @@ def _evaluation(folder: pathlib.Path) -> Any:
     return {name: value for name, value in last.items() if name != "secs"}
 
 
-# Of a plan: how long the compiler took, and the digest, which covers it.
-_OF_THE_TIME = ("compile_secs", "digest")
-
-
 def _plan(folder: pathlib.Path) -> Any:
     values = json.loads((folder / "plan/program_plan.json").read_bytes())
-    return {name: value for name, value in values.items() if name not in _OF_THE_TIME}
+    # How long the compiler took differs, and the digest covers it.
+    for name in ("compile_secs", "digest"):
+        del values[name]
+    return values
+
+
+# --- The flags of each command ---
 
 
 def _trainer(mode: str, run: str = "run") -> Callable[[pathlib.Path], list[str]]:
@@ -141,14 +168,15 @@ def _trainer(mode: str, run: str = "run") -> Callable[[pathlib.Path], list[str]]
 
 
 def _train(folder: pathlib.Path) -> list[str]:
-    what = ["--model=toy.MoE8E4L", f"--data_dir={folder / 'data'}"]
-    return [*_trainer("train")(folder), *what, *(f"--set={each}" for each in _SETTINGS)]
+    model = ["--model=toy.MoE8E4L", f"--data_dir={folder / 'data'}"]
+    settings = [f"--set={setting}" for setting in _SETTINGS]
+    return [*_trainer("train")(folder), *model, *settings]
 
 
 def _train_lm(folder: pathlib.Path) -> list[str]:
-    what = ["--model=toy.LmMoE8E4L", f"--data_dir={folder / 'lm_data'}"]
-    settings = (f"--set={each}" for each in _LM_SETTINGS)
-    return [*_trainer("train", "lm_run")(folder), *what, *settings]
+    model = ["--model=toy.LmMoE8E4L", f"--data_dir={folder / 'lm_data'}"]
+    settings = [f"--set={setting}" for setting in _LM_SETTINGS]
+    return [*_trainer("train", "lm_run")(folder), *model, *settings]
 
 
 def _prepare(folder: pathlib.Path) -> list[str]:
@@ -157,8 +185,8 @@ def _prepare(folder: pathlib.Path) -> list[str]:
 
 
 def _prepare_lm(folder: pathlib.Path) -> list[str]:
-    what = ["--kind=text", f"--input={os.path.abspath(_DOCUMENTS.value)}"]
-    return [*what, f"--out={folder / 'lm_data'}", "--text_vocab_size=600", "--workers=2"]
+    text = ["--kind=text", f"--input={os.path.abspath(_DOCUMENTS.value)}"]
+    return [*text, f"--out={folder / 'lm_data'}", "--text_vocab_size=600", "--workers=2"]
 
 
 def _export(target: str, run: str = "run") -> Callable[[pathlib.Path], list[str]]:
@@ -181,9 +209,13 @@ def _generate(folder: pathlib.Path) -> list[str]:
 
 
 def _prune(folder: pathlib.Path) -> list[str]:
-    data = manifest.load(folder / "data")
-    which = f"--languages={','.join(language.code for language in data.languages)}"
-    return [f"--logdir={folder / 'run'}", f"--out={folder / 'pruned'}", which, "--keep=0.5"]
+    codes = [language.code for language in manifest.load(folder / "data").languages]
+    return [
+        f"--logdir={folder / 'run'}",
+        f"--out={folder / 'pruned'}",
+        f"--languages={','.join(codes)}",
+        "--keep=0.5",
+    ]
 
 
 def _import(folder: pathlib.Path) -> list[str]:
@@ -263,32 +295,46 @@ _STAGES = (
 
 def main(argv: list[str]) -> None:
     del argv
-    whole, disturbed = (pathlib.Path(_FOLDER.value, name) for name in ("whole", "disturbed"))
+    whole = pathlib.Path(_FOLDER.value, "whole")
+    disturbed = pathlib.Path(_FOLDER.value, "disturbed")
     for folder in (whole, disturbed):
         folder.mkdir(parents=True, exist_ok=True)
     progress = Progress(whole.parent / "kills.json").read()
     stages = [stage for stage in _STAGES if not _ONLY.value or stage.name in _ONLY.value]
+
     for stage in stages:
         if stage.name not in progress.secs:
-            _check_success(stage, _status(stage, whole), whole)
-            wanted = stage.result(whole)
-            _delete(stage, whole)
-            # Timed the second time, when its programs are compiled.
-            began = time.monotonic()
-            _check_success(stage, _status(stage, whole), whole)
-            progress.secs[stage.name] = time.monotonic() - began
-            _check_result(stage, whole, wanted)
+            progress.secs[stage.name] = _undisturbed_secs(stage, whole)
             progress.write()
-    for i, stage in enumerate(stages):
-        share = _NUM_KILLS.value * (i + 1) // len(stages) - _NUM_KILLS.value * i // len(stages)
-        _disturb(stage, disturbed, progress, share, stage.result(whole))
+
+    # The kills are divided among the commands as evenly as whole numbers can be.
+    first_kill = 0
+    for i, stage in enumerate(stages, start=1):
+        next_kill = _NUM_KILLS.value * i // len(stages)
+        _disturb(stage, disturbed, progress, next_kill - first_kill, stage.result(whole))
+        first_kill = next_kill
         print(f"{stage.name}: {progress.kills.get(stage.name, 0)} kills", flush=True)
-    counts = []
+
+    rows: list[tuple[object, ...]] = [("command", "kills", "ended before its kill")]
     for stage in stages:
-        kills = progress.kills.get(stage.name, 0)
-        counts.append((stage.name, kills, progress.ended.get(stage.name, 0)))
-    print(table.text([("command", "kills", "ended before its kill"), *counts]))
+        num_kills = progress.kills.get(stage.name, 0)
+        rows.append((stage.name, num_kills, progress.ended.get(stage.name, 0)))
+    print(table.text(rows))
     print("All results are those of the undisturbed commands.")
+
+
+def _undisturbed_secs(stage: Stage, folder: pathlib.Path) -> float:
+    """Returns what a command takes; it must succeed twice with the same result."""
+    _check_success(stage, _status(stage, folder), folder)
+    wanted = stage.result(folder)
+    _delete(stage, folder)
+
+    # Timed the second time, when its programs are compiled.
+    began_secs = time.monotonic()
+    _check_success(stage, _status(stage, folder), folder)
+    secs = time.monotonic() - began_secs
+    _check_result(stage, folder, wanted)
+    return secs
 
 
 def _disturb(
@@ -296,24 +342,29 @@ def _disturb(
 ) -> None:
     """Kills a command as often as that, then lets it end; checks every result."""
     while progress.kills.get(stage.name, 0) < num_kills:
-        number = progress.kills.get(stage.name, 0) + progress.ended.get(stage.name, 0)
-        moment = random.Random(f"{_SOAK_SEED.value} {stage.name} {number}").uniform(0.05, 1.05)
-        before = _saved_steps(folder)
+        num_starts = progress.kills.get(stage.name, 0) + progress.ended.get(stage.name, 0)
+        seed = f"{_SOAK_SEED.value} {stage.name} {num_starts}"
+        share = random.Random(seed).uniform(0.05, 1.05)
+        saved_before = _saved_steps(folder)
+
         try:
-            status = _status(stage, folder, moment * progress.secs[stage.name])
+            status = _status(stage, folder, share * progress.secs[stage.name])
         except subprocess.TimeoutExpired:
             progress.kills[stage.name] = progress.kills.get(stage.name, 0) + 1
         else:
+            # It was faster than usual, and begins anew.
             _check_success(stage, status, folder)
             _check_result(stage, folder, wanted)
             progress.ended[stage.name] = progress.ended.get(stage.name, 0) + 1
             _delete(stage, folder)
-            before = {}
-        after = _saved_steps(folder)
-        for run, step in before.items():
-            if after[run] < step:
+            saved_before = {}
+
+        saved_after = _saved_steps(folder)
+        for run, step in saved_before.items():
+            if saved_after[run] < step:
                 raise app.Error(f"{stage.name}: the checkpoint of step {step} of {run} is lost.")
         progress.write()
+
     _check_success(stage, _status(stage, folder), folder)
     _check_result(stage, folder, wanted)
 
@@ -338,7 +389,8 @@ def _status(stage: Stage, folder: pathlib.Path, timeout_secs: float | None = Non
     with (folder / f"{stage.name}.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", stage.module, *stage.flags(folder.absolute())],
-            **dict.fromkeys(("stdout", "stderr"), log),
+            stdout=log,
+            stderr=log,
             cwd=_ROOT,
             start_new_session=True,
         )

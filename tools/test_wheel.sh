@@ -1,15 +1,11 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it in three environments, and uses it from another folder: alone, where it
-# only plans; with all that training needs; and beside pandas, transformers and torch, whose versions
-# pip chooses together with ours.
+# Builds the wheel, installs it, and uses it from another folder.
+#   tools/test_wheel.sh         alone, where it only plans, and with all that training needs
+#   tools/test_wheel.sh beside  beside pandas, transformers and torch, whose versions pip chooses
+#                               together with ours; torch takes gigabytes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
-# The last environment is of the oldest Python after `make test-oldest`: both ends of the ranges.
-oldest=$PWD/.venv-oldest/bin/python
-if [ ! -e "$oldest" ]; then
-  oldest=$python
-fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -35,6 +31,16 @@ use() {
     "$bin/gshard" translate --logdir="$out/run" --platform=cpu --num_partitions=2
   "$bin/python" -m pip check
 }
+
+if [ "${1:-}" = beside ]; then
+  echo "Beside pandas, transformers and torch:"
+  "$python" -m venv shared
+  shared/bin/python -m pip install --quiet torch==2.13.0 pandas transformers
+  shared/bin/python -m pip install --quiet "${wheels[0]}[serve,tfds]"
+  shared/bin/python -c 'import pandas, torch, transformers'
+  use "$folder/shared"
+  exit
+fi
 
 echo "Alone, with the compiler for TPUs, to plan a program of JAX:"
 "$python" -m venv light
@@ -82,10 +88,3 @@ echo "In a fresh environment, with the extra serve:"
 "$python" -m venv fresh
 fresh/bin/python -m pip install --quiet "${wheels[0]}[serve]"
 use "$folder/fresh"
-
-echo "Beside pandas, transformers and torch:"
-"$oldest" -m venv shared
-shared/bin/python -m pip install --quiet torch==2.13.0 pandas transformers
-shared/bin/python -m pip install --quiet "${wheels[0]}[serve,tfds]"
-shared/bin/python -c 'import pandas, torch, transformers'
-use "$folder/shared"

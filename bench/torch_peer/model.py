@@ -126,7 +126,9 @@ class Translator(nn.Module):
         x = self._embed(self.source_embedding, batch["source_ids"], batch["source_positions"])
         encoded, encoder_aux = self.encoder(x, _same_example(source_ids, source_ids), None, None)
         x = self._embed(self.target_embedding, batch["target_ids"], batch["target_positions"])
-        causal = torch.ones(2 * target_ids.shape[1:], dtype=torch.bool).tril()
+        causal = torch.ones(
+            2 * target_ids.shape[1:], dtype=torch.bool, device=target_ids.device
+        ).tril()
         mask = _same_example(target_ids, target_ids) & causal
         x, decoder_aux = self.decoder(x, mask, encoded, _same_example(target_ids, source_ids))
         nll = F.cross_entropy(
@@ -148,6 +150,6 @@ def _same_example(queries: Tensor, keys: Tensor) -> Tensor:
 
 def _sinusoids(positions: Tensor, dim: int) -> Tensor:
     """Returns sines and cosines with wavelengths from 2 pi to 20000 pi, [B, L, dim]."""
-    rates = 10000.0 ** (-torch.arange(dim // 2) / (dim // 2 - 1))
+    rates = 10000.0 ** (-torch.arange(dim // 2, device=positions.device) / (dim // 2 - 1))
     angles = positions[..., None] * rates
     return torch.cat([angles.sin(), angles.cos()], -1)

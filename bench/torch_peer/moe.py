@@ -32,13 +32,17 @@ class MoE(nn.Module):
         sizes = self.sizes
         tokens = x.reshape(-1, sizes.model_dim)
         slots, weights, aux_loss = self._route(tokens)
+
         # The last of the num_slots + 1 rows takes the tokens that overflow; it reads as zeros.
         num_slots = sizes.num_experts * tokens.shape[0] // sizes.group_size * sizes.capacity
         rows = tokens.expand(2, *tokens.shape).reshape(-1, sizes.model_dim)
         inputs = rows.new_zeros(num_slots + 1, sizes.model_dim).index_copy(0, slots, rows)
+
         hidden = torch.bmm(inputs[:-1].view(sizes.num_experts, -1, sizes.model_dim), self.wi)
         outputs = torch.bmm(F.relu(hidden), self.wo).view(num_slots, -1)
         outputs = torch.cat([outputs, outputs.new_zeros(1, sizes.model_dim)])
+
+        # Back to the tokens, with the gates as weights.
         taken = F.embedding(slots, outputs).view(2, *tokens.shape)
         y = (taken * weights[..., None].to(taken.dtype)).sum(0)
         return y.view(x.shape), aux_loss
@@ -54,20 +58,27 @@ class MoE(nn.Module):
         gates = torch.softmax(logits, -1).view(-1, sizes.group_size, sizes.num_experts)
         top, experts = gates.topk(2)
         weights = top / top.sum(-1, keepdim=True)
+
         # In [G, 2, S] order, second choices get their places after all first choices.
         experts = experts.transpose(1, 2)
         weights = weights.transpose(1, 2)
         chosen = F.one_hot(experts.flatten(1), sizes.num_experts)
+
+        # A second expert is asked for with probability 2 * g2 (lines 17 to 20 of Algorithm 1).
         asked = torch.ones_like(experts, dtype=torch.bool)
         if sizes.random_second and self.training:
             asked[:, 1] = 2.0 * weights[:, 1] > torch.rand_like(weights[:, 1])
         counted = chosen * asked.flatten(1)[..., None]
         places = ((counted.cumsum(1) - counted) * chosen).sum(-1).view(experts.shape)
         kept = asked & (places < sizes.capacity)
-        groups = torch.arange(gates.shape[0]).view(-1, 1, 1)
+
+        # Slots are ordered by expert, group and place.
+        groups = torch.arange(gates.shape[0], device=gates.device).view(-1, 1, 1)
         slots = (experts * gates.shape[0] + groups) * sizes.capacity + places
         last = sizes.num_experts * gates.shape[0] * sizes.capacity
         slots = torch.where(kept, slots, last).transpose(0, 1).flatten()
+
+        # Line 13, averaged over the groups.
         first = chosen[:, : sizes.group_size].float().mean(1)
         aux_loss = (first * gates.mean(1)).mean()
         return slots, (weights * kept).transpose(0, 1).flatten(1), aux_loss

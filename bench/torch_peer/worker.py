@@ -1,6 +1,6 @@
 """The peer of bench.step and bench.moe_layer: trains a model of the same mathematics in PyTorch.
 
-    .venv-torch/bin/python -m bench.torch_peer.worker FOLDER
+    .venv-torch/bin/python -m bench.torch_peer.worker FOLDER cpu|cuda [compiled]
 
 FOLDER contains sizes.json (Sizes), weights.npz (this model's state_dict) and batch.npz. Each line
 of standard input is a command, which is answered with one line of JSON:
@@ -8,6 +8,8 @@ of standard input is a command, which is answered with one line of JSON:
 - `step` and `step_bfloat16` time a train step: {"secs": s};
 - `layer` and `layer_bfloat16` time an MoE layer forward and backward: {"secs": s};
 - `loss` computes {"loss": nats, "gradient_norm": norm}.
+
+On a GPU, products of float32 numbers are in TF32, as XLA's are, and times end when it has finished.
 """
 
 import json
@@ -30,16 +32,26 @@ _THREADS = 2
 class Worker:
     """A model, its optimizer and one batch."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        """Reads the sizes, the weights and the batch from the folder."""
+    def __init__(self, folder: pathlib.Path, device: str, *, compiles: bool) -> None:
+        """Reads the sizes, the weights and the batch from the folder.
+
+        The model is compiled if `compiles`.
+        """
         torch.set_num_threads(_THREADS)
+        if device == "cuda":
+            torch.set_float32_matmul_precision("high")
         torch.manual_seed(0)
         sizes = Sizes(**json.loads((folder / "sizes.json").read_text(encoding="utf-8")))
-        self._model = Translator(sizes)
+        self._device = device
+        self._model = Translator(sizes).to(device)
         self._model.load_state_dict(_tensors(folder / "weights.npz"))
-        self._batch = {k: x.long() for k, x in _tensors(folder / "batch.npz").items()}
+        self._batch = {k: x.long().to(device) for k, x in _tensors(folder / "batch.npz").items()}
         self._optimizer = torch.optim.Adafactor(self._model.parameters(), lr=1e-3)
-        self._x, self._d_y = torch.randn(2, *self._batch["source_ids"].shape, sizes.model_dim)
+        self._x, self._d_y = torch.randn(
+            2, *self._batch["source_ids"].shape, sizes.model_dim, device=device
+        )
+        if compiles:
+            self._model.compile()
         self._layer = next(m for m in self._model.modules() if isinstance(m, MoE))
 
     def step(self) -> None:
@@ -65,28 +77,27 @@ class Worker:
         self._optimizer.zero_grad()
         return {"loss": loss.item(), "gradient_norm": norm.item()}
 
+    def timed(self, run: Callable[[], None]) -> dict[str, float]:
+        """Returns the seconds of a call, until the device has finished."""
+        began = time.perf_counter()
+        run()
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        return {"secs": time.perf_counter() - began}
 
-def main(folder: str) -> None:
-    worker = Worker(pathlib.Path(folder))
+
+def main(folder: str, device: str, *how: str) -> None:
+    worker = Worker(pathlib.Path(folder), device, compiles="compiled" in how)
+    bfloat16 = torch.autocast(device, torch.bfloat16)
     commands: dict[str, Callable[[], dict[str, float]]] = {
-        "step": lambda: _timed(worker.step),
-        "layer": lambda: _timed(worker.layer),
-        "step_bfloat16": lambda: _timed(_bfloat16(worker.step)),
-        "layer_bfloat16": lambda: _timed(_bfloat16(worker.layer)),
+        "step": lambda: worker.timed(worker.step),
+        "layer": lambda: worker.timed(worker.layer),
+        "step_bfloat16": lambda: worker.timed(bfloat16(worker.step)),
+        "layer_bfloat16": lambda: worker.timed(bfloat16(worker.layer)),
         "loss": worker.loss,
     }
     for line in sys.stdin:
         print(json.dumps(commands[line.strip()]()), flush=True)
-
-
-def _timed(run: Callable[[], None]) -> dict[str, float]:
-    began = time.perf_counter()
-    run()
-    return {"secs": time.perf_counter() - began}
-
-
-def _bfloat16(run: Callable[[], None]) -> Callable[[], None]:
-    return torch.autocast("cpu", torch.bfloat16)(run)
 
 
 def _tensors(path: pathlib.Path) -> dict[str, Tensor]:
@@ -95,4 +106,4 @@ def _tensors(path: pathlib.Path) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

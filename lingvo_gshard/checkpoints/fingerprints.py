@@ -106,7 +106,10 @@ class PartSums:
 
     def add(self, begin: tuple[int, ...], part: np.ndarray | jax.Array) -> None:
         """Adds a part, whose first element is at `begin`; each element is added once."""
-        strides, first, experts = [], 0, slice(None)
+        # Where the part's first element is in the order of the whole array, without the experts.
+        strides = []
+        first = 0
+        experts = slice(None)
         stride = 1
         for axis in reversed(range(len(self._shape))):
             if axis == self._expert_axis:

@@ -86,8 +86,8 @@ def write(
 ) -> Written:
     """Writes the checkpoint of `step` with `arrays`, which are all those of contents.state_spec.
 
-    `source` tells where the arrays come from: a process that was killed is continued if it is the
-    same. An array that has fingerprints is not checked part by part, for which more than a part
+    `source` identifies where the arrays come from: a process that was killed is continued if it is
+    the same. An array that has fingerprints is not checked part by part, for which more than a part
     might be read, but once it is written. Raises ValueError if there is a checkpoint of `step`, as
     `partial_folder`, and as reading the arrays does; then nothing of it is left.
     """
@@ -175,7 +175,7 @@ def _write_array(state: pathlib.Path, array: SavedArray, context: tensorstore.Co
     writing = None
     for index in _parts(array.shape, part_shape):
         part = np.asarray(unchecked[index], order="C")
-        sums.add(tuple(each.start for each in index), part)
+        sums.add(tuple(along_dim.start for along_dim in index), part)
         if writing is not None:
             writing.result()
         writing = store[index].write(part)

@@ -109,15 +109,15 @@ class DecoderSpec:
     def beginning(self, target: str | None, source: str | None = None) -> str:
         """Returns what a line must begin with to be translated from `source` into `target`.
 
-        None stands for the only target, and for a source that is not told. Raises ValueError if the
-        model does not translate so, or if one of them has to be chosen.
+        None stands for the only target, and for a source that is not named. Raises ValueError if
+        the model does not translate so, or if one of them has to be chosen.
         """
         if self.sources:
             _check_named("source_lang", source, self.sources)
             _check_named("target_lang", target, self.targets)
             return f"{source} {target} "
 
-        # The source tells the target, or there is only one.
+        # The source names the target, or there is only one.
         if self.targets:
             _check_named("target_lang", target, self.targets)
             assert target is not None

@@ -11,12 +11,15 @@ import itertools
 import json
 import logging
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
 from lingvo_gshard.files import atomic_file
 from lingvo_gshard.spmd import processes
+
+_ENTRY = re.compile(r"(part_\d+|belongs_to)\.txt(\.partial)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,8 @@ class Parts:
 
         Parts that another run began keep the size of chunk that they were begun with.
         """
+        if self.folder.exists():
+            self._check_own()
         note = self.folder / "belongs_to.txt"
         wanted = json.dumps(self._identity(), indent=2)
         if note.exists():
@@ -93,6 +98,15 @@ class Parts:
         window = self.text_decoder.window
         atomic_file.write(note, f"{window}\n{wanted}")
         return window
+
+    def _check_own(self) -> None:
+        """Raises ValueError if the folder, which is deleted in the end, holds anything else."""
+        for entry in self.folder.iterdir():
+            if not _ENTRY.fullmatch(entry.name):
+                raise ValueError(
+                    f"{self.folder} is for parts of the result, and holds {entry.name}; move it, "
+                    "or write the result elsewhere."
+                )
 
     def _write_part(self, number: int, lines: list[str], first_number: int) -> None:
         """Writes a part unless it exists. All processes must call it, some without lines.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf, tf_text
 from lingvo_gshard.decoding.translator import CLOSING_MARKS, DASHES, PAUSES, SENTENCE_ENDS
-from lingvo_gshard.input.normalization import CONTROL
+from lingvo_gshard.input.normalization import CONTROL, SPACE
 
 # Stands where a text may be cut. `normalize` removes it from the text itself.
 CUT = "\x01"
@@ -31,6 +31,7 @@ def normalize(text: tf.Tensor) -> tf.Tensor:
     """
     text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
     text = tf.strings.regex_replace(text, _re2(CONTROL.pattern), "")
+    text = tf.strings.regex_replace(text, SPACE, " ")
     return single_spaces(tf_text.normalize_utf8(text, "NFKC"))
 
 

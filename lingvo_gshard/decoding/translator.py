@@ -34,7 +34,7 @@ _NOTHING = (Hypothesis("", 0.0, 0),)
 
 @dataclasses.dataclass(frozen=True)
 class _Languages:
-    """How the languages of a line are told to the model, in one of three places or in none."""
+    """Where the model finds the languages of a line: in one of three places, or in none."""
 
     text: str = ""  # Before the line's own, in which its target is a piece.
     source_ids: tuple[int, ...] = ()  # Before those of its text.
@@ -44,7 +44,7 @@ class _Languages:
 class Translator(TextDecoder):
     """Translates lines. The translation of a blank line is empty, without a run of the model.
 
-    A line begins as DecoderSpec.beginning has it, if its languages have to be told.
+    A line begins as DecoderSpec.beginning has it, if its languages have to be named.
     """
 
     def parts(self, line: str, number: int = 1, seed: int = 0) -> list[Part]:

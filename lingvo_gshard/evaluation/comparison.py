@@ -157,7 +157,8 @@ class Comparison:
 
         axes.set_xticks(range(len(codes)), codes, rotation=90, size=7)
         axes.set_xlabel("languages, from most to fewest training pairs")
-        axes.legend()
+        for text in axes.legend().get_texts():
+            text.set_parse_math(False)  # A name may have a $.
         figure.savefig(path, dpi=130)
 
 

@@ -106,8 +106,8 @@ class Quality:
     def signatures(self, *metrics: str) -> list[str]:
         """Returns lines with sacreBLEU's signatures of metrics, usually one for each.
 
-        A signature tells how sacreBLEU computed a score: only equal ones compare. If there are
-        several, each is followed by its languages.
+        A signature describes how sacreBLEU computed a score: only scores with equal ones compare.
+        If there are several, each is followed by its languages.
         """
         lines = []
         for metric in metrics:
@@ -192,7 +192,10 @@ class Quality:
         else:
             title += ", whose tokens differ"
 
-        axes.set(xscale="log", xlabel="training pairs", ylabel=name, ylim=(0, None))
+        # A language that was never trained on has no place on a scale of logarithms.
+        has_all = all(language.train_pairs for language in self.languages)
+        axes.set_xscale("log" if has_all else "symlog")
+        axes.set(xlabel="training pairs", ylabel=name, ylim=(0, None))
         axes.set_title(title)
         figure.savefig(path, dpi=130)
 
@@ -212,8 +215,10 @@ def load(path: str | os.PathLike[str]) -> Quality:
             Quality, json_records.parse(storage.path(path).read_text(encoding="utf-8"))
         )
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        reason = "there is no such file" if is_missing else repr(error)
         raise ValueError(
-            f"{path}: holds no scores by language ({error!r}); write it with --mode=decode."
+            f"{path}: holds no scores by language ({reason}); write it with --mode=decode."
         ) from error
 
 

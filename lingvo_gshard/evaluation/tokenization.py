@@ -17,20 +17,22 @@ _WORDS = "13a"
 _CHARACTERS = "char"
 # By ISO 15924 codes.
 _TOKENIZER_OF_SCRIPT = {
-    **dict.fromkeys(("Hani", "Hans", "Hant"), "zh"),
-    **dict.fromkeys(("Hira", "Jpan", "Kana"), "ja-mecab"),
+    **dict.fromkeys(("Hanb", "Hani", "Hans", "Hant"), "zh"),
+    **dict.fromkeys(("Hira", "Hrkt", "Jpan", "Kana"), "ja-mecab"),
     **dict.fromkeys(("Hang", "Kore"), "ko-mecab"),
     **dict.fromkeys(("Khmr", "Lana", "Laoo", "Mymr", "Thai", "Tibt"), _CHARACTERS),
+    **dict.fromkeys(("Bali", "Java", "Tale", "Talu", "Tavt"), _CHARACTERS),
 }
 # The scripts of languages by their ISO 639 codes, of two and of three letters.
 _SCRIPT_OF_LANGUAGE = {
-    **dict.fromkeys("zh chi cdo cjy cmn gan hak hsn lzh nan wuu yue zho".split(), "Hani"),
+    **dict.fromkeys("zh chi cdo cjy cmn cpx czh czo gan hak hsn lzh mnp".split(), "Hani"),
+    **dict.fromkeys("nan wuu yue zho".split(), "Hani"),
     **dict.fromkeys(("ja", "jpn"), "Jpan"),
     **dict.fromkeys(("ko", "kor"), "Kore"),
     **dict.fromkeys(("th", "tha"), "Thai"),
     **dict.fromkeys(("lo", "lao"), "Laoo"),
     **dict.fromkeys(("km", "khm"), "Khmr"),
-    **dict.fromkeys(("bur", "ksw", "mnw", "my", "mya", "shn"), "Mymr"),
+    **dict.fromkeys("bur ksw mnw my mya rki shn".split(), "Mymr"),
     **dict.fromkeys(("bo", "bod", "dz", "dzo", "tib"), "Tibt"),
     "nod": "Lana",
 }

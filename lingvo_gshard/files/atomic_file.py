@@ -55,8 +55,9 @@ def replacing_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
 @contextlib.contextmanager
 def _replacing_locked(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a new folder as `replacing_folder`, which no other process writes."""
-    partial = path.with_name(path.name + ".partial")
-    before = path.with_name(path.name + ".before")
+    # Hidden, since both are deleted: a user's own NAME.before is not ours.
+    partial = path.with_name(f".{path.name}.partial")
+    before = path.with_name(f".{path.name}.before")
 
     # A process that was killed may have left one.
     shutil.rmtree(partial, ignore_errors=True)

@@ -136,17 +136,17 @@ def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
 
         header_end = _LENGTH_BYTES + header_length
         sha256_of_entry = json_records.parse(header.pop(_METADATA, {}).get("sha256", "{}"))
-        found = {}
+        spans = {}
         for name, entry in header.items():
             digest = sha256_of_entry.get(name)
-            found[name] = TensorSpan(
+            spans[name] = TensorSpan(
                 path,
                 _checked_offset(entry, header_end, size),
                 np.dtype(_DTYPES[entry["dtype"]]),
                 tuple(entry["shape"]),
                 None if digest is None else f"sha256:{digest}",
             )
-        return found
+        return spans
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib
 import itertools
+import logging
 import os
 import pathlib
 import re
@@ -67,6 +68,11 @@ def path(name: _Path) -> Any:
         raise ValueError(
             f"{name} needs {package}: pip install 'lingvo_gshard[{extra}]'."
         ) from error
+
+    # What fails is told by its error, in one line, and not before by the package, with tracebacks.
+    logger = logging.getLogger(package)
+    if logger.level == logging.NOTSET and not logging.root.isEnabledFor(logging.DEBUG):
+        logger.setLevel(logging.CRITICAL)
 
     # Other machines may write while this one reads.
     importlib.import_module("fsspec.config").conf[extra] = {"use_listings_cache": False}

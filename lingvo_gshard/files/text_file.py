@@ -1,7 +1,7 @@
 """Files of text, wherever they are read: UTF-8, plain or, if the name ends in .gz, gzip.
 
-A file that is surely something else is refused, and told what it is, before any of it is read as
-text.
+A file that is surely something else is refused before any of it is read as text, with a message
+that names its format.
 """
 
 import codecs
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from lingvo_gshard.files import atomic_file
 
 BinaryFile = gzip.GzipFile | io.BufferedReader
-HEAD_BYTES = 1 << 12  # Of a file's beginning, which tells what it is.
+HEAD_BYTES = 1 << 12  # Of a file's beginning, by which its format is recognized.
 # More than any line of text has; a small gzip file may have one that no memory holds.
 MAX_LINE_BYTES = 1 << 26
 # What begins with these bytes, and how to make text of it.

@@ -4,8 +4,8 @@
     scale_embedding, tie_word_embeddings, pad_token_id, decoder_start_token_id         the ends
     num_experts, encoder_sparse_step                                                   the experts
 
-The first position is pad_token_id + 1, of all things. Our ids of padding and BOS are 0 and 1, which
-in released models are 1 and 0: rows of tables change places.
+The first position is pad_token_id + 1. Our ids of padding and BOS are 0 and 1, which in released
+models are 1 and 0: rows of tables change places. written_config.py has the way back.
 """
 
 import dataclasses
@@ -19,29 +19,25 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import json_records
 from lingvo_gshard.hugging_face.names import Family
 from lingvo_gshard.layers.activations import Activation
-from lingvo_gshard.layers.gating import CapacityBy
-from lingvo_gshard.layers.gating_layers import Top2Gating
-from lingvo_gshard.layers.norms import LayerNorm
-from lingvo_gshard.layers.positions import NoPositions
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.model.translation import TranslationTask
 
 CONFIG = "config.json"
+
 # Our ids; that of BOS is also where targets begin without a start_piece.
-_PAD = 0
-_BOS = 1
-_EOS = 2
-_EPSILON = 1e-5  # Of every norm there.
-_SIDES = ("encoder", "decoder")
+PAD = 0
+BOS = 1
+EOS = 2
+SIDES = ("encoder", "decoder")
+
 _MAX_CONFIG_BYTES = 2**20
 # Far above those of any model, and so few that a damaged number takes no memory.
 _MAX_DIM = 2**18
 _MAX_VOCAB = 2**24
 _MAX_LAYERS = 512
 _MAX_EXPERTS = 8192
-_MAX_PRODUCTS = 2**17
+_MAX_ALL_EXPERTS = 2**17  # Of all layers together.
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "relu": Activation.RELU,
     "gelu": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,
@@ -69,12 +65,12 @@ _DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 # What we compute is as theirs only with these values.
-_REQUIRED = {
+REQUIRED = {
     "router_bias": False,
     "router_dtype": "float32",
     "second_expert_policy": "all",
     "moe_eval_capacity_token_fraction": 1.0,
-    "eos_token_id": _EOS,
+    "eos_token_id": EOS,
 }
 # The registered models that one of another size is made from: with experts, and without.
 _BASES = ("nllb.MoE54B", "nllb.Dense600M")
@@ -106,7 +102,7 @@ class Config:
         bos = self["bos_token_id"]
         eos = self["eos_token_id"]
         if pad == -1:
-            pad = min({_PAD, _BOS, _EOS} - {bos, eos})
+            pad = min({PAD, BOS, EOS} - {bos, eos})
         return (pad, bos, eos)
 
     @property
@@ -144,20 +140,20 @@ def _check(config: Config) -> None:
     """Raises ValueError, which names the value, for a model that we compute otherwise."""
     _check_sizes(config)
     _check_types(config)
-    required = dict(_REQUIRED)
+    required = dict(REQUIRED)
     if config.family is Family.M2M_100:
-        required = {"eos_token_id": _EOS}
+        required = {"eos_token_id": EOS}
     for name, value in required.items():
         if config[name] != value:
             raise ValueError(f"{config.path}: {name} is {config[name]!r}; expected {value!r}.")
 
     activation = config["activation_function"]
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(
             f"{config.path}: activation_function is {activation!r}; expected one of "
-            f"{', '.join(_ACTIVATIONS)}."
+            f"{', '.join(ACTIVATIONS)}."
         )
-    if set(config.rows) != {_PAD, _BOS, _EOS}:
+    if set(config.rows) != {PAD, BOS, EOS}:
         raise ValueError(
             f"{config.path}: pad, bos and eos are {list(config.rows)}; expected 0, 1 and 2, in any "
             "order."
@@ -167,7 +163,7 @@ def _check(config: Config) -> None:
 def _check_sizes(config: Config) -> None:
     """Raises ValueError for a size that is no number, or larger than any model's."""
     limits = {"d_model": _MAX_DIM, "vocab_size": _MAX_VOCAB}
-    for side in _SIDES:
+    for side in SIDES:
         limits[f"{side}_layers"] = _MAX_LAYERS
         limits[f"{side}_ffn_dim"] = _MAX_DIM
     if config.family is Family.NLLB_MOE:
@@ -178,16 +174,18 @@ def _check_sizes(config: Config) -> None:
             raise ValueError(
                 f"{config.path}: {name} is {reprlib.repr(config[name])}; expected 1 to {limit}."
             )
-    num_products = 0
-    for side in _SIDES:
-        if config.family is Family.NLLB_MOE:
-            num_products += config[f"{side}_layers"] * config["num_experts"]
-    if num_products > _MAX_PRODUCTS:
-        raise ValueError(
-            f"{config.path}: num_experts is {config['num_experts']} in so many layers; expected "
-            f"at most {_MAX_PRODUCTS} experts in all layers together."
-        )
-    for side in _SIDES:
+
+    if config.family is Family.NLLB_MOE:
+        # Every layer may have experts.
+        num_layers = sum(config[f"{side}_layers"] for side in SIDES)
+        num_experts = config["num_experts"]
+        if num_layers * num_experts > _MAX_ALL_EXPERTS:
+            raise ValueError(
+                f"{config.path}: num_experts is {num_experts} in so many layers; expected at most "
+                f"{_MAX_ALL_EXPERTS} experts in all layers together."
+            )
+
+    for side in SIDES:
         heads = config[f"{side}_attention_heads"]
         if not _is_integer(heads) or heads < 1 or config["d_model"] % heads:
             raise ValueError(
@@ -255,7 +253,7 @@ def _candidates(config: Config) -> list[str]:
 
 
 def _has_experts(config: Config) -> bool:
-    return any(_moe_every(config, side) is not None for side in _SIDES)
+    return any(_moe_every(config, side) is not None for side in SIDES)
 
 
 def _moe_every(config: Config, side: str) -> int | None:
@@ -280,7 +278,7 @@ def _with(p: Params, config: Config) -> Params:
         scaled=config["scale_embedding"], first_position=config["pad_token_id"] + 1
     )
     p.task.input_dropout.rate = config["dropout"]
-    for side in _SIDES:
+    for side in SIDES:
         _set_stack(p.task.Get(side), config, side)
     return p
 
@@ -289,7 +287,7 @@ def _start_piece(config: Config) -> int | None:
     """Returns our id of the piece that targets begin with; None for BOS."""
     start = config["decoder_start_token_id"]
     ours = config.rows.index(start) if start in config.rows else start
-    return None if ours == _BOS else int(ours)
+    return None if ours == BOS else int(ours)
 
 
 def _set_stack(stack: Params, config: Config, side: str) -> None:
@@ -297,7 +295,7 @@ def _set_stack(stack: Params, config: Config, side: str) -> None:
     heads = config[f"{side}_attention_heads"]
     hidden = {
         "hidden_dim": config[f"{side}_ffn_dim"],
-        "activation": _ACTIVATIONS[config["activation_function"]],
+        "activation": ACTIVATIONS[config["activation_function"]],
     }
 
     stack.num_layers = num_layers
@@ -328,123 +326,3 @@ def _settings(base: Params, wanted: Params) -> tuple[str, ...]:
         value, _, _ = values.partition(", not ")
         settings.append(f"{path}={value}")
     return tuple(settings)
-
-
-def written(task: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
-    """Returns the config.json of a task, whose table there has `rows`: see Config.rows.
-
-    Raises ValueError, in one line, for what transformers' models do not have.
-    """
-    problems = _inexpressible(task)
-    if problems:
-        raise ValueError(f"--to=huggingface: it has no {'; nor '.join(problems)}.")
-
-    has_experts = task.encoder.moe is not None
-    is_padded = task.embedding.first_position > 0
-    start = _BOS if task.start_piece is None else task.start_piece
-    config: dict[str, Any] = {
-        "architectures": [
-            "NllbMoeForConditionalGeneration" if has_experts else "M2M100ForConditionalGeneration"
-        ],
-        "model_type": str(Family.NLLB_MOE if has_experts else Family.M2M_100),
-        "vocab_size": task.target_vocab_size,
-        "d_model": task.dim,
-        "scale_embedding": task.embedding.scaled,
-        "tie_word_embeddings": task.shared_embeddings,
-        "activation_function": _activation_name(task),
-        "dropout": task.encoder.layer.residual_dropout.rate,
-        "attention_dropout": task.encoder.layer.attention.dropout.rate,
-        "activation_dropout": task.encoder.dense.hidden_dropout.rate,
-        "max_position_embeddings": 1024,  # No limit: their tables of sinusoids grow.
-        "is_encoder_decoder": True,
-        "pad_token_id": rows[_PAD] if is_padded else -1,
-        "bos_token_id": rows[_BOS],
-        "eos_token_id": rows[_EOS],
-        "decoder_start_token_id": rows[start] if start < len(rows) else start,
-        "torch_dtype": "float32",
-    }
-    for side in _SIDES:
-        stack = task.Get(side)
-        config[f"{side}_layers"] = stack.num_layers
-        config[f"{side}_attention_heads"] = stack.layer.attention.num_heads
-        config[f"{side}_ffn_dim"] = stack.dense.hidden_dim
-        config[f"{side}_layerdrop"] = 0.0
-        if has_experts:
-            is_sparse = stack.moe_every <= stack.num_layers
-            config[f"{side}_sparse_step"] = stack.moe_every if is_sparse else 0
-            config["num_experts"] = stack.moe.num_experts
-    if has_experts:
-        config |= {name: value for name, value in _REQUIRED.items() if name != "eos_token_id"}
-        config["moe_token_dropout"] = 0.0  # What it multiplies by is in the weights already.
-    return config
-
-
-def _activation_name(task: Params) -> str:
-    activation = task.encoder.dense.activation
-    return next(name for name, ours in _ACTIVATIONS.items() if ours is activation)
-
-
-def _inexpressible(task: Params) -> list[str]:
-    """Returns what a task has, and models of transformers do not have, as nouns."""
-    if task.cls is not TranslationTask:
-        return [f"{task.cls.__name__}"]
-    embedding = task.embedding
-    problems = _missing(
-        {
-            "embeddings without sinusoids": embedding.sinusoids,
-            f"first position {embedding.first_position}": embedding.first_position in (0, 2),
-            f"source_vocab_size {task.source_vocab_size} beside target_vocab_size "
-            f"{task.target_vocab_size}": task.source_vocab_size == task.target_vocab_size,
-            "experts on one side alone by task.*.moe=None": (task.encoder.moe is None)
-            == (task.decoder.moe is None),
-            "activations that differ by side": task.encoder.dense.activation
-            is task.decoder.dense.activation,
-        }
-    )
-    for side in _SIDES:
-        problems += [f"{problem} in the {side}" for problem in _of_stack(task.Get(side), task.dim)]
-
-    both_have_experts = task.encoder.moe is not None and task.decoder.moe is not None
-    if both_have_experts and task.encoder.moe.num_experts != task.decoder.moe.num_experts:
-        problems.append("numbers of experts that differ by side")
-    return problems
-
-
-def _of_stack(stack: Params, dim: int) -> list[str]:
-    attention = stack.layer.attention
-    dense = stack.dense
-    problems = _missing(
-        {
-            f"{stack.layer.norm.cls.__name__}": stack.layer.norm.cls is LayerNorm,
-            f"{attention.positions.cls.__name__}": attention.positions.cls is NoPositions,
-            "unscaled products of attention": attention.scaled,
-            f"{attention.num_heads} heads of {attention.head_dim} beside dim {dim}": (
-                attention.num_heads * attention.head_dim == dim
-            ),
-            "gated feed-forwards": not dense.gated,
-        }
-    )
-    moe = stack.moe
-    if moe is None:
-        return problems
-    return problems + _missing(
-        {
-            f"{moe.gating.cls.__name__}": moe.gating.cls is Top2Gating,
-            "shared experts": not moe.num_shared,
-            "gated experts": not moe.gated,
-            f"experts of {moe.hidden_dim} beside layers of {dense.hidden_dim}": (
-                moe.hidden_dim == dense.hidden_dim
-            ),
-            "experts with an activation of their own": moe.activation is dense.activation,
-            "capacity in evaluation": moe.eval_capacity.by is CapacityBy.TOKENS,
-        }
-    )
-
-
-def _missing(is_expressible: dict[str, bool]) -> list[str]:
-    return [noun for noun, is_there in is_expressible.items() if not is_there]
-
-
-def epsilons(task: Params) -> set[float]:
-    """Returns the epsilons of a task's norms that are not that of transformers."""
-    return {task.Get(side).layer.norm.epsilon for side in _SIDES} - {_EPSILON}

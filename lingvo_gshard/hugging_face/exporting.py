@@ -23,8 +23,8 @@ from lingvo_gshard.checkpoints.stored import SavedArray
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import atomic_file, safetensors_file, storage
-from lingvo_gshard.hugging_face import config as configs
-from lingvo_gshard.hugging_face import names, tokenizer_files
+from lingvo_gshard.hugging_face import names, tokenizer_files, written_config
+from lingvo_gshard.hugging_face.config import CONFIG
 from lingvo_gshard.hugging_face.folder import block_size
 from lingvo_gshard.hugging_face.names import Family, Piece
 from lingvo_gshard.input.example_codec import PAD_ID
@@ -71,7 +71,7 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
     if vocabularies is not None and tokenizer_files.has_languages(vocabularies):
         has_their_ids = True
     rows = (1, 0, 2) if has_their_ids else (0, 1, 2)
-    config = configs.written(task, rows)
+    config = written_config.written(task, rows)
     arrays = run.estimator.saved_weights(**run.averaged)
     tensors = _tensors(task, arrays, Family(config["model_type"]), rows)
 
@@ -85,7 +85,7 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
         generation = _generation(run.params.decode, config) | {"pad_token_id": rows[PAD_ID]}
         _write_json(path / "generation_config.json", generation)
         # Last: a folder without it is no model.
-        _write_json(path / configs.CONFIG, config)
+        _write_json(path / CONFIG, config)
     return [*notes, *_notes(run.params, config)]
 
 
@@ -251,7 +251,7 @@ def _generation(decode: Params, config: Mapping[str, Any]) -> dict[str, Any]:
 def _notes(params: Params, config: Mapping[str, Any]) -> list[str]:
     """Returns what is not as in this project, a line each."""
     notes = []
-    for epsilon in sorted(configs.epsilons(params.task)):
+    for epsilon in sorted(written_config.epsilons(params.task)):
         notes.append(f"Norms have the epsilon {epsilon:g} here and 1e-05 there.")
     if params.decode.rules is not Rules.HUGGING_FACE:
         notes.append("Beam search ranks by other scores there: see decode.rules.")

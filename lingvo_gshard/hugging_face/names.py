@@ -83,12 +83,12 @@ def pieces(path: str, spec: TensorSpec, family: Family, block_size: int) -> list
     sizes = spec.shape[: len(counted)]
     shape = _tensor_shape(spec.shape[len(counted) :], spec.dims[len(counted) :])
 
-    found = []
+    tensors = []
     for index in itertools.product(*map(range, sizes)):
         by_letter = dict(zip(counted, index, strict=True))
         name = _name(path, family, by_letter.get(STACKED), block_size, by_letter.get("E"))
-        found.append(Piece(index, name, shape))
-    return found
+        tensors.append(Piece(index, name, shape))
+    return tensors
 
 
 def num_summed(dims: str) -> int:

@@ -24,7 +24,7 @@ class DataFacts:
     """What a model must know about its data: vocabulary sizes in pieces, and language codes.
 
     A size is 0 without such a vocabulary. Text has one vocabulary, of both sizes, and its languages
-    are corpora. The fingerprint tells all data apart; runs from before there were any record none.
+    are corpora. Different data has different fingerprints; the oldest runs recorded none.
     """
 
     source_vocab_size: int = 0

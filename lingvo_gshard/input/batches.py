@@ -7,14 +7,13 @@ from typing import ClassVar
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import digests
 from lingvo_gshard.input import mixture, packing, prefetched, too_long
 from lingvo_gshard.input.batching import Batching
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.one_pass import OnePassBatches
 from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.prepared_input import PreparedInput
-from lingvo_gshard.input.records import RecordSource, check_sizes
+from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.training_rows import TrainingBatches
 
 
@@ -28,8 +27,8 @@ class TranslationInput(PreparedInput):
         labels:   target_labels, target_weights
 
     With `repeat` the stream is endless (training_rows.py), and examples that are too long for a row
-    are left out; how many is told, and bounded (too_long.py). Without it, every example of the
-    split appears exactly once (one_pass.py), and rows of weight 0 fill up the last batch. With
+    are left out; their share is printed, and bounded (too_long.py). Without it, every example of
+    the split appears exactly once (one_pass.py), and rows of weight 0 fill up the last batch. With
     BUCKETED rows, batches of short pairs have shape [2B, L/2] or [4B, L/4], so that every batch
     holds the same number of tokens.
     """
@@ -93,13 +92,8 @@ class TranslationInput(PreparedInput):
         # The TensorSpecs of a batch of all processes, as the program takes it.
         self.specs = self.batch_specs(p)
 
-        # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
-        data = self.Manifest(p.data_dir)
-        languages = mixture.languages_of(data, p.split, p.languages)
+        _, languages = self._checked_parts(p, process_index, num_processes)
         records = [language.records[p.split] for language in languages]
-        digests.verify(p.data_dir, data.vocabulary_files)
-        check_sizes(p.data_dir, records, process_index, num_processes)
-
         source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
         batching = Batching(source, p, shape, process_index, num_processes)
         batches = TrainingBatches(batching) if p.repeat else OnePassBatches(batching)

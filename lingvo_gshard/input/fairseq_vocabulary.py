@@ -61,7 +61,7 @@ def read(folder: str | pathlib.Path, new_languages: Sequence[str] = ()) -> bytes
 
     The table gets a row more for each of the `new_languages`, which are codes or, for M2M-100, as
     __code__. Raises ValueError if a file is missing or damaged, if the vocabulary is not fairseq's,
-    if config.json tells another number of rows, or if a new language is none or is there already.
+    if config.json has another number of rows, or if a new language is none or is there already.
     """
     path = pathlib.Path(folder)
     model = _model(path / MODEL)

@@ -166,7 +166,7 @@ def load_kind(data_dir: str | os.PathLike[str], kind: Kind, reader: str) -> Mani
     if data.kind != kind:
         raise ValueError(
             f"{data_dir} holds data of kind {data.kind}, but {reader} reads kind {kind}: "
-            "give it a folder that was prepared so"
+            f"prepare it with python -m data_prep.build --kind={kind}"
         )
     return data
 

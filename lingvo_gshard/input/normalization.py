@@ -9,6 +9,7 @@ forms of their own.
 import enum
 import re
 import unicodedata
+from typing import Literal
 
 # Most control, format and private use characters, but not the zero width joiners that scripts of
 # India and Persia need, and not white space, which is collapsed.
@@ -16,6 +17,8 @@ CONTROL = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\ue000-\uf8ff]"
 )
+# SentencePiece's mark of a space, which it reads and writes as one.
+SPACE = "\u2581"
 
 
 class Normalization(enum.StrEnum):
@@ -38,9 +41,14 @@ class Normalization(enum.StrEnum):
 
 def normalize(text: str) -> str:
     """Returns the text in NFKC, without control characters, with single spaces."""
-    return " ".join(unicodedata.normalize("NFKC", CONTROL.sub("", text)).split())
+    return _in_form("NFKC", text)
 
 
 def normalize_written(text: str) -> str:
     """Returns the text in NFC, without control characters, with single spaces."""
-    return " ".join(unicodedata.normalize("NFC", CONTROL.sub("", text)).split())
+    return _in_form("NFC", text)
+
+
+def _in_form(form: Literal["NFC", "NFKC"], text: str) -> str:
+    without_control = CONTROL.sub("", text).replace(SPACE, " ")
+    return " ".join(unicodedata.normalize(form, without_control).split())

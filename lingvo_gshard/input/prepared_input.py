@@ -7,11 +7,13 @@ from typing import ClassVar
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.files import digests
 from lingvo_gshard.files.digests import File
-from lingvo_gshard.input import manifest
+from lingvo_gshard.input import manifest, mixture
 from lingvo_gshard.input.base_input import DATA_DIR, DataFacts, Part
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.prefetched import PrefetchedInput
+from lingvo_gshard.input.records import check_sizes
 
 
 class PreparedInput(PrefetchedInput):
@@ -44,7 +46,7 @@ class PreparedInput(PrefetchedInput):
 
     @classmethod
     def Facts(cls, data_dir: str) -> DataFacts:
-        """Returns what the manifest tells; the languages are those with text to train on."""
+        """Returns the manifest's facts; the languages are those with text to train on."""
         data = cls.Manifest(data_dir)
         codes = [language.code for language in data.languages if language.num_examples("train")]
         return DataFacts(
@@ -74,3 +76,21 @@ class PreparedInput(PrefetchedInput):
             settings = p.Copy().Set(languages=(language.code,))
             parts[language.code] = Part(settings, language.num_examples(p.split))
         return parts
+
+    @classmethod
+    def _checked_parts(
+        cls, p: hyperparams.Params, process_index: int, num_processes: int
+    ) -> tuple[manifest.Manifest, Sequence[manifest.Language]]:
+        """Returns the folder's manifest, and the parts to read, whose files have the right sizes.
+
+        Raises ValueError if the folder is not a prepared one of this kind or is damaged, or lacks
+        the split or a part.
+        """
+        data = cls.Manifest(p.data_dir)
+        parts = mixture.languages_of(data, p.split, p.languages)
+        digests.verify(p.data_dir, data.vocabulary_files)
+
+        # Of n processes, each checks an n-th of the sizes; contents, when a file is first read.
+        records = [part.records[p.split] for part in parts]
+        check_sizes(p.data_dir, records, process_index, num_processes)
+        return data, parts

@@ -15,8 +15,8 @@ in the next row begins a segment there, with the last token before it as its fir
 token of every document is a label once, and only the last row of a file of records has padding.
 
 A file's rows are fixed: they depend on the data, L, the seed and whether documents are shuffled
-within the file, and there are ceil(tokens / L) of them. So the manifest tells the number of rows of
-all files, and any row can be made by itself.
+within the file, and there are ceil(tokens / L) of them. So the number of rows of all files follows
+from the manifest, and any row can be made by itself.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from lingvo_gshard.input.example_codec import BOS_ID, PAD_ID
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.mixture import Mixture
 from lingvo_gshard.input.prepared_input import PreparedInput
-from lingvo_gshard.input.records import RecordSource, check_sizes, read_lengths
+from lingvo_gshard.input.records import RecordSource, read_lengths
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.sharding.layout import TensorSpec
 
@@ -106,12 +106,8 @@ class TextInput(PreparedInput):
         # The TensorSpecs of a batch of all processes, as the program takes it.
         self.specs = self.batch_specs(p)
 
-        # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
-        data = self.Manifest(p.data_dir)
-        corpora = mixture.languages_of(data, p.split, p.languages)
+        data, corpora = self._checked_parts(p, process_index, num_processes)
         records = [corpus.records[p.split] for corpus in corpora]
-        digests.verify(p.data_dir, data.vocabulary_files)
-        check_sizes(p.data_dir, records, process_index, num_processes)
 
         rows = _TextRows(p, records)
         if p.repeat and process_index == 0:
@@ -289,7 +285,8 @@ def _fill(
     """
     segments = list(itertools.chain.from_iterable(rows))
     sizes = np.array([len(row) for row in rows], np.int64)
-    labels, segment_ids, positions = packing.side([one.ids for one in segments], sizes, row_len)
+    texts = [segment.ids for segment in segments]
+    labels, segment_ids, positions = packing.side(texts, sizes, row_len)
     is_token = segment_ids > 0  # Segments count from 1; 0 is padding.
 
     # The input: the labels shifted right, with the token before each segment at its start.

@@ -26,13 +26,12 @@ from lingvo_gshard.input.example_codec import (
     target_token,
 )
 from lingvo_gshard.input.manifest import Kind
-from lingvo_gshard.input.normalization import Normalization
+from lingvo_gshard.input.normalization import SPACE, Normalization
 
 # The tokens of languages, by their codes: deu_Latn, or __de__ of de.
 LANGUAGE = re.compile(r"(?P<code>[a-z]{3}_[A-Z][a-z]{3})|__(?P<short>[A-Za-z-]+)__")
 END = "<end of the table>"
 _HALF = "\u00bd"  # NFKC makes three characters of it.
-_SPACE = "\u2581"  # SentencePiece's mark of a space in a piece.
 
 
 class Tokenizer:
@@ -140,14 +139,14 @@ class Tokenizer:
             if self._processor.is_byte(token):
                 num_bytes[token] = 1
             else:
-                text = self._processor.id_to_piece(token).replace(_SPACE, " ")
+                text = self._processor.id_to_piece(token).replace(SPACE, " ")
                 num_bytes[token] = len(text.encode())
         return num_bytes
 
     def begins_with_space(self) -> np.ndarray:
         """Returns whether each piece begins a word, bool [vocab_size]."""
         pieces = self.pieces(range(self.vocab_size))
-        return np.array([piece.startswith(_SPACE) for piece in pieces])
+        return np.array([piece.startswith(SPACE) for piece in pieces])
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Returns the vocabulary's piece for each id."""

@@ -6,7 +6,8 @@ gradient takes the same tiles in the same order. It computes the hidden units of
 so keeps nothing but the tokens.
 
 The letters are those of ragged_experts.py. Each partition has one W and one Y, so that all of its
-tensors begin with two dims of 1.
+tensors but weights begin with two dims of 1. Weights are stacks of those of R blocks of layers, of
+which this layer's are one; R is 1 where they are no part of a stack.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.products import with_bias
-from lingvo_gshard.layers.slices import read_at, write_at
+from lingvo_gshard.layers.slices import Item, read_at, read_element, write_at, write_element
 from lingvo_gshard.layers.stored_weights import Weight
 
 
@@ -28,18 +29,32 @@ class Experts:
     """What the experts of a layer compute with."""
 
     # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H], or what they are kept as; perhaps
-    # the bias of each of them, such as wi_bias [E, 1, H].
+    # the bias of each of them, such as wi_bias [E, 1, H]. Or Items: then those of one expert at a
+    # time are read from their stacks, and the others are not copied.
     weights: dict[str, Weight]
     # Maps a function that multiplies tokens by the weight of a name to their hidden units.
     hidden_units: Callable[[Callable[[str], tf.Tensor]], tf.Tensor]
 
     @property
+    def num_experts(self) -> int:
+        """E."""
+        return _as_stack(self._leaves()[0]).shape[1]
+
+    @property
     def tensors(self) -> list[tf.Tensor]:
-        """The weights as tensors [E, ...], in order: one each, or those that it is kept as."""
-        tensors = []
+        """The weights as tensors [R, E, ...], in order: one each, or those that it is kept as."""
+        return [_as_stack(leaf) for leaf in self._leaves()]
+
+    @property
+    def blocks(self) -> list[int]:
+        """The index of this layer's weight in each of `tensors`."""
+        return [leaf.index if isinstance(leaf, Item) else 0 for leaf in self._leaves()]
+
+    def _leaves(self) -> list[tf.Tensor | Item]:
+        leaves = []
         for weight in self.weights.values():
-            tensors += NestedMap(weight=weight).Flatten()
-        return tensors
+            leaves += NestedMap(weight=weight).Flatten()
+        return leaves
 
     def outputs(
         self,
@@ -57,6 +72,11 @@ class Experts:
 
         h_ZH = self.hidden_units(lambda name: with_bias(matmul(x_ZM, own[name]), own, name))
         return with_bias(matmul(h_ZH, own.wo), own, "wo")
+
+
+def _as_stack(leaf: tf.Tensor | Item) -> tf.Tensor:
+    """Returns the stack of an Item, [R, ...], or a tensor as the only one of a stack, [1, ...]."""
+    return leaf.stack if isinstance(leaf, Item) else leaf[None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +123,7 @@ class Tiles:
 
         def expert_rows(expert: _Expert, carried: list[tf.Tensor]) -> list[tf.Tensor]:
             """Computes all assignments of one expert."""
-            weights = [read_at(weight, expert.own, 1)[0] for weight in own_weights]
+            weights = self._weights_of(expert, own_weights)
 
             def tile_rows(start: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
                 """A tile may run into the next expert's rows, which that expert then overwrites."""
@@ -114,7 +134,7 @@ class Tiles:
 
             return _over_tiles(expert, self.size, tile_rows, carried)
 
-        num_own = own_weights[0].shape[0]
+        num_own = own_weights[0].shape[1]
         (rows_OM,) = _over_experts(bounds_112, expert_11O, num_own, expert_rows, [rows_OM])
         return _by_assignment(rows_OM, position_11J)
 
@@ -141,10 +161,10 @@ class Tiles:
           x_11IM: The tokens.
           d_11JM: The gradient of the outputs, 0 for other partitions' assignments.
           rows_11OM: Zeros, which the gradients by x replace.
-          *weights_and_zeros: The weights of the partition's own experts, [X, ...], then zeros
-            [X, 1, ...] that their gradients replace.
+          *weights_and_zeros: The weights of the partition's own experts, [R, X, ...], then zeros
+            [R, X, 1, ...] that their gradients replace.
         """
-        num_weights = len(self.experts.tensors)
+        num_weights = len(weights_and_zeros) // 2
         own_weights = weights_and_zeros[:num_weights]
         zeros = weights_and_zeros[num_weights:]
 
@@ -164,7 +184,7 @@ class Tiles:
             return x_ZM, tf.where(is_own_Z[:, None], d_ZM, tf.zeros([], d_ZM.dtype))
 
         def expert_gradients(expert: _Expert, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-            weights = [read_at(weight, expert.own, 1)[0] for weight in own_weights]
+            weights = self._weights_of(expert, own_weights)
             own_tile = functools.partial(tile_of, expert)
             return self._expert_gradients(expert, weights, own_tile, carried)
 
@@ -173,7 +193,7 @@ class Tiles:
         d_stacks = [
             tf.reshape(zero, weight.shape) for zero, weight in zip(zeros, own_weights, strict=True)
         ]
-        num_own = own_weights[0].shape[0]
+        num_own = own_weights[0].shape[1]
         d_x_OM, *d_stacks = _over_experts(
             bounds_112, expert_11O, num_own, expert_gradients, [d_x_OM, *d_stacks]
         )
@@ -182,6 +202,13 @@ class Tiles:
             tf.reshape(stack, zero.shape) for stack, zero in zip(d_stacks, zeros, strict=True)
         ]
         return [_by_assignment(d_x_OM, position_11J), *d_weights]
+
+    def _weights_of(self, expert: _Expert, own_weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns an expert's weights, [...] each, from those of the partition, [R, X, ...]."""
+        return [
+            read_element(weight, (block, expert.own))
+            for weight, block in zip(own_weights, self.experts.blocks, strict=True)
+        ]
 
     def _expert_gradients(
         self,
@@ -209,8 +236,8 @@ class Tiles:
         d_x_OM, *d_weights = _over_tiles(expert, self.size, add_tile, [d_x_OM, *unsummed])
 
         d_stacks = [
-            write_at(stack, d_weight[None], expert.own, axis=0)
-            for stack, d_weight in zip(d_stacks, d_weights, strict=True)
+            write_element(stack, d_weight, (block, expert.own))
+            for stack, d_weight, block in zip(d_stacks, d_weights, self.experts.blocks, strict=True)
         ]
         return [d_x_OM, *d_stacks]
 

@@ -110,24 +110,18 @@ def top2_gating(
       router_loss: What the layer adds to the loss besides l_aux, a scalar.
       decision: Context.decision, if experts and positions are to be recorded.
     """
-    num_experts = logits_GSE.shape[-1]
     gates_GSE = tf.nn.softmax(logits_GSE)  # line 2
 
     # Lines 5 and 15: the two choices, as indices and as one-hot masks.
     first_GS, second_GS = top2(gates_GSE)
     first_GS = decision("GS", first_GS)
     second_GS = decision("GS", second_GS)
+    num_experts = logits_GSE.shape[-1]
     first_GSE = tf.one_hot(first_GS, num_experts) * valid_GS[..., None]
     second_GSE = tf.one_hot(second_GS, num_experts) * valid_GS[..., None]
     if num_experts == 1:  # A single expert leaves no second choice.
         second_GSE = tf.zeros_like(second_GSE)
-
-    # Lines 6 and 16: their gates, normalized over the two choices.
-    g1_GS = tf.reduce_sum(gates_GSE * first_GSE, -1)
-    g2_GS = tf.reduce_sum(gates_GSE * second_GSE, -1)
-    total_GS = g1_GS + g2_GS + (1.0 - valid_GS)  # 0 / 1 for padding, not 0 / 0.
-    g1_GS = g1_GS / total_GS
-    g2_GS = g2_GS / total_GS
+    g1_GS, g2_GS = normalized_gates(gates_GSE, first_GSE, second_GSE, valid_GS)
 
     # Lines 7 to 11: the first choices of all tokens take their places, in order.
     count_GE = tf.reduce_sum(first_GSE, 1)  # c_E after line 12
@@ -136,20 +130,17 @@ def top2_gating(
     first = choice_of(first_GSE, first_GS, g1_GS, first_positions_GS, 1.0, capacity)
 
     # Lines 17 to 22: the second choices, of the tokens that ask for one, take the places after.
-    asked_GS = tf.cast(g2_GS > second_above, tf.float32)
+    asked_GS = tf.cast(g2_GS > second_above, tf.float32)  # 2 * g2 > rnd
     counted_GSE = second_GSE if all_counted else second_GSE * asked_GS[..., None]
     second_positions_GS = positions(second_GSE, counted_GSE, count_GE)
     second_positions_GS = decision("GS", second_positions_GS)
     second = choice_of(second_GSE, second_GS, g2_GS, second_positions_GS, asked_GS, capacity)
 
-    aux_loss = auxiliary_loss(gates_GSE, first_GSE, valid_GS)
-    entropy_GS = entropy(logits_GSE, gates_GSE)
-    choices = (first, second)
     statistics = routing(
-        choices,
+        (first, second),
         valid_GS,
-        aux_loss,
-        entropy_GS,
+        auxiliary_loss(gates_GSE, first_GSE, valid_GS),  # lines 3 and 13
+        entropy(logits_GSE, gates_GSE),
         own_GS={
             "overflow_first": first.wanted_GS - first.kept_GS,
             "overflow_second": second.wanted_GS - second.kept_GS,
@@ -157,7 +148,7 @@ def top2_gating(
         },
         router_loss=router_loss,
     )
-    return Gates(choices, statistics)
+    return Gates((first, second), statistics)
 
 
 def top2(gates_GSE: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -167,6 +158,16 @@ def top2(gates_GSE: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     # The first choice falls below every gate, even one that underflowed to 0.
     rest_GSE = gates_GSE - 2.0 * tf.one_hot(first_GS, gates_GSE.shape[-1])
     return first_GS, tf.argmax(rest_GSE, -1, output_type=tf.int32)
+
+
+def normalized_gates(
+    gates_GSE: tf.Tensor, first_GSE: tf.Tensor, second_GSE: tf.Tensor, valid_GS: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns g1 / (g1 + g2) and g2 / (g1 + g2) of the chosen experts, [G, S] (lines 6 and 16)."""
+    g1_GS = tf.reduce_sum(gates_GSE * first_GSE, -1)
+    g2_GS = tf.reduce_sum(gates_GSE * second_GSE, -1)
+    total_GS = g1_GS + g2_GS + (1.0 - valid_GS)  # 0 / 1 for padding, not 0 / 0.
+    return g1_GS / total_GS, g2_GS / total_GS
 
 
 def positions(mask_GSE: tf.Tensor, counted_GSE: tf.Tensor, taken_GE: tf.Tensor) -> tf.Tensor:

@@ -280,8 +280,8 @@ def top_k(
 def bias_gradient(bias_E: tf.Tensor, count_E: tf.Tensor) -> tf.Tensor:
     """Returns 0, a scalar whose gradient by the bias is an expert's count less the mean of all.
 
-    As a part of the loss, it tells the optimizer which way biases should move: by the sum over all
-    that a step adds up, be it layers' microbatches or the parts of a batch.
+    As a part of the loss, it moves the biases: by the sum over all that a step adds up, be it a
+    pipeline's microbatches or the parts of a batch.
     """
     excess_E = tf.stop_gradient(count_E - tf.reduce_mean(count_E))
     linear = tf.reduce_sum(excess_E * bias_E)

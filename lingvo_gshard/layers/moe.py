@@ -17,6 +17,7 @@ from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import slices
 from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, IndexedDispatcher, OneHotDispatcher
@@ -34,9 +35,13 @@ from lingvo_gshard.layers.stored_weights import Weight
 class MoELayer(BaseLayer):
     """Sends each token through at most k of E feed-forward experts and combines their outputs.
 
-    k is 2 in the paper.
+    y_s = sum_e G_s,e * FFN_e(x_s), where FFN_e(x) = wo_e * relu(wi_e * x), and G_s,e are gates, of
+    which at most k, 2 in the paper, are not 0 (equations 1 to 3).
 
     Tensors are split by group, by expert, and by group again; each change is an all-to-all.
+
+    By default only training has a capacity. Otherwise a token could lose its experts to others of
+    its batch, and a translation would depend on what it is batched with.
     """
 
     hidden_dropout: DropoutLayer
@@ -106,8 +111,8 @@ class MoELayer(BaseLayer):
         # Maps a function that multiplies tokens by a weight's name to the hidden units.
         self._hidden_units = functools.partial(hidden_units, self.p.activation, self.p.gated)
 
-    # The sizes in FProp, for a training step of m4.MoE128E36L on 128 devices. Each device has 4 of
-    # 512 groups of 2048 tokens, and one of 128 experts, with 32 places for the tokens of a group:
+    # The sizes in a training step of m4.MoE128E36L on 128 devices. Each device has 4 of 512 groups
+    # of 2048 tokens, and one of 128 experts, with 32 places for the tokens of a group:
     #
     #             on all devices         split   on one device
     #   x_GSM     [512, 2048, 1024]      G       [4, 2048, 1024]
@@ -122,54 +127,30 @@ class MoELayer(BaseLayer):
         """Algorithm 2: routes x [B, L, M] through the experts, in its dtype; returns [B, L, M].
 
         `valid_mask` is float32 [B, L], 1 for a token, 0 for padding. The result is zero where a
-        token overflowed. Raises ValueError if the group size does not divide the batch's tokens.
+        token overflowed. The experts' weights may be Items of stacks, as decoding has them in a
+        LOOP. Raises ValueError if the group size does not divide the batch's tokens.
         """
+        experts = self._experts(theta)
+        theta = slices.all_read(theta)
         x_GSM, valid_GS = self._in_groups(x, valid_mask, context.mode)
         capacity = self._capacity(x_GSM, context)
 
         # Lines 1 and 2, gating: the experts of each token, and its places in their buffers. The
-        # logits are float32, because in 16 bits many would tie.
+        # softmax is part of it. Logits are float32, because in 16 bits many would tie.
         with tf.name_scope("gate"):
             logits_GSE = FLOAT32.project("GSM,ME->GSE", tf.cast(x_GSM, tf.float32), theta.wg)
             logits_GSE = self.annotate(logits_GSE, "GSE")
         gates = self.gate.FProp(theta.gate, logits_GSE, valid_GS, capacity, context)
         gates = self._masked(theta, gates, context)
 
-        def through_experts(gates: Gates, capacity: int, context: Context) -> tf.Tensor:
-            # Line 3, dispatch. From here on tensors are split by expert: the first all-to-all.
-            dispatcher = self._dispatcher(gates, capacity, context)
-            x_EGCM = context.product("GSEC,GSM->EGCM", dispatcher.dispatch, x_GSM)
-            x_EGCM = self.annotate(x_EGCM, "EGCM")
-
-            # Lines 4 and 5, the hidden units of the experts.
-            def project(name: str) -> tf.Tensor:
-                h_EGH = context.einsum(
-                    "EGCM,EMH->E(GC)H",
-                    x_EGCM,
-                    theta[name],
-                    rounded=Rounded.RESULT | Rounded.LEFT,
-                )
-                return with_bias(h_EGH, theta, name)
-
-            with tf.name_scope("experts"):
-                h_EGH = self.annotate(self._hidden_units(project), "EGH")
-                h_EGH = self.hidden_dropout.FProp(theta.hidden_dropout, h_EGH, "EGH", context)
-
-            # Line 6, their outputs, which return to their groups: the second all-to-all.
-            by_group = functools.partial(self._outputs_by_group, x_EGCM.shape, context.arithmetic)
-            y_GECM = context.product("E(GC)H,EHM->GECM", by_group, h_EGH, theta.wo)
-            y_GECM = with_bias(y_GECM, theta, "wo")
-
-            # Line 7, combine: "GSEC,GECM->GSM" with the gates as weights.
-            return self.annotate(dispatcher.combine(y_GECM), "GSM")
-
-        # Evaluation and decoding let no token overflow, unless the experiment says otherwise.
+        # Lines 3 to 7, with or without a capacity.
+        through_experts = functools.partial(self._through_experts, theta, x_GSM)
         has_place_for_all = capacity == x_GSM.shape[1]
         if has_place_for_all and (self._is_dropless or not context.training):
             y_GSM = without_overflow(
                 x_GSM,
                 gates,
-                self._experts(theta),
+                experts,
                 through_experts,
                 capacity=self.p.eval_capacity,
                 context=context,
@@ -183,6 +164,37 @@ class MoELayer(BaseLayer):
             shared_BLM = self.shared.FProp(theta.shared, x, context)
             y_BLM = self.annotate(y_BLM + shared_BLM, "BLM")
         return y_BLM, self._replicated_load(gates.routing)
+
+    def _through_experts(
+        self, theta: NestedMap, x_GSM: tf.Tensor, gates: Gates, capacity: int, context: Context
+    ) -> tf.Tensor:
+        """Lines 3 to 7 of Algorithm 2: the experts' outputs, weighted by the gates, [G, S, M]."""
+        # Line 3, dispatch. From here on tensors are split by expert: the first all-to-all.
+        dispatcher = self._dispatcher(gates, capacity, context)
+        x_EGCM = context.product("GSEC,GSM->EGCM", dispatcher.dispatch, x_GSM)
+        x_EGCM = self.annotate(x_EGCM, "EGCM")
+
+        # Lines 4 and 5, the hidden units of the experts: relu(wi * x), or another activation.
+        def project(name: str) -> tf.Tensor:
+            h_EGH = context.einsum(
+                "EGCM,EMH->E(GC)H",
+                x_EGCM,
+                theta[name],
+                rounded=Rounded.RESULT | Rounded.LEFT,
+            )
+            return with_bias(h_EGH, theta, name)
+
+        with tf.name_scope("experts"):
+            h_EGH = self.annotate(self._hidden_units(project), "EGH")
+            h_EGH = self.hidden_dropout.FProp(theta.hidden_dropout, h_EGH, "EGH", context)
+
+        # Line 6, their outputs, which return to their groups: the second all-to-all.
+        by_group = functools.partial(self._outputs_by_group, x_EGCM.shape, context.arithmetic)
+        y_GECM = context.product("E(GC)H,EHM->GECM", by_group, h_EGH, theta.wo)
+        y_GECM = with_bias(y_GECM, theta, "wo")
+
+        # Line 7, combine: "GSEC,GECM->GSM" with the gates as weights.
+        return self.annotate(dispatcher.combine(y_GECM), "GSM")
 
     def _masked(self, theta: NestedMap, gates: Gates, context: Context) -> Gates:
         """Returns the gates by which outputs are combined; the losses are those of all choices."""

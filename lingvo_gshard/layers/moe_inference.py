@@ -49,7 +49,7 @@ def without_overflow(
       annotator: The partitioning.
     """
     num_groups, group_size, _ = x_GSM.shape
-    num_experts = experts.tensors[0].shape[0]
+    num_experts = experts.num_experts
     round_capacity = capacity.Instantiate().even_places(group_size, num_experts, gates.k)
 
     # A round moves whole buffers, however few tokens are left for it.

@@ -32,7 +32,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.context import Products
 from lingvo_gshard.layers.dispatch import Dispatch
-from lingvo_gshard.layers.products import dot, moved
+from lingvo_gshard.layers.products import dot, transposed_copy
 from lingvo_gshard.layers.repeat import Carried, Layers, Loop, Remat, Tensors
 from lingvo_gshard.sharding.annotator import Annotator
 
@@ -287,7 +287,7 @@ def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[
 
     def gradient(d: tf.Tensor) -> list[tf.Tensor]:
         d = tf.cast(d, tf.bfloat16)
-        return [dot(d, moved(b)), dot(moved(a), d)]
+        return [dot(d, transposed_copy(b)), dot(transposed_copy(a), d)]
 
     return dot(a, b), gradient
 

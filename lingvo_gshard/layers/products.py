@@ -72,9 +72,10 @@ class Arithmetic:
         *,
         rounded: Rounded = Rounded.NOTHING,
     ) -> tf.Tensor:
-        """Returns the product of an activation and a float32 weight, such as `BLM,MH->BLH`.
+        """Returns the product of an activation and a weight, such as `BLM,MH->BLH`.
 
-        Or a weight as decoding keeps it, whose numbers then decide what x is rounded to.
+        The weight is float32, or is kept as decoders keep it, and then decides what x is rounded
+        to: see stored_weights.product.
 
         The last dims of x are contracted with the first ones of the weight, for each element of
         their common first dims: E in `EGCM,EMH->E(GC)H`, none in `BLND,NDM->BLM`. The dims in
@@ -106,7 +107,7 @@ class Arithmetic:
         batch = shape[:num_batch]
         depth = math.prod(shape[num_batch:first_column])
         columns = shape[first_column:]
-        rows = x.shape[num_batch : len(x.shape) - len(letters.contracted)]
+        rows = x.shape[num_batch : len(x.shape) - num_contracted]
 
         # Both factors as matrices. With a batch, the weight is a stack of matrices already.
         if "(" not in letters.left:
@@ -358,7 +359,7 @@ def _rounded(
                 d_b = _columns_times(a, d, rounded=b_rounded)
             return [d_a, d_b]
 
-        left = moved(a) if transpose_a else a
+        left = transposed_copy(a) if transpose_a else a
         return dot(left, b, transpose_b=transpose_b, rounded=y_rounded), gradient
 
     return product(a, b)
@@ -367,10 +368,10 @@ def _rounded(
 def _columns_times(a: tf.Tensor, b: tf.Tensor, *, rounded: bool) -> tf.Tensor:
     """Returns a^T b for two factors [..., rows, columns]; the narrower one is transposed."""
     if a.shape[-1] <= b.shape[-1]:
-        return dot(moved(a), b, rounded=rounded)
+        return dot(transposed_copy(a), b, rounded=rounded)
     # Held, so that the transpose is a copy of its own. As part of the loops of an optimizer, which
     # read the gradient several times column by column, it would take longer than the product.
-    (held,) = xla.optimization_barrier(moved(dot(moved(b), a, rounded=rounded)))
+    (held,) = xla.optimization_barrier(transposed_copy(dot(transposed_copy(b), a, rounded=rounded)))
     return held
 
 
@@ -398,11 +399,11 @@ def _has_bfloat16_results() -> bool:
     return (int(major), int(minor)) >= (0, 12)
 
 
-def moved(x: tf.Tensor) -> tf.Tensor:
-    """Swaps the last two dims, [..., rows, columns], before the product that takes the result.
+def transposed_copy(x: tf.Tensor) -> tf.Tensor:
+    """Swaps the last two dims, [..., rows, columns], in an operation of its own.
 
-    A plain transpose would become part of the product. XLA's CPU compiler then finds that its
-    library can't do it, and multiplies in float32 after all.
+    A plain transpose would become part of the product that takes the result. XLA's CPU compiler
+    then finds that its library can't do it, and multiplies in float32 after all.
     """
     *batch, rows, columns = x.shape
     if columns % 2:

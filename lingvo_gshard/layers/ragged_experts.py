@@ -45,7 +45,7 @@ def ragged_experts(
     arithmetic: Arithmetic,
 ) -> tf.Tensor:
     """Returns the outputs of each token's kept choices, summed with its gates: [G, S, M]."""
-    num_experts = experts.tensors[0].shape[0]
+    num_experts = experts.num_experts
     num_groups, group_size, dim = x_GSM.shape
     num_partitions, _ = annotator.factor("EG")
     k = gates.k
@@ -130,7 +130,7 @@ def _expert_outputs(
 ) -> tf.Tensor:
     """Returns the outputs of partition W's experts, [W, Y, J, M]; 0 for other experts' tokens."""
     num_partitions, _, num_assignments = expert_WYJ.shape
-    num_experts = experts.tensors[0].shape[0]
+    num_experts = experts.num_experts
     num_own = num_experts // num_partitions
     size = tile_size(num_assignments // k, k, num_experts)
 
@@ -209,7 +209,7 @@ class _Partitions:
     def outputs(self, x_WYIM: tf.Tensor, weights: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the outputs, [W, Y, J, M]; arbitrary for other partitions' assignments."""
         arguments = [*self._order_dims(), (x_WYIM, "EG__"), (self._rows(x_WYIM), "EG__")]
-        arguments += [(weight, "E".ljust(len(weight.shape), "_")) for weight in weights]
+        arguments += [(weight, _weight_dims(weight)) for weight in weights]
         return self.annotator.locally(self.tiles.outputs, arguments, "EG__")
 
     def gradients(
@@ -220,8 +220,8 @@ class _Partitions:
         num_parts = x_WYIM.shape[1]
         unsummed = []
         for weight in weights:
-            num_experts, *sizes = weight.shape
-            unsummed.append(tf.zeros([num_experts, num_parts, *sizes], weight.dtype))
+            num_blocks, num_experts, *sizes = weight.shape
+            unsummed.append(tf.zeros([num_blocks, num_experts, num_parts, *sizes], weight.dtype))
 
         arguments = [
             *self._order_dims(),
@@ -230,15 +230,15 @@ class _Partitions:
             (d_WYJM, "EG__"),
             (self._rows(x_WYIM), "EG__"),
         ]
-        arguments += [(weight, "E__") for weight in weights]
-        arguments += [(zeros, "EG__") for zeros in unsummed]
-        dims = ["EG__"] * (1 + len(weights))
+        arguments += [(weight, _weight_dims(weight)) for weight in weights]
+        arguments += [(zeros, "_EG__") for zeros in unsummed]
+        dims = ["EG__"] + ["_EG__"] * len(weights)
         d_x_WYJM, *d_weights = self.annotator.locally_all(self.tiles.gradients, arguments, dims)
 
         # A token's gradient is the sum over its choices, and a weight's that over the parts.
         d_x_WYIkM = tf.reshape(d_x_WYJM, [*x_WYIM.shape[:3], self.k, x_WYIM.shape[3]])
         d_x_WYIM = tf.reduce_sum(d_x_WYIkM, 3)
-        return [d_x_WYIM, *[tf.reduce_sum(d_weight, 1) for d_weight in d_weights]]
+        return [d_x_WYIM, *[tf.reduce_sum(d_weight, 2) for d_weight in d_weights]]
 
     def _order_dims(self) -> list[tuple[tf.Tensor, str]]:
         """Returns what both directions need of the order, with its dims."""
@@ -249,3 +249,8 @@ class _Partitions:
     def _rows(self, x_WYIM: tf.Tensor) -> tf.Tensor:
         """Returns the zeros that tiles replace: [W, Y, O, M]."""
         return tf.zeros([*self.order.expert_WYO.shape, x_WYIM.shape[-1]], x_WYIM.dtype)
+
+
+def _weight_dims(weight: tf.Tensor) -> str:
+    """Returns the dims of a weight [R, E, ...], whole but for the experts."""
+    return "_E".ljust(len(weight.shape), "_")

@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
+
+Index = Sequence["int | tf.Tensor"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """An element of a stack that is not read yet: its reader may need a part of it alone."""
+
+    stack: tf.Tensor  # [R, ...]
+    index: int
+
+    def read(self) -> tf.Tensor:
+        """Returns the element, [...]."""
+        return self.stack[self.index]
+
+
+def all_read(tree: NestedMap) -> NestedMap:
+    """Returns a tree of tensors with its Items read."""
+    return tree.Transform(lambda leaf: leaf.read() if isinstance(leaf, Item) else leaf)
 
 
 def read_at(tensor: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
     """Returns tensor[start : start + size], for an int32 scalar `start` and a static size."""
     starts = _starts(tensor, start, axis=0)
     return xla.dynamic_slice(tensor, starts, [size, *tensor.shape[1:]])
+
+
+def read_element(tensor: tf.Tensor, index: Index) -> tf.Tensor:
+    """Returns tensor[*index], for integers or int32 scalars: one slice, without what is around."""
+    shape = list(tensor.shape[len(index) :])
+    element = xla.dynamic_slice(tensor, _padded(index, tensor), [1] * len(index) + shape)
+    return tf.reshape(element, shape)
+
+
+def write_element(tensor: tf.Tensor, element: tf.Tensor, index: Index) -> tf.Tensor:
+    """Returns `tensor` with `element` at `index`, integers or int32 scalars."""
+    update = tf.reshape(element, [1] * len(index) + list(element.shape))
+    return xla.dynamic_update_slice(tensor, update, _padded(index, tensor))
 
 
 def write_at(tensor: tf.Tensor, update: tf.Tensor, start: tf.Tensor, *, axis: int = 1) -> tf.Tensor:
@@ -30,6 +66,9 @@ def lengthened(tensor: tf.Tensor, size: int, *, axis: int = 1) -> tf.Tensor:
 
 def _starts(tensor: tf.Tensor, start: tf.Tensor, axis: int) -> tf.Tensor:
     """Returns the first index of a slice in each dim: `start` along `axis`, 0 along others."""
-    starts: list[tf.Tensor | int] = [0] * len(tensor.shape)
-    starts[axis] = start
-    return tf.stack(starts)
+    return _padded([0] * axis + [start], tensor)
+
+
+def _padded(index: Index, tensor: tf.Tensor) -> tf.Tensor:
+    """Returns `index` with zeros for the other dims of `tensor`."""
+    return tf.stack([*index, *[0] * (len(tensor.shape) - len(index))])

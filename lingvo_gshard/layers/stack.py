@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from typing import Any
 
 from lingvo_gshard.core.base_layer import STACKED, BaseLayer
@@ -27,9 +26,10 @@ from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.norms import LayerNorm, RMSNorm
 from lingvo_gshard.layers.pipeline import Pipeline, check_pipeline, microbatches_of
 from lingvo_gshard.layers.repeat import Carried, Layers, Loop, Remat, Tensors, apply_block
+from lingvo_gshard.layers.slices import Item
 from lingvo_gshard.layers.transformer import Attended, TransformerLayer
 
-# The dims of what Attended tells of each token: its masks and its position.
+# The dims of the fields of Attended that have something for each token: masks and positions.
 _MASK_DIMS = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_", "positions": "BL"}
 
 
@@ -297,16 +297,36 @@ class TransformerStack(BaseLayer):
         return reports
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
-        """Returns each layer with its weights, which in a LOOP are slices of the stacks."""
+        """Returns each layer with its weights.
+
+        In a LOOP these are slices of the stacks, or for some of the experts', Items of them.
+        """
         if self.p.layers_as is Layers.UNROLLED:
             return list(zip(self.layers, theta.layers, strict=True))
 
         # Decoding is unrolled in any case: each layer has a cache of its own.
-        layers_and_weights = []
+        stacks = NestedMap(layers=theta.block)
+        items_stay = [self._item_stays(dims) for dims in self._weight_dims(stacks)]
+        layers_and_weights: list[tuple[TransformerLayer, NestedMap]] = []
         for i in range(self._num_blocks):
-            for layer, stacks in zip(self.block, theta.block, strict=True):
-                layers_and_weights.append((layer, stacks.Transform(operator.itemgetter(i))))
+            items = [Item(stack, i) for stack in stacks.Flatten()]
+            weights = [
+                item if stays else item.read()
+                for item, stays in zip(items, items_stay, strict=True)
+            ]
+            layers_and_weights += zip(self.block, stacks.Pack(weights).layers, strict=True)
         return layers_and_weights
+
+    def _item_stays(self, dims: str) -> bool:
+        """Returns whether a layer's weight of these dims stays in its stack until it is used.
+
+        Experts read theirs one by one, so that a step copies none that no token has chosen. But a
+        partition needs an expert whole: where it has a part of each, or of the stack, it gathers
+        them before, and then those of one layer are less than those of all.
+        """
+        factors = zip(STACKED + dims, self._annotator.factor(STACKED + dims), strict=True)
+        split = {letter for letter, factor in factors if factor > 1}
+        return dims.startswith("E") and split <= {"E"}
 
 
 def _layer_reports(layers: list[TransformerLayer], tensors: Tensors) -> list[LayerReport]:

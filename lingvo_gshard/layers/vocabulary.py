@@ -19,6 +19,9 @@ _MAX_TIMESCALE = 10000.0
 class EmbeddingLayer(BaseLayer):
     """Rows of a [V, M] table, scaled by sqrt(M), plus sinusoids of the positions.
 
+    The paper names no positions; these are the original Transformer's (Vaswani et al. 2017, 3.4 and
+    3.5), with all sines before all cosines.
+
     A model whose attention knows the positions needs no sinusoids.
     """
 

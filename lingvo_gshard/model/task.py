@@ -92,7 +92,7 @@ class Task(BaseLayer):
         )
 
     def EvalMetrics(self, metrics: NestedMap) -> MetricSums:
-        """Returns what evaluation tells of a batch, from the metrics of `Loss`.
+        """Returns the metrics of evaluation for a batch, from those of `Loss`.
 
         By name, a weighted sum over the batch and its weight. One of them is `nll`, by which
         checkpoints are compared if the experiment names no other.

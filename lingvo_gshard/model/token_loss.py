@@ -32,7 +32,7 @@ def token_loss(
       labels: int32 [B, L].
       weights: float32 [B, L], 0 at padding.
       reports: What the layers tell, by layer.
-      context: Of the pass; tells whether it is one of a batch's microbatches.
+      context: Of the pass, which may be over one of a batch's microbatches.
       label_smoothing: The share of the target's mass that is spread over all pieces.
       aux_loss_weight: k / E^2.
 
@@ -70,7 +70,7 @@ def token_loss(
 
 
 def eval_metrics(metrics: NestedMap) -> MetricSums:
-    """Returns what evaluation tells of a batch; each metric is a mean over its tokens."""
+    """Returns the metrics of evaluation for a batch; each is a mean over its tokens."""
     means = {"nll": metrics.nll, "aux_loss": metrics.aux_loss}
     for field, by_layer in metrics.routing.items():
         for layer, value in by_layer.items():

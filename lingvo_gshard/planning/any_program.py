@@ -1,13 +1,14 @@
 """Plans of anybody's program: `plan --program=FILE`, and `of` a function of jax.jit.
 
-from lingvo_gshard.planning import any_program
+from lingvo_gshard import planning
 
 step = jax.jit(train_step, donate_argnums=0)
-plan = any_program.of(step, (state, batch), "v5p:4x4x4", roles=["weights=params", "batch=batch"])
-print(any_program.text(plan))
+plan = planning.of(step, (state, batch), "v5p:4x4x4", roles=["weights=params", "batch=batch"])
+print(planning.text(plan))
 
-Nothing of the program need be known but what its main function tells: see spmd/foreign.py. What the
-devices do is read as that of this project's own programs (compiled/), by kind of operation.
+A program needs nothing but its main function, whose arguments have names, types, shardings and
+donations (spmd/foreign.py). What the devices do is read as that of this project's own programs is
+(compiled/), by kind of operation.
 """
 
 import collections
@@ -16,19 +17,22 @@ import json
 import pathlib
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_gshard.files import atomic_file, digests, json_records, table
+from lingvo_gshard.files import atomic_file, digests, json_records
 from lingvo_gshard.hlo import kernels
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_module import num_bytes
-from lingvo_gshard.planning import patterns
+from lingvo_gshard.planning import patterns, program_text
 from lingvo_gshard.planning.compiled import compiled_step, kinds, memory, roofline, suspicious
 from lingvo_gshard.planning.compiled.categories import source
+from lingvo_gshard.planning.compiled.compiled_step import CompiledStep
 from lingvo_gshard.planning.estimate import hardware, networks
-from lingvo_gshard.planning.plan import GIB, Buffer, StepCost, Times
-from lingvo_gshard.planning.published import factors, factors_text
+from lingvo_gshard.planning.patterns import Pattern
+from lingvo_gshard.planning.plan import GIB
+from lingvo_gshard.planning.program_plan import AnyMemory, AnyPlan, RoleMemory, SentFrom
+from lingvo_gshard.planning.published import factors
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import foreign, topology
 from lingvo_gshard.spmd.foreign import ForeignExecutable, ForeignProgram
@@ -38,57 +42,6 @@ PLAN_JSON = "program_plan.json"  # What --compare reads, plan.json, is that of a
 # The roles of arguments that no pattern names.
 _DONATED = "donated arguments"
 _OTHERS = "other arguments"
-
-_NUM_BUFFERS = 5  # How many of the largest a text shows.
-_NUM_COLLECTIVES = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class RoleMemory:
-    """The arguments of one role, on one device."""
-
-    arguments: int
-    gib: float
-    donated_gib: float  # The part whose memory the results may take.
-
-
-@dataclasses.dataclass(frozen=True)
-class AnyMemory:
-    """GiB of one device in a call."""
-
-    capacity: float  # What the compiler leaves to a program.
-    roles: dict[str, RoleMemory]
-    outputs: float  # Results that do not lie in donated arguments.
-    temporaries: float
-    peak: float  # The most held at once; of a refused program, what the compiler wanted.
-
-
-@dataclasses.dataclass(frozen=True)
-class SentFrom:
-    """All collectives of a kind from one layer in a call."""
-
-    kind: str
-    count: int
-    bytes: int  # Of the results, on one device.
-    source: str  # The layer.
-    line: str | None  # Where it was written, such as `model.py:12`; None if that was not kept.
-
-
-@dataclasses.dataclass(frozen=True)
-class AnyPlan:
-    """What a call of somebody else's program needs and costs on a topology."""
-
-    program: str
-    topology: str
-    mesh: dict[str, int]
-    fits: bool
-    memory_gib: AnyMemory
-    largest_buffers: tuple[Buffer, ...]
-    cost: StepCost | None  # By users' categories and kinds of operations; None if unfit.
-    collectives: tuple[SentFrom, ...]  # The most bytes first.
-    secs_by_pass: dict[str, Times]  # By categories.Pass.
-    compile_secs: float
-    suspicious: tuple[str, ...] = ()  # What a well partitioned program would not have.
 
 
 def of(
@@ -117,8 +70,8 @@ def of(
       compiler_options: XLA's, by name, for this program alone.
 
     Raises ValueError as topology.devices, topology.compile_foreign, patterns.assign and
-    kernels.parse_flops, or if no argument has a sharding or the order is no permutation. A program
-    that is too large has a plan that tells by how much.
+    kernels.parse_flops, or if no argument has a sharding or the order is no permutation. The plan
+    of a program that is too large states by how much.
     """
     program = foreign.of_jitted(jitted, args, topology.platform(on))
     return make(
@@ -193,27 +146,12 @@ def make(
         fits=held.peak <= capacity_gib,
         memory_gib=held,
         largest_buffers=memory.largest_results(step.costs),
-        cost=None,
-        collectives=(),
-        secs_by_pass={},
         compile_secs=compile_secs,
     )
     # The compiler for GPUs accepts programs of any size.
     if not plan.fits:
         return plan
-
-    network = networks.network(topology_name, mesh)
-    parts = kinds.by_kind(compiled.module, category_patterns, step)
-    passes = roofline.cost(step, network, kinds.PASSES)
-    # On one device, everything lies whole.
-    arguments = program.arguments if mesh.num_partitions > 1 else ()
-    return dataclasses.replace(
-        plan,
-        cost=roofline.cost(step, network, parts),
-        secs_by_pass=passes.roofline_secs_by_category,
-        collectives=_sent_from(report.collective_ops, compiled),
-        suspicious=suspicious.describe_arguments(step, arguments),
-    )
+    return _with_cost(plan, program, mesh, compiled, step, category_patterns)
 
 
 def save(plan: AnyPlan, folder: pathlib.Path) -> None:
@@ -230,7 +168,7 @@ def save(plan: AnyPlan, folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps(digests.with_digest(values), indent=2)
     atomic_file.write(folder / PLAN_JSON, f"{content}\n")
-    atomic_file.write(folder / "report.md", markdown(plan))
+    atomic_file.write(folder / "report.md", program_text.markdown(plan))
 
 
 def load(folder: pathlib.Path) -> AnyPlan:
@@ -269,10 +207,31 @@ def _refused(
         fits=False,
         memory_gib=AnyMemory(capacity_gib, by_role, 0.0, temporaries, refusal.gib),
         largest_buffers=refusal.buffers,
-        cost=None,
-        collectives=(),
-        secs_by_pass={},
         compile_secs=time.monotonic() - started,
+    )
+
+
+def _with_cost(
+    plan: AnyPlan,
+    program: ForeignProgram,
+    mesh: Mesh,
+    compiled: ForeignExecutable,
+    step: CompiledStep,
+    category_patterns: Sequence[Pattern],
+) -> AnyPlan:
+    """Returns the plan of a program that fits, with what a call costs and sends."""
+    network = networks.network(plan.topology, mesh)
+    parts = kinds.by_kind(compiled.module, category_patterns, step)
+    passes = roofline.cost(step, network, kinds.PASSES)
+
+    # On one device, everything lies whole.
+    arguments = program.arguments if mesh.num_partitions > 1 else ()
+    return dataclasses.replace(
+        plan,
+        cost=roofline.cost(step, network, parts),
+        secs_by_pass=passes.roofline_secs_by_category,
+        collectives=_sent_from(step.report.collective_ops, compiled),
+        suspicious=suspicious.describe_arguments(step, arguments),
     )
 
 
@@ -346,86 +305,3 @@ def _sent_from(
         kind, layer, line = key
         sums.append(SentFrom(kind, counts[key], size, layer, line))
     return tuple(sums)
-
-
-# --- The plan as text ---
-
-
-def text(plan: AnyPlan) -> str:
-    """Returns a plan as one screen of text."""
-    held = plan.memory_gib
-    axes = ", ".join(f"{name} {size}" for name, size in plan.mesh.items())
-    outcome = "fits"
-    if not plan.fits:
-        outcome = f"does NOT fit, by {held.peak - held.capacity:.2f} GiB or more"
-    lines = [
-        f"{plan.program} on {plan.topology}: mesh of {axes}",
-        f"{outcome}; a call needs {held.peak:.2f} of {held.capacity:.2f} GiB a device",
-        _memory_table(held),
-    ]
-    for buffer in plan.largest_buffers[:_NUM_BUFFERS]:
-        lines.append(f"  {buffer.gib:.3g} GiB {buffer.shape} of {buffer.source}")
-    if plan.cost is not None:
-        lines += _cost_lines(plan, plan.cost)
-    lines.append(f"compiled in {plan.compile_secs:.1f} s")
-    return "\n".join(lines)
-
-
-def markdown(plan: AnyPlan) -> str:
-    """Returns the report of a plan in Markdown."""
-    return f"# {plan.program} on {plan.topology}\n\n```\n{text(plan)}\n```\n"
-
-
-def _memory_table(held: AnyMemory) -> str:
-    rows: list[Sequence[object]] = [("on a device", "arguments", "GiB", "donated GiB")]
-    for name, role in held.roles.items():
-        rows.append((name, role.arguments, f"{role.gib:.3f}", f"{role.donated_gib:.3f}"))
-    rows.append(("outputs not in donated memory", "-", f"{held.outputs:.3f}", "-"))
-    rows.append(("temporaries", "-", f"{held.temporaries:.3f}", "-"))
-    return table.text(rows, indent="  ")
-
-
-def _cost_lines(plan: AnyPlan, cost: StepCost) -> Iterator[str]:
-    """Yields what a call sends, computes and takes."""
-    rows: list[Sequence[object]] = [("collectives of a call, on a device", "count", "MiB", "line")]
-    for sent in plan.collectives[:_NUM_COLLECTIVES]:
-        mib = f"{sent.bytes / 2**20:.1f}"
-        rows.append((f"{sent.kind} from {sent.source}", sent.count, mib, sent.line or "-"))
-    yield table.text(rows, indent="  ")
-    hidden = len(plan.collectives) - _NUM_COLLECTIVES
-    if hidden > 0:
-        yield f"  and {hidden} more"
-    for description in plan.suspicious[:_NUM_BUFFERS]:
-        yield f"suspicious: {description}"
-
-    yield _times_table("of a call", cost.roofline_secs_by_category, cost.flops_per_core)
-    yield _times_table("of a call", plan.secs_by_pass, None)
-    flops = sum(cost.flops_per_core.values())
-    yield (
-        f"bound, at the roofline: {1e3 * cost.step_secs:.3g} ms a call, products "
-        f"{flops / 1e12:.3g} Tflop a device"
-    )
-    # Published are steps of training.
-    factor = factors.of_topology(plan.topology)
-    if factor is not None:
-        secs = factors_text.expected_secs(factor, cost.step_secs, "call")
-        yield f"expected, if a call is a training step: {secs}"
-    yield factors_text.basis(plan.topology)
-    if cost.overlapped_secs:
-        yield f"  {1e3 * cost.overlapped_secs:.3g} ms of the network lie beside computation"
-    for kernel in cost.uncounted_kernels:
-        yield f"a kernel without flops, which --kernel_flops can give: {kernel}"
-    for layer in cost.uncounted_loops:
-        yield f"a loop of unknown length, counted as one trip, in {layer}"
-
-
-def _times_table(what: str, parts: dict[str, Times], flops: dict[str, float] | None) -> str:
-    """Returns the times of parts, the longest first, with their flops if they are given."""
-    header = [what, "compute ms", "memory ms", "network ms", "step ms"]
-    rows = [header if flops is None else [*header, "Gflop"]]
-    for name, secs in sorted(parts.items(), key=lambda part: -part[1].step):
-        row = [name, *(f"{1e3 * value:.3f}" for value in dataclasses.astuple(secs))]
-        if flops is not None:
-            row.append(f"{flops[name] / 1e9:.1f}")
-        rows.append(row)
-    return table.text(rows, indent="  ")

@@ -24,12 +24,12 @@ def steps(name: str) -> tuple[str, ...]:
 
 
 def by_pattern(program: ForeignProgram, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields patterns of arguments' whole paths and their labels, as few as tell labels apart.
+    """Yields as few patterns of arguments' whole paths as distinguish their labels, with these.
 
     A pattern is the end of a path, as long as is needed, with any number for each number.
     """
     expressions = [steps(argument.name) for argument in program.arguments]
-    told = set()
+    yielded = set()
     for argument, own, label in zip(program.arguments, expressions, labels, strict=True):
         # Numbers count only where arguments that differ in them have different labels.
         pattern = re.escape(path(argument.name))
@@ -39,8 +39,8 @@ def by_pattern(program: ForeignProgram, labels: Sequence[str]) -> Iterator[tuple
                 if count < len(own):
                     pattern = f".*/{pattern}"
                 break
-        if pattern not in told:
-            told.add(pattern)
+        if pattern not in yielded:
+            yielded.add(pattern)
             yield pattern, label
 
 

@@ -1,6 +1,6 @@
-"""What `plan` does for its flags: computes, and tells each part of the text as soon as it is known.
+"""What `plan` does for its flags. Each part of the text is printed as soon as it is known.
 
-Compilations take minutes, so progress is told between them.
+Compilations take minutes, so progress is printed between them.
 """
 
 import functools
@@ -59,7 +59,7 @@ def plan_model(request: Request, folder: pathlib.Path, save: bool, tell: Tell) -
             tell(report.saved_line(names, executables))
         return
 
-    # Each change is compiled, so that what is told to help does.
+    # Each change is compiled, so that what is suggested is known to help.
     def tell_trial(trial: Trial) -> None:
         tell(report.remedy_line(trial, request))
 

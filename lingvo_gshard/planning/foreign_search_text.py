@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_gshard.files import table
 from lingvo_gshard.planning import argument_letters, argument_paths
-from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.argument_letters import Letters
 from lingvo_gshard.planning.estimate import agreement
 from lingvo_gshard.planning.foreign_trials import Found, Trial, step_secs
 from lingvo_gshard.planning.plan import GIB, Times
+from lingvo_gshard.planning.program_plan import AnyPlan
 from lingvo_gshard.spmd import reannotated
 from lingvo_gshard.spmd.foreign import ForeignProgram
 
@@ -59,7 +59,7 @@ def search_text(found: Found) -> str:
         agreed = agreement.of([(t.table.secs, t.step_secs) for t in fitting])
         lines.append(
             f"the estimates: {agreed.least_ratio:.2f} to {agreed.greatest_ratio:.2f} of the "
-            f"compiled ones, rank correlation {agreed.rank_correlation:.2f}"
+            f"compiled ones, rank correlation {table.number(agreed.rank_correlation)}"
         )
     best = found.best
     if best is None:

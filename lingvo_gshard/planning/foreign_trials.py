@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from lingvo_gshard.hlo.hlo_module import num_bytes
 from lingvo_gshard.planning import any_program
-from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.argument_letters import Letters
 from lingvo_gshard.planning.estimate import foreign_cost, hardware
 from lingvo_gshard.planning.estimate.foreign_cost import Rows, Split
 from lingvo_gshard.planning.estimate.foreign_tables import Table
+from lingvo_gshard.planning.program_plan import AnyPlan
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import reannotated
 from lingvo_gshard.spmd.dims.dim_sets import Dims

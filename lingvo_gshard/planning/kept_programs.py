@@ -10,8 +10,8 @@ import pathlib
 from collections.abc import Sequence
 
 from lingvo_gshard.planning import any_program, fingerprints
-from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.compiled import own_process
+from lingvo_gshard.planning.program_plan import AnyPlan
 from lingvo_gshard.spmd import foreign
 
 _FINGERPRINT = "fingerprint"

@@ -85,12 +85,11 @@ def make_request(
 
     # The trainer takes these sizes from the data, which a plan does not have.
     params = registry.get_params(model, settings)
-    for name in params.task.cls.VOCABULARIES:
-        if params.task.Get(name) is None:
-            raise ValueError(
-                f"task.{name} is taken from the data, which a plan does not have; give "
-                f"--set=task.{name}=SIZE."
-            )
+    missing = [name for name in params.task.cls.VOCABULARIES if params.task.Get(name) is None]
+    if missing:
+        names = " and ".join(f"task.{name}" for name in missing)
+        flags = " ".join(f"--set=task.{name}=SIZE" for name in missing)
+        raise ValueError(f"A plan has no data to take {names} from; give {flags}.")
 
     partitioning = placement.partitioning(params, len(topology.devices(topology_name)))
     return Request(model, settings, params, topology_name, partitioning, programs_of(params))

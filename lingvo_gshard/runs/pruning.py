@@ -1,6 +1,6 @@
 """Makes a run with fewer experts: those that some languages use.
 
-    logdir/eval_metrics.jsonl   tells how often each language of dev chose each expert
+    logdir/eval_metrics.jsonl   how often each language of dev chose each expert
     out/experiment.json         the settings with fewer experts, and which ones they are
     out/checkpoints/0           their weights, and their columns of the gates
 
@@ -90,15 +90,8 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     state_spec = TaskModel(params, partitioning).state_spec
     theta = _pruned_weights(arrays, state_spec, block_sizes, kept)
 
-    fingerprints = {path: array.fingerprints for path, array in arrays.items()}
-    record = Pruned(
-        source=str(storage.origin(run.logdir)),
-        weights=digests.of_json(fingerprints),
-        languages=request.languages,
-        is_merged=request.is_merged,
-        experts={layer: experts.ids for layer, experts in kept.items()},
-    )
-    # Means of checkpoints have no fingerprints: which ones they are of tells them apart.
+    record = _record(run, arrays, request, kept)
+    # Means of checkpoints have no fingerprints: they are identified by what they are means of.
     identity = digests.of_json(dataclasses.asdict(record), run.averaged, run.done)
     vocabularies = [
         path.read_bytes() for path in launches.vocabularies(run.logdir) if path.is_file()
@@ -216,6 +209,23 @@ def _layers(path: str, array: SavedArray, block_sizes: Mapping[str, int]) -> lis
 
 def _is_stacked(array: SavedArray) -> bool:
     return array.spec.dims.startswith(STACKED)
+
+
+def _record(
+    run: Run,
+    arrays: Mapping[str, SavedArray],
+    request: Request,
+    kept: Mapping[str, KeptExperts],
+) -> Pruned:
+    """Returns what the new run's launch says of where it comes from."""
+    fingerprints = {path: array.fingerprints for path, array in arrays.items()}
+    return Pruned(
+        source=str(storage.origin(run.logdir)),
+        weights=digests.of_json(fingerprints),
+        languages=request.languages,
+        is_merged=request.is_merged,
+        experts={layer: experts.ids for layer, experts in kept.items()},
+    )
 
 
 def _pruned_launch(run: Run, counts: Mapping[str, int]) -> Launch:

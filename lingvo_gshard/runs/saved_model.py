@@ -28,7 +28,7 @@ from lingvo_gshard.core.late import tf, tf_text
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import text_graph
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
-from lingvo_gshard.files import atomic_file, safetensors_file
+from lingvo_gshard.files import atomic_file, digests, safetensors_file
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, target_token
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.model.spec import Mode
@@ -37,8 +37,10 @@ from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import tracer
 
-# What TensorFlow writes in the folder of a SavedModel.
-_ENTRIES = {"saved_model.pb", "fingerprint.pb", "variables", "assets"}
+# The SHA-256 of all other files, as sha256sum writes them; TensorFlow leaves this folder alone.
+SUMS = "assets.extra/SHA256SUMS"
+# What is in the folder of a SavedModel.
+_ENTRIES = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
 
 Vocabularies = tuple[pathlib.Path, pathlib.Path]  # Of the source and of the target.
 # A tf.function from ids, int32 [B, L], and the numbers of tokens, int32 [B], to ids [B, n, T],
@@ -80,6 +82,18 @@ def save(
         safetensors_file.write(weights, dict(decoder.theta.FlattenItems()), {})
         tracer.run(write, partial, weights, params, decoder.spec, vocabularies)
         weights.unlink()
+        _write_sums(partial)
+
+
+def _write_sums(folder: pathlib.Path) -> None:
+    """Writes SUMS: TensorFlow checks variables when it loads them, but not the graph."""
+    lines = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            lines.append(f"{digests.describe(folder, name).sha256}  {name}\n")
+    (folder / SUMS).parent.mkdir()
+    atomic_file.write(folder / SUMS, "".join(lines))
 
 
 def check_installed() -> None:

@@ -1,4 +1,4 @@
-"""Programs that others wrote, in StableHLO: what their main function tells, and their compilation.
+"""Programs that others wrote, in StableHLO: their main functions' arguments, and compilation.
 
 A Program (program.py) is this project's own and has TensorSpecs with letters. Of a foreign program
 only the module is known. It has enough: each argument's name, type, sharding and donation.

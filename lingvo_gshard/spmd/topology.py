@@ -100,9 +100,13 @@ def devices(name: str) -> list[Any]:
     # A better message than JAX's, which names a plugin.
     if not is_installed(name):
         if is_gpu(name):
-            compiler, extra, target = "GPU", "plan-gpu", "setup-plan-gpu"
+            compiler = "GPU"
+            extra = "plan-gpu"
+            target = "setup-plan-gpu"
         else:
-            compiler, extra, target = "TPU", "plan", "setup-tpu"
+            compiler = "TPU"
+            extra = "plan"
+            target = "setup-tpu"
         raise ValueError(
             f"topology {name}: the {compiler} compiler is not installed; `pip install "
             f"'lingvo_gshard[{extra}]'`, or `make {target}` in a checkout, installs it."

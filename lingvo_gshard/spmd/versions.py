@@ -8,7 +8,7 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping
 
 # From the first to below the second; requirements.txt has them by the version of Python.
-_JAX = (((0, 10, 2), (0, 11)), ((0, 12, 0, 1), (0, 13)))
+_JAX = (((0, 10, 2), (0, 11)), ((0, 11, 2), (0, 12)), ((0, 12, 0, 1), (0, 13)))
 
 # The modules that requirements-train.txt installs. The wheel by itself plans, and has none of them.
 _TRAINING = frozenset(
@@ -48,13 +48,13 @@ _LAST = {
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
     """Returns the versions of those packages that are installed."""
-    found = {}
+    versions = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def check_jax() -> None:

@@ -81,7 +81,7 @@ def check(p: Params) -> None:
         "keep_checkpoint_max",
         "max_steps",
     ):
-        # max_steps may still be missing: `train` can be told how many steps instead.
+        # max_steps may still be missing: `train` can be given a number of steps instead.
         count = p.Get(name)
         if count is not REQUIRED and count < 1:
             raise ValueError(f"train.{name} must be 1 or more, got {count}.")
@@ -176,7 +176,7 @@ def check_folder(
         if _must_agree(setting, model_prefixes):
             differing.append(line)
     if differing:
-        problem = f"{path}: this folder holds another model; choose another model_dir"
+        problem = f"{path}: this folder holds another model; choose another one"
         raise ValueError(f"{problem}. It differs in {'; '.join(differing)}.")
 
 

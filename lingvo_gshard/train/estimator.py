@@ -473,17 +473,7 @@ class TPUEstimator(Estimator):
             raise ValueError(
                 "TPUEstimator: give model_dir and either a RunConfig, or Params and a partitioning."
             )
-        if "train" in params and params.train.frozen is not None:
-            raise ValueError(
-                f"TPUEstimator: train.frozen={params.train.frozen!r}, but a model_fn updates its "
-                "weights itself."
-            )
-        if "train" in params and params.train.gradient_accumulation_steps != 1:
-            steps = params.train.gradient_accumulation_steps
-            raise ValueError(
-                f"TPUEstimator: train.gradient_accumulation_steps={steps}, but a model_fn computes "
-                "its own gradients."
-            )
+        _check_is_left_to_model_fn(params)
         super().__init__(
             ModelPrograms(self._call_model_fn, init_fn, params, partitioning, state_spec),
             model_dir,
@@ -518,6 +508,22 @@ class TPUEstimator(Estimator):
         if processes.is_first():
             hooks.append(summaries.HostCallHook(writer, lambda: self._host_fn))
         return hooks
+
+
+def _check_is_left_to_model_fn(params: Params) -> None:
+    """Raises ValueError for settings of gradients and updates, which a model_fn makes itself."""
+    if "train" not in params:
+        return
+    p = params.train
+    if p.frozen is not None:
+        raise ValueError(
+            f"TPUEstimator: train.frozen={p.frozen!r}, but a model_fn updates its weights itself."
+        )
+    if p.gradient_accumulation_steps != 1:
+        raise ValueError(
+            f"TPUEstimator: train.gradient_accumulation_steps={p.gradient_accumulation_steps}, but "
+            "a model_fn computes its own gradients."
+        )
 
 
 def _check_steps(caller: str, **counts: int | None) -> None:

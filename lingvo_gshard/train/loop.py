@@ -142,7 +142,7 @@ class TrainLoop:
         train_params: Params,
         laps: Laps,
     ) -> None:
-        """`laps` are told what the time goes to."""
+        """`laps` record where the time goes."""
         self._checkpoints = checkpoints
         self._hooks = hooks
         self._params = train_params
@@ -183,15 +183,8 @@ class TrainLoop:
             for hook in self._hooks:
                 hook.before_call(range(first_step, step + 1), group.executable)
 
-            # The call is given the state's arrays to reuse: from here on, only its result exists.
-            with traces.mark(step):
-                result = group.executable(state, group.batches)
-                state = result.state
-                unsaved = group
-
-                # Copying the metrics to the host waits for the devices, which ends the call.
-                metrics = result.metrics.Transform(np.asarray)
-                host_call = result.get("host_call", NestedMap()).Transform(np.asarray)
+            state, metrics, host_call = self._call(state, group, step)
+            unsaved = group
             call_end = time.monotonic()
             self._laps.lap(Category.STEPS)
             if previous_end is None:
@@ -222,6 +215,23 @@ class TrainLoop:
         if requests.interrupts:
             for hook in self._hooks:
                 hook.on_stop(step)
+
+    def _call(
+        self, state: NestedMap, group: Group, step: int
+    ) -> tuple[NestedMap, NestedMap, NestedMap]:
+        """Runs a group's steps, of which `step` is the last.
+
+        Returns the new state, the metrics, and the tensors of the host_call; these two are on the
+        host.
+        """
+        # The call is given the state's arrays to reuse: from here on, only its result exists.
+        with traces.mark(step):
+            result = group.executable(state, group.batches)
+
+            # Copying the metrics to the host waits for the devices, which ends the call.
+            metrics = result.metrics.Transform(np.asarray)
+            host_call = result.get("host_call", NestedMap()).Transform(np.asarray)
+        return result.state, metrics, host_call
 
     def _requests(self) -> _Requests:
         """Returns what any process wants; all processes must call it."""

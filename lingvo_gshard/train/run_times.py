@@ -2,7 +2,7 @@
 
 A line has `began`, when the process began to train, in seconds since 1970; `from_step`, the step
 that it went on from; `step`; and by category the `secs` since it began. A process appends one after
-each call, and one at its end. Nothing is ever dropped, so that what a kill has cost can be told.
+each call, and one at its end. Nothing is ever dropped, so that what a kill has cost is known.
 """
 
 import dataclasses

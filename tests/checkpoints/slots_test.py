@@ -62,7 +62,7 @@ def test_a_run_s_folder_names_both_optimizers(tmp_path):
     with config.claimed(tmp_path, text(Adafactor), ("task", "optimizer.cls")):
         pass
     expected = (
-        r"this folder holds another model; choose another model_dir. It differs in optimizer.cls: "
+        r"this folder holds another model; choose another one. It differs in optimizer.cls: "
         r"lingvo_gshard.optim.adamw.AdamW, not lingvo_gshard.optim.adafactor.Adafactor\.$"
     )
     with (

@@ -6,7 +6,7 @@ import pathlib
 import pyarrow
 from pyarrow import parquet
 
-from data_prep import config, engines, multilingual, pipeline
+from data_prep import config, engines, multilingual, pipeline, source_tables
 from lingvo_gshard.input import manifest
 
 _GOOD = [(f"Satz Nummer {i} hier", f"sentence number {i} here") for i in range(6)]
@@ -120,7 +120,7 @@ def test_every_format_of_pairs_accounts_for_all_that_it_reads(tmp_path, monkeypa
     monkeypatch.setattr(multilingual.TfdsSource, "examples", _talks)
     _write(tmp_path)
     sources, data = _build(tmp_path, _SETTINGS, _SOURCES)
-    formats = set(config._FORMATS[manifest.Kind.PARALLEL].values())
+    formats = set(source_tables._FORMATS[manifest.Kind.PARALLEL].values())
     assert {type(source) for source in sources} == formats
 
     found = {one.code: (one.read, one.kept, one.dropped) for one in data.languages}

@@ -46,6 +46,11 @@ def folder(tmp_path_factory):
             "data_prep.build: give --input=TEXT_DIR, --config=FILE, or both",
         ),
         (
+            ["--config=nowhere.toml", "--out=data"],
+            None,
+            "data_prep.build: {folder}/nowhere.toml: there is no such file",
+        ),
+        (
             ["--input=text", "--out=data", "x"],
             None,
             "data_prep.build: unexpected arguments ['x']; see",
@@ -59,6 +64,11 @@ def folder(tmp_path_factory):
             ["--input=text", "--out=./text"],
             None,
             "data_prep.build: --out=./text is the folder of --input; choose another.",
+        ),
+        (
+            ["--input=text", "--out=file"],
+            None,
+            "data_prep.build: --out=file is a file; choose a folder.",
         ),
         (
             ["--input=text", "--out=file/x"],

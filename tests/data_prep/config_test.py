@@ -34,6 +34,8 @@ def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
     for path, names in [
         ("old[1].tsv", ["old[1].tsv"]),
         ("old?.tsv", ["old1.tsv", "old2.tsv"]),
+        ("old[*.tsv", ["old[1].tsv"]),
+        (f"{folder}/*].tsv", ["old[1].tsv"]),
     ]:
         sources, _ = _load(folder, _tsv_table(path))
         assert [source.path for source in sources] == [folder / name for name in names]

@@ -197,6 +197,11 @@ def test_a_damaged_character_costs_its_unit(tmp_path):
     assert texts[:4] == ["gut", "mit \ufffd Referenz", "mit \ufffd NUL", "ein \ufffd Byte"]
     assert len(texts[4]) == 10_100_000 and texts[5] == "gut"
 
+    # What is no markup is text.
+    path.write_text(_tmx_of("gut", "a < b & c", "1&nbsp;000", "gut"))
+    texts = [row.example.source for row in TmxFile(path).rows()]
+    assert texts == ["gut", "a < b & c", "1 000", "gut"]
+
     # As tools write it, too.
     path.write_text(_tmx_of("schön", "\u2028"), encoding="utf-16")
     assert [row.example.source for row in TmxFile(path).rows()] == ["schön", ""]

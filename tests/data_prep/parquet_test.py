@@ -1,3 +1,4 @@
+import datetime
 import itertools
 
 import pyarrow
@@ -40,6 +41,7 @@ def test_named_columns_and_a_threshold(path):
     [
         (float("nan"), Rule.LOW_SCORE),
         ("low", Malformed("could not convert string to float: 'low'")),
+        (datetime.date(2020, 1, 2), Malformed("no number in column 'score'")),
     ],
 )
 def test_a_score_that_is_no_number_keeps_nothing(tmp_path, score, pair):

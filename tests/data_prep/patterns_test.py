@@ -36,8 +36,9 @@ def test_the_two_files_of_a_pair_make_one_table(tmp_path):
 
 def test_a_files_name_may_hold_what_patterns_mean(tmp_path):
     _touch(tmp_path, "x[1]/de.tsv")
-    (table,) = patterns.expand({"path": "*/{language}.tsv"}, tmp_path)
-    assert table["path"] == "x[[]1]/de.tsv"
+    for pattern in ("*/{language}.tsv", "x[1]/{language}.tsv"):
+        (table,) = patterns.expand({"path": pattern}, tmp_path)
+        assert table["path"] == "x[1]/de.tsv"
 
 
 def test_the_same_placeholder_stands_for_the_same_text(tmp_path):

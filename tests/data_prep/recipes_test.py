@@ -175,10 +175,16 @@ def test_m4bible(tmp_path):
 
 def test_english(tmp_path):
     files = {}
-    for folder, language in (("m4bible", "cs"), ("multi30k", "de")):
-        for split, number in (("train", 40), ("dev", 3), ("test", 2)):
-            texts = [f"{language} {i}\t{split} of {folder} {i}\n" for i in range(number)]
-            files[f"{folder}/{split}/{language}-en.tsv.gz"] = "".join(texts)
+    raw = "multi30k/data/task1/raw"
+    for split, name, number in (
+        ("train", "train", 40),
+        ("dev", "val", 3),
+        ("test", "test_2016_flickr", 2),
+    ):
+        verses = [f"cs {i}\t{split} of m4bible {i}\n" for i in range(number)]
+        files[f"m4bible/{split}/cs-en.tsv.gz"] = "".join(verses)
+        files[f"{raw}/{name}.de.gz"] = _lines(f"{split} de", number)
+        files[f"{raw}/{name}.en.gz"] = _lines(f"{split} of multi30k", number)
     _write(tmp_path, files)
 
     sources, made = _load("english", tmp_path, text_vocab_size=300)
@@ -186,5 +192,7 @@ def test_english(tmp_path):
     corpora = manifest.load(tmp_path / "data").languages
     counts = {corpus.code: corpus.num_examples("train") for corpus in corpora}
     assert counts == {"bible": 40, "captions": 40}
-    bible = tmp_path / "data" / corpora[0].text["test"].path
-    assert list(sentences.eval_documents(bible)) == ["test of m4bible 0", "test of m4bible 1"]
+    for corpus, name in zip(corpora, ("m4bible", "multi30k"), strict=True):
+        text = tmp_path / "data" / corpus.text["test"].path
+        expected = [f"test of {name} 0", f"test of {name} 1"]
+        assert list(sentences.eval_documents(text)) == expected

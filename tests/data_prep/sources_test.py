@@ -149,6 +149,19 @@ def test_a_damaged_byte_costs_its_message(tmp_path):
     assert next(PoFile(path, "de").rows()).example.source == "Öffne die Datei"
 
 
+def test_a_message_that_is_none_costs_itself(tmp_path):
+    path = tmp_path / "de.po"
+    quoted = 'msgid "a"\nmsgstr "ein "Wort""\n\n'
+    unterminated = 'msgid "a"\r\nmsgstr "ein "\n"Wort\r\n\n'
+    path.write_text(_PO.replace("\n\n", f"\n\n{quoted}{unterminated}", 1))
+    rows = [row.example for row in PoFile(path, "de").rows()]
+    damaged = [row for row in rows if isinstance(row, Malformed)]
+    assert "unescaped double quote" in damaged[0] and 'no quote ends "Wort' in damaged[1]
+    path.write_text(_PO)
+    whole = [row.example for row in PoFile(path, "de").rows()]
+    assert rows == [*damaged, *whole]
+
+
 def test_no_line_break_stays_within_a_pair(tmp_path):
     text = "a\rb\x0bc\ta\x85b\u2028c\n"
     (tmp_path / "x.tsv").write_text(text, newline="")

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from data_prep import config, engines, pipeline, vocabulary
+from data_prep import config, engines, pipeline, source_tables, vocabulary
 from data_prep.config import BuildConfig
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
@@ -228,7 +228,7 @@ def test_mistakes_in_a_file_are_named(tmp_path, text, message):
 
 
 def test_folders_and_their_mistakes(tmp_path):
-    text_of = config.FOLDERS[Kind.TEXT]
+    text_of = source_tables.FOLDERS[Kind.TEXT]
     with pytest.raises(ValueError, match=r"no <name>.txt or <name>.txt.gz files in"):
         text_of(tmp_path)
     (tmp_path / "a.txt").touch()

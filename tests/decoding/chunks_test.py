@@ -168,6 +168,15 @@ def test_parts_without_a_note_are_not_used(tmp_path, monkeypatch):
     assert _translate(tmp_path / "parts", ["ab"], 1, monkeypatch).output == ["ba\n"]
 
 
+def test_a_folder_of_anything_else_is_left_alone(tmp_path):
+    translator = Translator(Reverser(_BATCH, (8,)), Letters(), Letters())
+    parts = Parts(tmp_path, translator, lambda found: found[0].text, {})
+    (tmp_path / "part_2_of_my_book.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"is for parts of the result, and holds part_2_of_my_boo"):
+        parts.write(["a"])
+    assert [path.name for path in tmp_path.iterdir()] == ["part_2_of_my_book.txt"]
+
+
 def test_lines_are_read_a_round_at_a_time(tmp_path):
     read, ahead = itertools.count(), []
 

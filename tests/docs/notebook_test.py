@@ -13,6 +13,7 @@ def _notebook():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_cell_runs(tmp_path):
     cells = [cell for cell in _notebook()["cells"] if cell["cell_type"] == "code"]
     printed = scripts.output("\n".join("".join(c["source"]) + "\n" for c in cells), tmp_path)

@@ -70,6 +70,7 @@ def test_a_task_is_a_file_of_model_and_one_of_params():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_pages_own_test_passes(tree):
     printed = _output(tree, "python -m pytest -q tests/model/image_task_test.py")
     assert "6 passed" in printed
@@ -109,6 +110,7 @@ def test_it_is_trained_resumed_evaluated_exported_planned_and_reported(tree):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(tree):
     train = f"{_COMMANDS[0]} --mode=train --set=train.save_checkpoints_steps=10"
     part = f"{train} --set=train.max_steps=10"
@@ -125,7 +127,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(tree):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
 def test_it_compiles_for_machines_that_are_not_here(tree, name):
     if not topology.is_installed(name.partition(":")[0]):
         pytest.skip(f"there is no compiler for {name}")

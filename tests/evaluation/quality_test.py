@@ -7,6 +7,7 @@ import math
 
 import pytest
 import sentencepiece
+from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.tokenizers import tokenizer_spm
 
@@ -84,7 +85,8 @@ def test_a_score_that_some_languages_have_is_saved(tmp_path):
 def test_a_file_that_holds_no_scores_is_refused(tmp_path, text):
     if text is not None:
         (tmp_path / "scores.json").write_text(text)
-    with pytest.raises(ValueError, match="scores.json: holds no scores by language"):
+    reason = "there is no such file" if text is None else ""
+    with pytest.raises(ValueError, match=rf"scores.json: holds no scores by language .{reason}"):
         quality.load(tmp_path / "scores.json")
 
 
@@ -212,6 +214,9 @@ def test_thai_is_scored_by_characters():
         ("tha_Thai", "char"),
         ("sr-Latn", "13a"),
         ("kok", "13a"),
+        ("jv_Java", "char"),
+        ("blt-Tavt", "char"),
+        ("lzh_Hanb", "zh"),
         ("qta", "13a"),
     ],
 )
@@ -268,6 +273,18 @@ def test_one_sentence_has_no_interval(tmp_path):
     Quality((row,)).save(tmp_path / "scores.json")
     assert quality.load(tmp_path / "scores.json").languages == (row,)
     Quality((row,)).draw(tmp_path / "bleu.png")
+
+
+def test_a_language_without_training_pairs_is_in_the_picture(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: drawn.append(figure))
+    score = corpus_bleu(["a b c d e x"], ["a b c d e f"])
+    for numbers in ((300, 40), (300, 0)):
+        rows = [LanguageQuality(f"q{n}", n, 1, score, score, score) for n in numbers]
+        Quality(tuple(rows)).draw("x.png")
+        (axes,) = drawn.pop().axes
+        left, right = axes.get_xlim()
+        assert left < min(numbers) < max(numbers) < right
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([], []), (["a"], []), (["a", "b"], ["a"])])

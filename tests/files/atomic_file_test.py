@@ -45,3 +45,14 @@ def test_where_a_link_leads_the_folder_is_replaced(tmp_path):
             (partial / "a").write_text(content)
     assert (tmp_path / "link").is_symlink() and (tmp_path / "first/a").read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "link"]
+
+
+def test_folders_beside_it_are_left_alone(tmp_path):
+    for name in ("model.before", "model.partial"):
+        (tmp_path / name).mkdir()
+    for content in ("one", "two"):
+        with atomic_file.replacing_folder(tmp_path / "model") as partial:
+            (partial / "file").write_text(content)
+    assert (tmp_path / "model/file").read_text() == "two"
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["model", "model.before", "model.partial"]

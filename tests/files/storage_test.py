@@ -1,6 +1,7 @@
 """Local copies of folders in buckets, with servers that answer as Google's and Amazon's do."""
 
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -144,6 +145,13 @@ def test_mistakes_name_the_bucket_and_not_the_copy(bucket):
 def test_a_name_that_is_a_pattern_in_a_bucket_is_refused(name):
     with pytest.raises(ValueError, match=f"^{re.escape(name)}: in buckets, names with .* patterns"):
         storage.path(name)
+
+
+def test_a_package_does_not_report_what_its_errors_tell():
+    logger = logging.getLogger("gcsfs")
+    logger.setLevel(logging.NOTSET)
+    storage.path("gs://bucket/folder")
+    assert not logger.isEnabledFor(logging.ERROR)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.files import safetensors_file
-from lingvo_gshard.hugging_face import config as configs
-from lingvo_gshard.hugging_face import exporting, importing
+from lingvo_gshard.hugging_face import exporting, importing, written_config
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.run import open_run
@@ -138,7 +137,7 @@ def test_what_transformers_has_not_is_named(settings, message):
     launch = export_model.LAUNCH.changed(settings)
     params = launches.experiment_params(launch)
     with pytest.raises(ValueError, match=f"^--to=huggingface: it has {message}"):
-        configs.written(params.task, (0, 1, 2))
+        written_config.written(params.task, (0, 1, 2))
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):

@@ -15,6 +15,7 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
+from tests import exhaustive
 from tests.hugging_face import models
 from tests.layers import building
 
@@ -52,9 +53,7 @@ def test_logits(name, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [1, *(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
-)
+@pytest.mark.parametrize("num_partitions", [1, *exhaustive.only(2, 4), 8])
 @pytest.mark.parametrize("name", models.NAMES)
 def test_logits_on_partitions(name, num_partitions):
     golden = _golden(name)
@@ -101,9 +100,7 @@ def _decode(params, settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", models.NAMES)
-@pytest.mark.parametrize(
-    "index", [0, 2, 4, 6, *(pytest.param(odd, marks=pytest.mark.exhaustive) for odd in (1, 3, 5))]
-)
+@pytest.mark.parametrize("index", [0, 2, 4, 6, *exhaustive.only(1, 3, 5)])
 def test_searches(name, index):
     search = json.loads((models.MODELS / name / "searches.json").read_text())[index]
     params = models.params(name)

@@ -12,7 +12,8 @@ def test_one_form_of_text():
 def test_what_is_written_keeps_its_meaning():
     for text in ("，；（）", "x² ½ ¹⁄₂", "น้ำ", "ﬁne", "１２", "می\u200cخواهم"):
         assert normalize_written(text) == text
+    assert normalize_written("▁a▁▁ b▂") == "a b▂"
     assert normalize_written("\u00a0e\u0301 \tx\u2028y\x07\u200b ") == "é x y"
     # To read it is to read the text itself.
-    for text in ("\u3000x\u0301 ½\u00a0\u200b，", "ﬁ\u00b4n"):
+    for text in ("\u3000x\u0301 ½\u00a0\u200b，", "ﬁ\u00b4n", "▁a▁▁ b▂"):
         assert normalize(normalize_written(text)) == normalize(text)

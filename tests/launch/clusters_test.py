@@ -112,6 +112,7 @@ def _assert_equal(run, whole):
     assert run.fingerprints() == whole.fingerprints()
 
 
+@pytest.mark.exhaustive
 def test_a_job_of_slurm_is_stopped_and_continues(tmp_path, flags, slurm, whole):
     """The batch script gets SIGTERM, as before the time limit."""
     run = Run(tmp_path / "run", flags)

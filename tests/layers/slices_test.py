@@ -58,3 +58,20 @@ def test_integers():
     written, read = fn(tf.constant(1))
     assert written.numpy().tolist() == [[0, 0], [1, 1], [0, 0]]
     assert read.numpy().tolist() == [[1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("index", [(1,), (1, 2)])
+def test_elements(index):
+    x = np.random.default_rng(2).standard_normal((2, 3, 4, 5)).astype("float32")
+    element = np.ones(x.shape[len(index) :], "float32")
+
+    @tf.function(jit_compile=True, autograph=False)
+    def fn(last):
+        place = (*index[:-1], last)  # Of an integer and a tensor.
+        read = slices.read_element(tf.constant(x), place)
+        return read, slices.write_element(tf.constant(x), tf.constant(element), place)
+
+    read, written = fn(tf.constant(index[-1]))
+    np.testing.assert_array_equal(read, x[index])
+    x[index] = element
+    np.testing.assert_array_equal(written, x)

@@ -25,6 +25,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
+from tests import exhaustive
 from tests.layers import building
 from tests.spmd import compilers, functions
 
@@ -93,9 +94,7 @@ def test_a_product_gathers_a_row_of_activations_and_a_column_of_weights(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["cpu", "v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("name", ["cpu", "v3:2x2", *exhaustive.only("h100:1x8")])
 @pytest.mark.parametrize(
     "model", [pytest.param("toy.Dense4L", marks=pytest.mark.exhaustive), "toy.MoE8E4L"]
 )

@@ -22,6 +22,7 @@ from lingvo_gshard.planning.request import make_request
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.train.programs import Programs
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task
 from tests.spmd import compilers, functions
@@ -196,7 +197,7 @@ def test_a_model_trains_on_microbatches_as_on_the_whole_batch(num_partitions, co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_gradients_are_summed_over_devices_once(name):
     compilers.need(name)
     # Groups within a row, which every device then has as many of in each microbatch.

@@ -89,8 +89,7 @@ def _forced(theta, layers_as, features, ids_BT, lengths_B):
 @pytest.mark.parametrize(
     ("num_partitions", "layers_as"),
     [
-        *((n, Layers.UNROLLED) for n in (1, 2, 4, 8)),
-        (2, Layers.LOOP),
+        *((n, layers_as) for layers_as in Layers for n in (1, 2, 4, 8)),
     ],
 )
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from lingvo_gshard.optim.adafactor import Adafactor
 from lingvo_gshard.optim.adamw import AdamW
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train.programs import Programs
+from tests import exhaustive
 from tests.model import small_task
 
 _SPEC = gaussian((3, 5), "MV", fan_in=3)
@@ -131,9 +132,7 @@ def test_the_optimizer_leaves_frozen_weights_alone(optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [1, *(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
-)
+@pytest.mark.parametrize("num_partitions", [1, *exhaustive.only(2, 4), 8])
 def test_frozen_weights_stay_and_others_are_trained_as_before(num_partitions):
     _check(num_partitions)
 

@@ -13,6 +13,7 @@ from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.executable import compile_program
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task
 from tests.model.small_task import B, L, T
@@ -25,6 +26,8 @@ def _params(numbers, layers_as=Layers.UNROLLED, shared=False):
     p = small_task.Experiment.params()
     for stack in (p.task.encoder, p.task.decoder):
         stack.layers_as = layers_as
+        if layers_as is Layers.LOOP:
+            stack.num_layers = 4  # Two blocks.
     if shared:
         p.task.Set(shared_embeddings=True, source_vocab_size=small_task.TARGET_VOCAB)
     p.decode.Set(weights=numbers, batch_size=B, beam_size=3, max_target_len=L)
@@ -66,7 +69,11 @@ def _error(found, exact):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "bound"),
-    [(Numbers.FLOAT32_LAID_OUT, 1e-4), (Numbers.BFLOAT16, 0.02), (Numbers.INT8, 0.05)],
+    [
+        pytest.param(Numbers.FLOAT32_LAID_OUT, 1e-4, marks=pytest.mark.exhaustive),
+        pytest.param(Numbers.BFLOAT16, 0.02, marks=pytest.mark.exhaustive),
+        (Numbers.INT8, 0.05),
+    ],
 )
 def test_partitioned_equals_unpartitioned(numbers, bound):
     wanted = _found(1, numbers)
@@ -81,6 +88,7 @@ def test_partitioned_equals_unpartitioned(numbers, bound):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", [{"layers_as": Layers.LOOP}, {"shared": True}])
 def test_stacks_as_loops_and_shared_tables(settings):
     wanted = _found(1, Numbers.INT8, **settings)
@@ -90,11 +98,10 @@ def test_stacks_as_loops_and_shared_tables(settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
-@pytest.mark.parametrize(
-    "numbers", [pytest.param(Numbers.BFLOAT16, marks=pytest.mark.exhaustive), Numbers.INT8]
-)
-def test_decoders_compile_for_tpus_and_gpus(name, numbers):
+@pytest.mark.parametrize("numbers", [*exhaustive.only(Numbers.BFLOAT16), Numbers.INT8])
+@pytest.mark.parametrize("layers_as", [*exhaustive.only(Layers.UNROLLED), Layers.LOOP])
+def test_decoders_compile_for_tpus_and_gpus(name, numbers, layers_as):
     compilers.need(name)
-    params = _params(numbers)
+    params = _params(numbers, layers_as)
     program = experiment_programs.decoder(params, placement.partitioning(params, 8), T)
     assert topology.compile_program(program, name).report().count("all-to-all") > 0

@@ -23,6 +23,7 @@ from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.train.programs import Programs
 from params.language_model import LanguageModelExperiment
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_language_model as small
 from tests.model import small_task
@@ -117,9 +118,7 @@ def _check(computed, wanted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
-)
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 @pytest.mark.parametrize("way", _WAYS)
 def test_training_equals_that_of_one_device(way, num_partitions):
     _check(_training(num_partitions, *_WAYS[way]), _training(1))
@@ -152,7 +151,7 @@ def test_a_pipeline_of_relative_biases_equals_the_loop(num_partitions, way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["2-D products", "ZeRO-3"])
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_tables_compile_for_tpus_and_gpus(name, way):
     compilers.need(name)
     params = _params(_Experiment, _WAYS[way])

@@ -20,6 +20,7 @@ from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.train import steps
 from lingvo_gshard.train.programs import Programs
+from tests import exhaustive
 from tests.layers import building, stacking
 from tests.model import small_task
 from tests.spmd import compilers, functions
@@ -124,17 +125,13 @@ def test_rematerialized_loop_equals_unrolled(step_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "way", [*(pytest.param(way, marks=pytest.mark.exhaustive) for way in _OTHERS[:2]), *_OTHERS[2:]]
-)
+@pytest.mark.parametrize("way", [*exhaustive.only(*_OTHERS[:-1]), _OTHERS[-1]])
 def test_every_way_equals_unrolled(step_of, way):
     building.assert_close(step_of(way, 2)(_start()), step_of(_PLAIN, 1)(_start()), atol=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [*(pytest.param(count, marks=pytest.mark.exhaustive) for count in (2, 8)), 4]
-)
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 def test_partitioned_loop_equals_unrolled(step_of, num_partitions):
     got = step_of(_LOOP, num_partitions)(_start())
     want = step_of(_PLAIN, 1)(_start())
@@ -161,7 +158,7 @@ def test_kept_products_are_not_exchanged_again(step_of):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "num_partitions",
-    [*(pytest.param(count, marks=pytest.mark.exhaustive) for count in (1, 4, 8)), 2],
+    exhaustive.only(1, 2, 4, 8),
 )
 def test_projections_and_choices_that_are_kept_equal_unrolled(step_of, num_partitions):
     """And what is kept is not computed again: no expert is chosen, no place counted, twice."""
@@ -175,6 +172,7 @@ def test_projections_and_choices_that_are_kept_equal_unrolled(step_of, num_parti
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hidden_units_kept_in_16_bits_round_gradients_alone(step_of):
     """The loss is the same, so that experts get the same tokens in both passes."""
     changes = {"keeps_all": True, "kept_hidden_dtype": "bfloat16"}
@@ -211,6 +209,7 @@ def test_gather_dispatch_equals_einsum_dispatch(step_of):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_loop_of_two_steps_equals_two_single_steps(step_of):
     params = _params(*_LOOP)
     parts = functions.partitioning(2)
@@ -224,6 +223,7 @@ def test_loop_of_two_steps_equals_two_single_steps(step_of):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bfloat16_activations_in_partitioned_loop(step_of):
     narrow = _Step(_LOOP, 2, activation_dtype="bfloat16")(_start())
     wide = step_of(_LOOP, 2)(_start())

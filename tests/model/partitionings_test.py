@@ -17,6 +17,7 @@ from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train.programs import Programs
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task
 
@@ -137,8 +138,8 @@ def training():
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, marks=pytest.mark.exhaustive) if way in _LEFT_TO_EXHAUSTIVE else way
-        for way in _WAYS
+        *exhaustive.only(*_LEFT_TO_EXHAUSTIVE),
+        *(way for way in _WAYS if way not in _LEFT_TO_EXHAUSTIVE),
     ],
 )
 def test_training_equals_that_of_one_device(training, way):
@@ -150,10 +151,7 @@ def test_training_equals_that_of_one_device(training, way):
 @pytest.mark.parametrize(
     "mesh",
     [
-        *(
-            pytest.param(few, marks=pytest.mark.exhaustive)
-            for few in ("x:1,y:1", "x:1,y:2", "x:2,y:2")
-        ),
+        *exhaustive.only("x:1,y:1", "x:1,y:2", "x:2,y:2"),
         "x:2,y:4",
     ],
 )
@@ -169,9 +167,7 @@ def test_tables_with_rows_of_some_tensors_train_alike_on_any_number_of_devices(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
-)
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 def test_bfloat16_products_train_alike_on_any_number_of_devices(training, num_partitions):
     """A sum in another order may round a factor the other way, but routing is float32."""
     few = training(num_partitions, _ROUNDED)
@@ -186,8 +182,10 @@ def test_bfloat16_products_train_alike_on_any_number_of_devices(training, num_pa
     "way",
     [
         ("mesh=p:2,d:*", "sharding=R:p,B:d+p"),
-        pytest.param(("mesh=p:2,d:2,e:*", "sharding=R:p,BG:d+e,E:e"), marks=pytest.mark.exhaustive),
-        ("mesh=d:2,m:2,p:*", "sharding=R:p,B:d+p,G:d,HNV:m"),
+        *exhaustive.only(
+            ("mesh=p:2,d:2,e:*", "sharding=R:p,BG:d+e,E:e"),
+            ("mesh=d:2,m:2,p:*", "sharding=R:p,B:d+p,G:d,HNV:m"),
+        ),
     ],
     ids=["pipeline", "pipeline x experts x data", "pipeline x data x model"],
 )

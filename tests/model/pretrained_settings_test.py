@@ -21,6 +21,7 @@ from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import topology
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task, steps_of_task
 from tests.model.small_task import TARGET_VOCAB, B, L, T
@@ -65,7 +66,7 @@ def _trained(num_partitions, letters, dispatch):
         pytest.param(2, "HNV", Dispatch.EINSUM, marks=pytest.mark.exhaustive),
         pytest.param(4, "BGE", Dispatch.EINSUM, marks=pytest.mark.exhaustive),
         (8, "BGE", Dispatch.EINSUM),
-        (8, "BGE", Dispatch.RAGGED),
+        pytest.param(8, "BGE", Dispatch.RAGGED, marks=pytest.mark.exhaustive),
     ],
 )
 def test_partitioned_training_equals_unpartitioned(num_partitions, letters, dispatch):
@@ -98,9 +99,7 @@ def _found(num_partitions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
-)
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 def test_partitioned_searches_equal_unpartitioned(num_partitions):
     got = _found(num_partitions)
     want = _found(1)
@@ -115,8 +114,8 @@ def test_partitioned_searches_equal_unpartitioned(num_partitions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.PREDICT])
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("mode", [*exhaustive.only(Mode.TRAIN), Mode.PREDICT])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_they_compile_for_tpus_and_gpus(name, mode):
     compilers.need(name)
     params = _experiment()

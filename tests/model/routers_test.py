@@ -15,6 +15,7 @@ from lingvo_gshard.optim.adamw import AdamW
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.train import steps
+from tests import exhaustive
 from tests.layers import building, stacking
 from tests.model import small_task
 from tests.spmd import compilers, functions
@@ -95,15 +96,15 @@ def test_a_step_moves_each_bias_by_its_rate_against_its_load():
 
 
 _WAYS = [
-    (1, Layers.UNROLLED, Remat.ALL_BUT_PRODUCTS, Dispatch.RAGGED),
-    pytest.param((2, Layers.LOOP, Remat.NONE, Dispatch.RAGGED), marks=pytest.mark.exhaustive),
-    (2, Layers.LOOP, Remat.BLOCK, Dispatch.RAGGED),
-    pytest.param(
-        (4, Layers.LOOP, Remat.ALL_BUT_PRODUCTS, Dispatch.RAGGED), marks=pytest.mark.exhaustive
-    ),
     (8, Layers.UNROLLED, Remat.NONE, Dispatch.RAGGED),
     (2, Layers.LOOP, Remat.BLOCK, Dispatch.GATHER),
-    (4, Layers.UNROLLED, Remat.BLOCK, Dispatch.EINSUM),
+    *exhaustive.only(
+        (1, Layers.UNROLLED, Remat.ALL_BUT_PRODUCTS, Dispatch.RAGGED),
+        (2, Layers.LOOP, Remat.NONE, Dispatch.RAGGED),
+        (2, Layers.LOOP, Remat.BLOCK, Dispatch.RAGGED),
+        (4, Layers.LOOP, Remat.ALL_BUT_PRODUCTS, Dispatch.RAGGED),
+        (4, Layers.UNROLLED, Remat.BLOCK, Dispatch.EINSUM),
+    ),
 ]
 
 

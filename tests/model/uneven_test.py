@@ -19,6 +19,7 @@ from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.spmd.padded import PaddedArray
 from lingvo_gshard.train.programs import Programs
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task
 from tests.spmd import compilers, functions
@@ -37,7 +38,7 @@ _WAYS = {
     ),
     "other devices": ("mesh=a:2,b:*", "sharding=BG:a,HN:b", "device_assignment=[7,6,5,4,0,1,2,3]"),
 }
-_LEFT_TO_EXHAUSTIVE = ("ZeRO-2", "one weird trick", "other devices")
+_LEFT_TO_EXHAUSTIVE = ("Megatron", "ZeRO-2", "ZeRO-3", "one weird trick", "other devices")
 
 
 class _Experiment(small_task.Experiment):
@@ -117,8 +118,8 @@ def _check(computed, wanted):
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, marks=pytest.mark.exhaustive) if way in _LEFT_TO_EXHAUSTIVE else way
-        for way in _WAYS
+        *exhaustive.only(*_LEFT_TO_EXHAUSTIVE),
+        *(way for way in _WAYS if way not in _LEFT_TO_EXHAUSTIVE),
     ],
 )
 def test_a_model_of_uneven_sizes_equals_that_of_one_device(way):
@@ -130,9 +131,7 @@ def test_a_model_of_uneven_sizes_equals_that_of_one_device(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
-)
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 def test_gathers_by_index_take_uneven_groups(num_partitions):
     settings = [
         f"task.{stack}.moe.dispatch={Dispatch.GATHER.name}" for stack in ("encoder", "decoder")
@@ -141,10 +140,8 @@ def test_gathers_by_index_take_uneven_groups(num_partitions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize(
-    "way", ["the paper's", pytest.param("ZeRO-3", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
+@pytest.mark.parametrize("way", ["the paper's", *exhaustive.only("ZeRO-3")])
 def test_uneven_sizes_compile_for_tpus_and_gpus(name, way):
     compilers.need(name)
     params = _params(*_WAYS[way])

@@ -13,6 +13,7 @@ from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train.programs import Programs
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task
 
@@ -68,7 +69,7 @@ def test_averages_are_split_as_slots_are():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [1, 4])
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(1), 4])
 def test_a_model_keeps_and_evaluates_averages(num_partitions):
     settings = ("sharding=BGE:d,mhnv:d",)
     _, programs = _model(num_partitions, *settings, "train.ema_decay=0.9")

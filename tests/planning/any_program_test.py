@@ -18,12 +18,12 @@ from jax.experimental import pallas
 
 from lingvo_gshard import planning
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.planning import any_program, kept_programs
+from lingvo_gshard.planning import any_program, kept_programs, program_text
 from lingvo_gshard.planning.compiled import own_process, run_programs
 from lingvo_gshard.planning.plan import GIB, TRAIN
 from lingvo_gshard.planning.published import factors
 from lingvo_gshard.spmd import executable, foreign, specs, topology
-from tests import without
+from tests import exhaustive, without
 from tests.planning import foreign_models, published_steps, tiny
 from tests.planning.published_steps import record
 from tests.spmd import compilers
@@ -140,7 +140,7 @@ def test_collectives_have_their_lines(plan):
 
 
 def test_the_text_shows_roles_and_categories(plan, tmp_path):
-    text = any_program.text(plan)
+    text = program_text.text(plan)
     for words in (
         "mesh of data 2, model 4",
         "moments",
@@ -160,12 +160,12 @@ def test_what_is_expected_of_a_step_stands_beside_the_bound(plan, monkeypatch, t
     monkeypatch.setattr(factors, "BOUNDS", path)
     bound_secs = plan.cost.step_secs
     known = dataclasses.replace(plan, topology="v3:2x2")
-    assert "bound, at the roofline: " in any_program.text(known)
+    assert "bound, at the roofline: " in program_text.text(known)
     line = (
         f"expected, if a call is a training step: {bound_secs / 0.6:.3g} s a call "
         f"({bound_secs / 0.9:.3g} to {bound_secs / 0.4:.3g})"
     )
-    assert line in any_program.text(known).splitlines()
+    assert line in program_text.text(known).splitlines()
 
     any_program.save(known, tmp_path)
     values = json.loads((tmp_path / any_program.PLAN_JSON).read_text())
@@ -173,7 +173,7 @@ def test_what_is_expected_of_a_step_stands_beside_the_bound(plan, monkeypatch, t
 
     # Of another machine there is the bound alone.
     unknown = dataclasses.replace(plan, topology="v4:2x2x1")
-    assert "expected on v4: unknown, for want of published steps" in any_program.text(unknown)
+    assert "expected on v4: unknown, for want of published steps" in program_text.text(unknown)
     any_program.save(unknown, tmp_path)
     assert json.loads((tmp_path / any_program.PLAN_JSON).read_text())["expected"] is None
 
@@ -469,7 +469,7 @@ def test_models_of_others_are_planned(model, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_a_keras_model_that_jax_splits_is_planned(tmp_path, name):
     compilers.need(name)
     # TensorFlow lowers for the CPU alone, to what any platform can run.
@@ -523,7 +523,7 @@ def test_what_tensorflow_lowers_of_a_keras_model_is_planned(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_our_own_step_has_the_plan_of_its_experiment(tmp_path, name):
     compilers.need(name)
     request = tiny.request(topology=name)
@@ -609,4 +609,4 @@ def test_what_is_too_large_has_a_plan_that_tells_by_how_much():
     assert not plan.fits and plan.cost is None
     assert plan.memory_gib.peak > plan.memory_gib.capacity
     assert plan.memory_gib.roles["other arguments"].gib == 8
-    assert "does NOT fit, by " in any_program.text(plan)
+    assert "does NOT fit, by " in program_text.text(plan)

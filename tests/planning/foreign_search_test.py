@@ -18,6 +18,7 @@ from lingvo_gshard.planning.estimate.foreign_tables import Table
 from lingvo_gshard.planning.foreign_trials import Task, Trial
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import reannotated, topology
+from tests import exhaustive
 from tests.planning import foreign_models, tiny
 
 
@@ -109,7 +110,7 @@ def test_a_replicated_step_gets_a_table_that_computes_the_same(devices, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [*exhaustive.only(1, 2, 4), 8])
 @pytest.mark.parametrize("model", ["plain", "flax", "equinox"])
 def test_tables_of_models_of_others_compute_the_same(devices, model, count):
     if model != "plain" and importlib.util.find_spec(model) is None:
@@ -192,7 +193,7 @@ def test_a_table_that_the_compiler_refuses_is_told(devices, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_a_better_table_than_the_given_one_is_found_for_machines(name):
     if not topology.is_installed(name):
         pytest.skip("its compiler is not installed")

@@ -24,7 +24,10 @@ def test_a_batch_of_tokens_is_a_setting():
 
 
 def test_mistakes_are_refused():
-    with pytest.raises(ValueError, match="task.source_vocab_size is taken from the data.*--set"):
+    with pytest.raises(
+        ValueError,
+        match="take task.source_vocab_size and .*; give --set=task.source_vocab_size=SIZE --set=",
+    ):
         make_request(tiny.MODEL, tiny.TOPOLOGY, (), None)
     with pytest.raises(ValueError, match="--batch_tokens=100: expected a multiple of 48"):
         make_request(tiny.MODEL, tiny.TOPOLOGY, _VOCABULARIES, 100)

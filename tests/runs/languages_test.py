@@ -64,6 +64,7 @@ def _data(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pretrained_model_learns_a_new_language(tmp_path, capsys):
     fairseq_vocabulary_test.write_folder(tmp_path / "theirs", "nllb_bpe")
     import_model.write(tmp_path / "theirs", num_experts=2, num_parts=1, **_SIZES)

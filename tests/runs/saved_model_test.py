@@ -1,5 +1,6 @@
 """SavedModels give a bundle's translations, to a program that has TensorFlow alone."""
 
+import functools
 import importlib.util
 import json
 import math
@@ -8,10 +9,12 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard import registry
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.input import sentences
@@ -168,6 +171,7 @@ def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_line_may_have_a_target_of_its_own(tmp_path):
     decoder, params, tokenizers = _decoder(tmp_path, ("de", "fr"), num_best=1)
     folder = tmp_path / "model"
@@ -230,3 +234,22 @@ def test_tokens_of_languages_are_refused(tmp_path, monkeypatch):
     decoder = types.SimpleNamespace(spec=spec)
     with pytest.raises(ValueError, match="vocabulary of toy has tokens of languages, .* a bundle"):
         saved_model.save(tmp_path / "saved", decoder, None, ())
+
+
+def test_what_is_damaged_is_told_by_its_sums(tmp_path, monkeypatch):
+    def trace(function, folder, *_):
+        (folder / "variables").mkdir()
+        (folder / "saved_model.pb").write_bytes(b"graph")
+        (folder / "variables/variables.index").write_bytes(b"index")
+
+    monkeypatch.setattr(saved_model.tracer, "run", trace)
+    spec = types.SimpleNamespace(kind=Kind.PARALLEL, sources=(), weights="float32")
+    decoder = Decoder(spec, NestedMap(w=np.ones(2, np.float32)), None)
+    for _ in range(2):  # Over an earlier one, too.
+        saved_model.save(tmp_path / "1", decoder, None, (tmp_path, tmp_path))
+
+    command = ["sha256sum", "--check", "--quiet", saved_model.SUMS]
+    check = functools.partial(subprocess.run, command, cwd=tmp_path / "1", capture_output=True)
+    assert check().returncode == 0 and check().stdout == b""
+    (tmp_path / "1/saved_model.pb").write_bytes(b"grapf")
+    assert check().returncode == 1 and check().stdout == b"saved_model.pb: FAILED\n"

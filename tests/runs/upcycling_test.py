@@ -164,7 +164,7 @@ def _upcycled_run(params, weights, folder, num_partitions):
 @pytest.mark.parametrize(
     ("dense_run", "num_partitions", "layers_as"),
     [
-        (Layers.UNROLLED, 1, Layers.UNROLLED),
+        pytest.param(Layers.UNROLLED, 1, Layers.UNROLLED, marks=pytest.mark.exhaustive),
         pytest.param(Layers.UNROLLED, 4, Layers.LOOP, marks=pytest.mark.exhaustive),
         pytest.param(Layers.LOOP, 2, Layers.UNROLLED, marks=pytest.mark.exhaustive),
         (Layers.LOOP, 8, Layers.LOOP),

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.tf_private import xla
 from lingvo_gshard.planning.tables.table4 import TABLE_4, Operator
+from tests import exhaustive
 from tests.sharding import cases
 from tests.sharding.cases import Case, Input
 
@@ -289,9 +290,7 @@ def test_einsums(num_partitions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [*(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
-)
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 @pytest.mark.parametrize("sizes", _EINSUM_SIZES)
 def test_einsums_split_in_all_ways(num_partitions, sizes):
     ways = ["".join(split) for split in itertools.product("_bmk", "_bkn", "_bmn")]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from lingvo_gshard.sharding import windows
 from lingvo_gshard.spmd import refused, topology
+from tests import exhaustive
 from tests.sharding import cases, windows_search
 from tests.sharding.cases import Case, Input
 from tests.spmd import compilers
@@ -165,9 +166,7 @@ def test_partitioned_over_space_equals_unpartitioned(group, num_partitions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions", [1, *(pytest.param(few, marks=pytest.mark.exhaustive) for few in (2, 4)), 8]
-)
+@pytest.mark.parametrize("num_partitions", [1, *exhaustive.only(2, 4), 8])
 def test_partitioned_over_both_dims_of_space_equals_unpartitioned(num_partitions):
     _check(_over_both_dims, num_partitions)
 
@@ -441,7 +440,7 @@ def test_groups_3_dims_of_space_and_copies(group, num_partitions):
 @pytest.mark.parametrize(
     "groups", [(_convolutions, _max_pooling, _in_3_dims), (_own_convolutions,)]
 )
-@pytest.mark.parametrize("machine", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("machine", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_accelerators_compile_them(machine, groups):
     compilers.need(machine)
     both = {}

@@ -16,7 +16,7 @@ import sys
 from lingvo_gshard.spmd import environment
 from tests.train.host_memory import extra_bytes
 
-NUM_PARTITIONS, NUM_EXPERTS, NUM_LAYERS = 8, 32, 2
+NUM_PARTITIONS, NUM_EXPERTS, NUM_LAYERS = 8, 32, 5
 EXPERT_BYTES = 2 * 2**20
 PART_BYTES = 10 * 2**20
 

@@ -94,7 +94,7 @@ def test_each_reads_and_writes_its_share_of_an_export(eight):
     assert all(_share(8) <= each <= _share(8) + _SHARED_BYTES + _SMALL for each in read)
     assert sum(read) < 8 * _share(8) + _SHARED_BYTES + 8 * _SMALL
     written = [name for each in eight for name in each["export"]["files"]]
-    assert len(written) == len(set(written)) == 16 + 1  # Two parts each, and the index.
+    assert len(written) == len(set(written)) == 8 * many.NUM_LAYERS + 1  # The index, too.
 
 
 def test_each_opens_the_parts_that_its_devices_need(folder, eight, two):
@@ -111,19 +111,15 @@ def test_each_opens_the_parts_that_its_devices_need(folder, eight, two):
             assert set(opened) == {*needed, "w.safetensors.index.json"}
 
 
-def test_an_export_needs_the_memory_of_two_arrays_shards(eight):
-    """The buffer that an array is read through, and the array; to check it takes an expert more.
+def test_an_export_needs_the_memory_of_some_arrays_shards(eight):
+    """Not of all five: 40 MiB.
 
-    For a warm start, JAX copies the array, and keeps what it was given for a while: also that of
-    the array before, where the machine is busy.
+    An export has the buffer that an array is read through, the array, and where the machine is
+    busy, what TensorStore still keeps of the one before. For a warm start, JAX copies the array,
+    and keeps what it was given for a while.
     """
     shard = _LAYER_BYTES // 8
     for each in eight:
-        assert each["export"]["memory"] < 2 * shard + 2 * many.EXPERT_BYTES, each
+        assert each["export"]["memory"] < 3 * shard + many.EXPERT_BYTES, each
         for action in ("begin_from_run", "begin_from_parts"):
             assert each[action]["memory"] < 4 * shard + 3 * many.EXPERT_BYTES, each
-
-
-def test_what_eight_began_two_and_then_four_finish_bit_for_bit(folder, four):
-    """They have checked it; the saves during which one died have left nothing."""
-    assert sorted(path.name for path in (folder / "run/checkpoints").iterdir()) == ["1", "2", "3"]

@@ -116,6 +116,7 @@ def test_rows_and_weights_that_two_processes_do_not_divide(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_begin_from_another_run_as_one_does(tmp_path):
     _train_here(tmp_path / "shared.source", 4)
     losses, *_ = _results_of(_start(tmp_path / "shared", 6))

@@ -3,7 +3,7 @@
 The roofline is the time of a call if some resource were always at its peak. All times are seconds
 of one core in one call, which in training is a step. An instruction takes the longer of its compute
 and its memory time; collectives take the network's. What the schedule puts between the start and
-the end of a collective overlaps with it, which is told apart; nothing else overlaps.
+the end of a collective overlaps with it, and is counted separately; nothing else overlaps.
 """
 
 import collections

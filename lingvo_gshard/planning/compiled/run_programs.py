@@ -96,7 +96,7 @@ def plan_program(name: str, model: TaskModel, params: Params, topology_name: str
     if isinstance(compiled, Refusal):
         memory_gib = memory.of_refused(compiled, state_gib, capacity_gib)
         largest_buffers = compiled.buffers
-        # A refusal of temporaries alone lists no buffers; then the state's largest are told.
+        # A refusal of temporaries alone lists no buffers; then the state's largest are shown.
         if not largest_buffers:
             largest_buffers = state_memory.largest_of_state(state, model.partitioning)
     else:

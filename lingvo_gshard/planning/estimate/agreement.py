@@ -12,7 +12,7 @@ class Agreement:
 
     least_ratio: float  # Of an estimated step to the compiled one.
     greatest_ratio: float
-    rank_correlation: float
+    rank_correlation: float | None  # None if either has the same step for all candidates.
     num_candidates: int
 
 
@@ -24,11 +24,23 @@ def of(steps: Sequence[tuple[float, float]]) -> Agreement:
     ratios = estimated / compiled
 
     # Spearman's correlation: it counts whether the order is right, which is what a search needs.
-    ranks = secs.argsort(axis=0).argsort(axis=0)
-    correlation = np.asarray(np.corrcoef(ranks.T))[0, 1]
+    # Equal steps share the mean of their ranks, so that their order in `steps` does not count.
+    estimated_ranks = _ranks(estimated)
+    compiled_ranks = _ranks(compiled)
+    correlation = None
+    if np.ptp(estimated_ranks) > 0 and np.ptp(compiled_ranks) > 0:
+        correlation = float(np.corrcoef(estimated_ranks, compiled_ranks)[0, 1])
+
     return Agreement(
         least_ratio=float(ratios.min()),
         greatest_ratio=float(ratios.max()),
-        rank_correlation=float(correlation),
+        rank_correlation=correlation,
         num_candidates=len(steps),
     )
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Returns the rank of each of some values from 0, float [n]; equal ones have their mean."""
+    num_less = (values < values[:, None]).sum(axis=1)
+    num_equal = (values == values[:, None]).sum(axis=1)
+    return num_less + (num_equal - 1) / 2

@@ -98,7 +98,7 @@ def fits(by_machine: Mapping[str, Factor]) -> str:
         )
 
     lines = ["## From a bound to an expected time", "", _TITLE, "", table.markdown(rows)]
-    lines += [_remarks(factor) for factor in by_machine.values()]
+    lines += [f"- {_remarks(factor)}" for factor in by_machine.values()]
     return "\n".join(lines)
 
 

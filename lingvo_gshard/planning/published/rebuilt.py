@@ -8,8 +8,8 @@ import contextlib
 import pathlib
 
 from lingvo_gshard.planning import any_program, fingerprints
-from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.compiled import own_process
+from lingvo_gshard.planning.program_plan import AnyPlan
 from lingvo_gshard.planning.published.dense_decoder import attention, splits, step
 from lingvo_gshard.planning.published.records import Record
 from lingvo_gshard.spmd import topology
@@ -24,6 +24,7 @@ _CODE = (
     "planning/any_program.py",
     "planning/compiled",
     "planning/estimate",
+    "planning/program_plan.py",
     "planning/published/dense_decoder",
     "planning/published/rebuilt.py",
     "spmd",

@@ -33,7 +33,7 @@ class Record:
     run: Run
     topology: str
     published: str  # The rate as it was published, or whether it ran.
-    tokens_per_sec: float | None  # None if the source tells only whether it ran.
+    tokens_per_sec: float | None  # None if the source states only whether it ran.
     fits: bool  # False for a step that ran out of memory.
     differs: tuple[str, ...]  # What the rebuild has otherwise than the source.
     weights: int | None  # The number that the source's own formula has.
@@ -91,7 +91,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
         if name not in known:
             raise ValueError(f"unknown field {name!r}.")
     for name in ("rows", "length"):
-        fields[name]  # A KeyError tells that it is missing.
+        fields[name]  # Raises KeyError if it is missing.
     for name in _TEXTS:
         if not isinstance(fields[name], str):
             raise ValueError(f"{name}={fields[name]!r}: expected a text.")

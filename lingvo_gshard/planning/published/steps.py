@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.files import atomic_file
 from lingvo_gshard.planning import kept_plans
-from lingvo_gshard.planning.any_program import AnyPlan
 from lingvo_gshard.planning.plan import Plan, StepCost
+from lingvo_gshard.planning.program_plan import AnyPlan
 from lingvo_gshard.planning.published import rebuilt, records
 from lingvo_gshard.planning.published.factors import Bound
 from lingvo_gshard.planning.published.records import Record

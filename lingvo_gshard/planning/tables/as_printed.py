@@ -68,7 +68,12 @@ class PaperRun:
 
 FAMILY = (
     PaperRun(
-        *(128, 12, 12.5e9, 2**20, 2.16, 1.9),
+        cores=128,
+        layers=12,
+        weights=12.5e9,
+        batch_tokens=2**20,
+        steps_per_sec=2.16,
+        core_years=1.9,
         number="(6)",
         printed_experts=768,
         days=5.4,
@@ -77,7 +82,12 @@ FAMILY = (
         billion_tokens=(995, None, None),
     ),
     PaperRun(
-        *(512, 12, 50e9, 2**20, 3.28, 4.9),
+        cores=512,
+        layers=12,
+        weights=50e9,
+        batch_tokens=2**20,
+        steps_per_sec=3.28,
+        core_years=4.9,
         number="(4)",
         printed_experts=3072,
         days=3.5,
@@ -86,7 +96,12 @@ FAMILY = (
         billion_tokens=(141, 486, None),
     ),
     PaperRun(
-        *(2048, 12, 200e9, 2**22, 2.15, 7.5),
+        cores=2048,
+        layers=12,
+        weights=200e9,
+        batch_tokens=2**22,
+        steps_per_sec=2.15,
+        core_years=7.5,
         number="(2)",
         printed_experts=12_228,  # 12,288 must be meant.
         days=1.4,
@@ -95,7 +110,12 @@ FAMILY = (
         billion_tokens=(176, 484, 1780),
     ),
     PaperRun(
-        *(128, 36, 37e9, 2**20, 0.67, 6.1),
+        cores=128,
+        layers=36,
+        weights=37e9,
+        batch_tokens=2**20,
+        steps_per_sec=0.67,
+        core_years=6.1,
         number="(5)",
         printed_experts=2304,
         days=17.3,
@@ -104,7 +124,12 @@ FAMILY = (
         billion_tokens=(321, 1074, None),
     ),
     PaperRun(
-        *(512, 36, 150e9, 2**20, 1.05, 15.5),
+        cores=512,
+        layers=36,
+        weights=150e9,
+        batch_tokens=2**20,
+        steps_per_sec=1.05,
+        core_years=15.5,
         number="(3)",
         printed_experts=9216,
         days=11.0,
@@ -113,7 +138,12 @@ FAMILY = (
         billion_tokens=(66, 170, 567),
     ),
     PaperRun(
-        *(2048, 36, 600e9, 2**22, 0.72, 22.4),
+        cores=2048,
+        layers=36,
+        weights=600e9,
+        batch_tokens=2**22,
+        steps_per_sec=0.72,
+        core_years=22.4,
         number="(1)",
         printed_experts=36_684,  # 36,864 must be meant.
         days=4.0,
@@ -122,10 +152,28 @@ FAMILY = (
         billion_tokens=(82, 175, 542),
     ),
     # In Table 1 alone; its batch is not printed.
-    PaperRun(2048, 60, 1e12, 2**22, None, None, printed_experts=61_440),
+    PaperRun(
+        cores=2048,
+        layers=60,
+        weights=1e12,
+        batch_tokens=2**22,
+        steps_per_sec=None,
+        core_years=None,
+        printed_experts=61_440,
+    ),
 )
 # The dense model of Figures 1 and 6 and Table 3; 300,000 steps have its core-years (footnote 10).
-DENSE = PaperRun(2048, 96, 2.3e9, 2**22, None, 235.5, days=42.0, bleu=36.9, delta_bleu=6.1)
+DENSE = PaperRun(
+    cores=2048,
+    layers=96,
+    weights=2.3e9,
+    batch_tokens=2**22,
+    steps_per_sec=None,
+    core_years=235.5,
+    days=42.0,
+    bleu=36.9,
+    delta_bleu=6.1,
+)
 
 # Section 5.1 names 24 layers beside those of the tables.
 MODELS_OF_24_LAYERS = ("m4.MoE128E24L", "m4.MoE512E24L", "m4.MoE2048E24L")

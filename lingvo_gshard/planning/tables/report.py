@@ -118,7 +118,7 @@ def agreement_line(found: Agreement) -> str:
     """Returns how well the cost model's steps predict the compiled ones."""
     return (
         f"the cost model's steps: {found.least_ratio:.2f} to {found.greatest_ratio:.2f} "
-        f"of the compiled ones, rank correlation {found.rank_correlation:.2f} over "
+        f"of the compiled ones, rank correlation {table.number(found.rank_correlation)} over "
         f"{found.num_candidates} candidates"
     )
 

@@ -4,6 +4,7 @@ import pytest
 
 from lingvo_gshard.planning.compiled import run_programs
 from lingvo_gshard.planning.request import make_request
+from tests import exhaustive
 from tests.spmd import compilers
 
 _SETTINGS = (
@@ -23,7 +24,7 @@ _SETTINGS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", pytest.param("h100:1x8", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_a_pipeline_shifts_activations_in_every_tick_and_sums_gradients_once(name):
     compilers.need(name)
     plan = run_programs.make_plan(make_request("toy.Dense4L", name, _SETTINGS, None).step_only())

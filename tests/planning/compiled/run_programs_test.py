@@ -134,6 +134,7 @@ def _by_category(flops_per_core):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_plan_of_a_loop_is_that_of_the_unrolled_program(cpu):
     costs = {}
     for layers_as in Layers:
@@ -162,12 +163,10 @@ def test_another_partitioning(cpu):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("layers_as", "dispatch"),
-    [
-        pytest.param(Layers.LOOP, Dispatch.GATHER, marks=pytest.mark.exhaustive),
-        (Layers.UNROLLED, Dispatch.EINSUM),
-    ],
+    [(Layers.LOOP, Dispatch.GATHER), (Layers.UNROLLED, Dispatch.EINSUM)],
 )
 def test_recomputed_products_are_those_that_a_step_has_more_than_without(tpu, layers_as, dispatch):
     """Exactly, by the TPU's compiler; a CPU's loses some names with a single expert a core."""
@@ -278,6 +277,7 @@ def test_the_family_gathers_no_weights_experts_or_tokens(tpu, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_weights_that_are_gathered_are_suspicious(tpu):
     """The same model with all weights split over M."""
     compilers.need("v3")

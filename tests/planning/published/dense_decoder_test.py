@@ -167,16 +167,9 @@ def test_a_partitioned_step_is_the_literal_one():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [_GATED, _BIASED, {}], ids=["gated", "biased", "plain"])
-@pytest.mark.parametrize(
-    "axes",
-    [
-        (1, 1, 1),
-        pytest.param((1, 2, 1), marks=pytest.mark.exhaustive),
-        pytest.param((2, 1, 2), marks=pytest.mark.exhaustive),
-        (2, 2, 2),
-    ],
-)
+@pytest.mark.parametrize("axes", [(1, 1, 1), (1, 2, 1), (2, 1, 2), (2, 2, 2)])
 def test_steps_are_the_literal_ones_on_all_devices(options, axes):
     data, fsdp, tensor = axes
     _check(_model(**options), data=data, fsdp=fsdp, tensor=tensor, remat="none")

@@ -65,9 +65,9 @@ def test_the_fits_of_all_machines(publish):
     assert rows["v3"][4:9] == ["26%", "+69%", "19%", "+22%", "3 of 3"]
     assert rows["h100"] == ["1", "0", "0.400", "0.40", *"----", "0 of 0", *"----"]
     *_, first, second = text.splitlines()
-    assert first == "h100: 1 of somebody/lm"
+    assert first == "- h100: 1 of somebody/lm"
     assert second == (
-        "v3: 7 of somebody/lm; 3 of 3 held out are within 25%; faster than their bounds: g"
+        "- v3: 7 of somebody/lm; 3 of 3 held out are within 25%; faster than their bounds: g"
     )
 
 

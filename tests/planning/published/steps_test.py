@@ -6,8 +6,8 @@ import json
 import pytest
 
 from lingvo_gshard.planning import any_program, commands
-from lingvo_gshard.planning.any_program import AnyMemory, AnyPlan
 from lingvo_gshard.planning.plan import Times
+from lingvo_gshard.planning.program_plan import AnyMemory, AnyPlan
 from lingvo_gshard.planning.published import factors, rebuilt, records, steps, steps_text
 from lingvo_gshard.planning.published.steps import Step
 from tests.planning import plans
@@ -126,13 +126,8 @@ def test_a_plan_is_made_once_unless_the_step_or_the_compiler_changes(tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llm-foundry.1b.2048.h100.8.112",
-        pytest.param("maxtext.v5e.16B.1x256", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["llm-foundry.1b.2048.h100.8.112", "maxtext.v5e.16B.1x256"])
 def test_a_record_is_rebuilt_for_its_machine(name):
     (record,) = (record for record in records.load() if record.id == name)
     if not rebuilt.topology.is_installed(record.topology):

@@ -56,4 +56,4 @@ def test_each_step_has_an_expected_time_and_a_half():
     assert rows["e *"][-3:] == ["1423", "+42%", "-"]
     assert rows["f *"][-3:] == ["-", "-", "-"]
     assert rows["v3"][:4] == ["2", "1", "0.632", "0.50 to 0.80"] and "v4" not in rows
-    assert "v3: 3 of somebody/lm; 1 of 1 held out are within 25%" in text.splitlines()
+    assert "- v3: 3 of somebody/lm; 1 of 1 held out are within 25%" in text.splitlines()

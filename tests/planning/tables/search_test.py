@@ -1,5 +1,7 @@
 """Candidates that are compiled, and how they compare."""
 
+import math
+
 import pytest
 
 from lingvo_gshard.planning import kept_plans
@@ -50,6 +52,15 @@ def test_the_agreement_of_estimated_and_compiled_steps():
     assert found.num_candidates == 3
     assert found.rank_correlation == pytest.approx(0.5)
     assert (found.least_ratio, found.greatest_ratio) == (0.5, 2.0)
+
+
+def test_equal_steps_have_no_order():
+    """Ranks 0.5, 0.5, 2 and 0, 1, 2; without variance there is no correlation."""
+    steps = [(1.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
+    for order in (steps, steps[::-1]):
+        assert agreement.of(order).rank_correlation == pytest.approx(1.5 / math.sqrt(1.5 * 2))
+    for equal in ([(1.0, 2.0), (1.0, 3.0)], [(1.0, 2.0), (3.0, 2.0)], [(1.0, 1.0)]):
+        assert agreement.of(equal).rank_correlation is None
 
 
 def test_the_gain_is_that_of_the_resource_where_most_is_saved():

@@ -136,7 +136,7 @@ def _loss(
 
 
 def _is_kept(run: Run) -> Callable[..., bool]:
-    """Returns the policy that tells which operations' results the backward pass finds."""
+    """Returns the policy that decides which operations' results are kept for the backward pass."""
     is_product = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
     def policy(primitive: Any, *args: Any, **parameters: Any) -> bool:

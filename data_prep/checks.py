@@ -1,0 +1,62 @@
+"""Checks of settings that people write: their names, types, ranges and choices."""
+
+import dataclasses
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+_PLAIN_TYPES = {bool, int, float, str, types.NoneType}
+_Result = TypeVar("_Result")
+
+
+def call(function: Callable[..., _Result], owner: str, fields: Mapping[str, Any]) -> _Result:
+    """Calls a function with a table's fields. Raises ValueError if one is missing or unknown."""
+    # A format's settings are the arguments of its class, so each is named in one place.
+    parameters = inspect.signature(function).parameters
+    unknown = sorted(fields.keys() - parameters)
+    if unknown:
+        known = ", ".join(sorted(parameters))
+        raise ValueError(f"{owner} has no setting {', '.join(unknown)}, only {known}")
+
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and name not in fields
+    ]
+    if missing:
+        raise ValueError(f"{owner} needs {', '.join(missing)}")
+
+    result = function(**fields)
+    if dataclasses.is_dataclass(result):
+        field_types(result)
+    return result
+
+
+def field_types(instance: Any) -> None:
+    """Raises ValueError unless each field that has a plain type, or None, has a value of it."""
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        kinds: tuple[Any, ...] = (field.type,)
+        if isinstance(field.type, types.UnionType):
+            kinds = typing.get_args(field.type)
+        if float in kinds and type(value) is int:  # TOML's 1 where 1.0 is meant.
+            continue
+        if set(kinds) <= _PLAIN_TYPES and type(value) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)
+            raise ValueError(f"{field.name} {value!r}: expected a value of type {expected}")
+
+
+def in_range(name: str, value: float, least: float, most: float) -> None:
+    """Raises ValueError unless a value is from `least` to `most`."""
+    if not least <= value <= most:
+        expected = f"at least {least}" if most == math.inf else f"{least} to {most}"
+        raise ValueError(f"{name} {value!r}: expected {expected}")
+
+
+def one_of(name: str, value: Any, expected: Sequence[str]) -> None:
+    """Raises ValueError unless a value is one of those that are expected."""
+    if value not in expected:
+        raise ValueError(f"{name} {value!r}: expected one of {', '.join(expected)}")

@@ -1,0 +1,8 @@
+"""Marks values of a parameter that `make test-slow` leaves to `make test-exhaustive`."""
+
+import pytest
+
+
+def only(*values):
+    """The values, for a list beside those that are always tried."""
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
