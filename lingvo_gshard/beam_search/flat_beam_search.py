@@ -511,7 +511,7 @@ def _best(old: NestedMap, new: NestedMap, count: int) -> NestedMap:
     Each has a mask [B, ., P], scores, and other numbers [B, .].
     """
     both = old.Transform(lambda *pair: tf.concat(pair, 1), new)
-    scores, index = selection.top_k(both.scores, count)
+    scores, index = tf.math.top_k(both.scores, count)
 
     best = NestedMap(mask=selection.reordered(both.mask, index), scores=scores)
     for name in both:
