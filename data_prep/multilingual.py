@@ -54,6 +54,11 @@ class TmxFile(_Multilingual):
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         try:
             with text_file.opened(self.path) as file:
+                head = file.read(text_file.HEAD_BYTES)
+                file.seek(0)
+                if not xml_repair.is_wide(head):  # XML may be in UTF-16, which text may not.
+                    text_file.check_head(head, str(self.path))
+
                 # Nothing outside the file is read, whatever it names.
                 units = etree.iterparse(
                     xml_repair.Repaired(file),

@@ -65,7 +65,7 @@ _CHOICES = (
 def of_table(table: Mapping[str, Any], folder: pathlib.Path, kind: Kind) -> list[Source]:
     """Returns the sources of a table for a kind of data; its paths are relative to `folder`."""
     tables: Sequence[Mapping[str, Any]] = [table]
-    if any("{" in str(table.get(field)) for field in ("path", "source")):
+    if any(_has_placeholders(table.get(field), folder) for field in ("path", "source")):
         tables = patterns.expand(table, folder)
 
     sources: list[Source] = []
@@ -75,6 +75,11 @@ def of_table(table: Mapping[str, Any], folder: pathlib.Path, kind: Kind) -> list
         else:
             sources += _sources_without_placeholders(filled_in, folder, kind)
     return sources
+
+
+def _has_placeholders(path: Any, folder: pathlib.Path) -> bool:
+    """Returns whether a path has placeholders; what is there has braces in its own name."""
+    return "{" in str(path) and not os.path.exists(folder / str(path))
 
 
 def _one_sides(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:

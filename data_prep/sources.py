@@ -249,11 +249,13 @@ class PoFile(File):
         # Bytes that are no text cost their message: it has a replacement character.
         charset = _CHARSET.search(content)
         encoding = "utf-8" if charset is None else charset[1].decode("ascii")
+        if encoding == "CHARSET":  # As a template has it.
+            encoding = "utf-8"
         try:
             text = content.decode(encoding, "replace").removeprefix("\ufeff")
             # polib would take them for ends of lines.
             messages = _messages(_OTHER_LINE_ENDS.sub(" ", text))
-        except (OSError, LookupError) as error:
+        except (OSError, LookupError, UnicodeError) as error:
             raise ValueError(f"{self.path} is not a gettext catalog: {error}") from error
 
         for message in messages:

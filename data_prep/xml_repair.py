@@ -78,7 +78,7 @@ class Repaired:
     def _begin(self, data: bytes) -> None:
         """Finds the encoding from a file's first bytes."""
         self._has_begun = True
-        self._is_wide = data.startswith(_WIDE)
+        self._is_wide = is_wide(data)
         declared = _ENCODING.search(data[:200])
         if declared is None or declared[1].lower() in (b"utf-8", b"utf8"):
             self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -104,6 +104,11 @@ class Repaired:
                     part = _MARKUP.sub(_as_text, part)
             parts.append(part)
         return b"".join(parts)
+
+
+def is_wide(head: bytes) -> bool:
+    """Returns whether a file of XML that begins so is in UTF-16 or UTF-32."""
+    return head.startswith(_WIDE)
 
 
 def _as_text(match: re.Match[bytes]) -> bytes:

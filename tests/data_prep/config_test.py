@@ -337,3 +337,17 @@ def test_a_mark_before_the_text_is_none_of_it(tmp_path):
 def test_a_setting_that_older_builds_lack_is_named_only_where_it_is_used():
     assert "unescape" not in config.BuildConfig().settings()
     assert config.BuildConfig(unescape=True).settings()["unescape"]
+
+
+def test_braces_in_a_name_that_is_there_are_no_placeholders(tmp_path):
+    (tmp_path / "old {x}/train").mkdir(parents=True)
+    for name in ("old {x}/train/de-en.tsv", "{language}.tsv"):
+        (tmp_path / name).touch()
+    text = "[[sources]]\nformat = 'folder'\npath = 'old {x}'\n"
+    tsv = "[[sources]]\nformat = 'tsv'\nlanguage = 'fr'\npath = '{language}.tsv'\n"
+    (german, french), _ = _load(tmp_path, text + tsv)
+    assert german.path == tmp_path / "old {x}/train/de-en.tsv"
+    assert (french.path, french.language) == (tmp_path / "{language}.tsv", "fr")
+
+    with pytest.raises(ValueError, match="{x} is none of corpus"):
+        _load(tmp_path, text.replace("old", "new"))

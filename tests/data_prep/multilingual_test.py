@@ -81,6 +81,9 @@ def test_what_is_no_tmx_is_refused(tmp_path):
         (tmp_path / "x.tmx.gz").write_bytes(content)
         with pytest.raises(ValueError, match=r"x.tmx.gz is (corrupt gzip|not TMX): [^\n]+$"):
             list(TmxFile(tmp_path / "x.tmx.gz").rows())
+    (tmp_path / "x.tmx").write_bytes(gzip.compress(b"<tmx/>"))
+    with pytest.raises(ValueError, match=r"x.tmx is gzip, expected text in UTF-8: name it .gz"):
+        list(TmxFile(tmp_path / "x.tmx").rows())
     with pytest.raises(ValueError, match=r"none.tmx: there is no such file"):
         list(TmxFile(tmp_path / "none.tmx").rows())
 

@@ -105,6 +105,12 @@ def test_what_is_no_catalog_is_refused(tmp_path):
     (tmp_path / "x.po").write_text("this is no catalog\n")
     with pytest.raises(ValueError, match=r"x.po is not a gettext catalog: "):
         list(PoFile(tmp_path / "x.po", "de").rows())
+    for charset in ("idna", "none-such"):
+        (tmp_path / "x.po").write_text(_PO.replace("UTF-8", charset))
+        with pytest.raises(ValueError, match=r"x.po is not a gettext catalog: (un|Un)"):
+            list(PoFile(tmp_path / "x.po", "de").rows())
+    (tmp_path / "x.po").write_text(_PO.replace("UTF-8", "CHARSET"))
+    assert len(list(PoFile(tmp_path / "x.po", "de").rows())) == 6
     with pytest.raises(ValueError, match=r"none.po: there is no such file"):
         list(PoFile(tmp_path / "none.po", "de").rows())
 

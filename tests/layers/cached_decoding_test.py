@@ -3,19 +3,24 @@
 B batch, L length, M model, k beam, P cache length.
 """
 
+import math
+import re
+
 import numpy as np
 import tensorflow as tf
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import cached_decoding
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.layers.slices import Item
 from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from tests.layers import building, small_stack, stacking
-from tests.layers.small_stack import B, L, T
+from tests.layers.small_stack import B, L, M, T
 
 _K = 2
 _PREDICT = Context(Mode.PREDICT)
@@ -61,6 +66,43 @@ def test_steps_equal_whole_sequences_also_when_the_cache_grows():
         for h in range(_K):
             np.testing.assert_allclose(y[:, h], want[h][:, t], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(tf.reduce_sum(attention, -1), np.ones((B, _K)), rtol=1e-5)
+
+
+def test_a_step_of_one_row_copies_neither_caches_nor_weights():
+    """Both are read as they lie, and new places are written into the cache itself."""
+    [layer] = small_stack.stack(num_layers=1, has_source=True, has_experts=False).layers
+    context = Context(Mode.PREDICT, arithmetic=Arithmetic(has_gradients=False))
+    cache_len = 256
+
+    def decode(theta, inputs):
+        cache = cached_decoding.init_cache(layer, theta, inputs.encoded, cache_len, context)
+
+        def step(index, x, *leaves):
+            mask = tf.cast(tf.range(cache_len) <= index, tf.float32)[None, None]
+            attended = Attended(mask, tf.ones([1, 1]), tf.ones([1, 1, T]))
+            x, new, _ = cached_decoding.extend_step(
+                layer, theta, x, cache.Pack(leaves), attended, index, context
+            )
+            return [index + 1, x, *new.Flatten()]
+
+        start = [tf.constant(0), inputs.x, *cache.Flatten()]
+        return NestedMap(x=tf.while_loop(lambda index, *_: index < cache_len, step, start)[1])
+
+    inputs = NestedMap(
+        encoded=TensorSpec((1, T, M), "float32", "BTM"), x=TensorSpec((1, 1, M), "float32", "BLM")
+    )
+    run = building.compile_fn(
+        decode, 1, {"x": "BLM"}, theta=building.theta_specs(layer), inputs=inputs
+    )
+
+    # All but the program's entry, where the first cache may be a copy of another empty one.
+    others, _ = run.compiled.as_text().split("\nENTRY")
+    copied = re.findall(r" = f32\[([\d,]+)\]\S* (?:copy|transpose)\(", others)
+    sizes = {math.prod(map(int, shape.split(","))) for shape in copied}
+    attention = layer.p.attention
+    cache_size = attention.num_heads * cache_len * attention.head_dim
+    weight_size = layer.p.feed_forward.hidden_dim * M
+    assert sizes.isdisjoint({cache_size, weight_size})
 
 
 def test_decoding_with_stacked_weights_equals_unrolled():
