@@ -28,7 +28,7 @@ from lingvo_gshard.core.late import tf, tf_text
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import text_graph
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
-from lingvo_gshard.files import atomic_file, digests, safetensors_file
+from lingvo_gshard.files import atomic_file, digests, safetensors_file, storage
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, target_token
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.model.spec import Mode
@@ -55,7 +55,7 @@ def save(
 
     The folder appears whole, in place of an earlier SavedModel. Raises ValueError without
     tensorflow-text, for a model that does not translate, for weights that are not kept as FLOAT32,
-    and for a folder that holds anything else.
+    and for a folder that holds anything else, or whose path TensorFlow would take for a pattern.
     """
     check_installed()
     spec = decoder.spec
@@ -74,6 +74,7 @@ def save(
             f"--export_saved_model: the weights are {spec.weights}, but those of SavedModels are "
             "float32; export a bundle."
         )
+    _check_is_no_pattern(folder)
     atomic_file.check_holds_only(folder, _ENTRIES, "a SavedModel")
 
     with atomic_file.replacing_folder(folder) as partial:
@@ -83,6 +84,17 @@ def save(
         tracer.run(write, partial, weights, params, decoder.spec, vocabularies)
         weights.unlink()
         _write_sums(partial)
+
+
+def _check_is_no_pattern(folder: str | pathlib.Path) -> None:
+    """Raises ValueError for a path that TensorFlow, which loads it, would take for a pattern."""
+    path = storage.absolute(folder)
+    wildcards = sorted(set("*?[\\").intersection(path))
+    if wildcards:
+        raise ValueError(
+            f"--export_saved_model={folder}: TensorFlow takes {' and '.join(wildcards)} in {path} "
+            "for a pattern, and could not load it; choose a folder without."
+        )
 
 
 def _write_sums(folder: pathlib.Path) -> None:

@@ -6,7 +6,9 @@ B batch, L length, M model, k beam, P cache length.
 import math
 import re
 
+import jax
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -68,6 +70,9 @@ def test_steps_equal_whole_sequences_also_when_the_cache_grows():
         np.testing.assert_allclose(tf.reduce_sum(attention, -1), np.ones((B, _K)), rtol=1e-5)
 
 
+@pytest.mark.skipif(
+    jax.__version__.startswith("0.10."), reason="What XLA copies was looked at in JAX 0.12 alone."
+)
 def test_a_step_of_one_row_copies_neither_caches_nor_weights():
     """Both are read as they lie, and new places are written into the cache itself."""
     [layer] = small_stack.stack(num_layers=1, has_source=True, has_experts=False).layers

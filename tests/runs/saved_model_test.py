@@ -197,6 +197,9 @@ def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, m
     with pytest.raises(ValueError, match="holds notes.txt, which is no part of a SavedModel"):
         saved_model.save(folder, decoder, None, (folder, folder))
 
+    with pytest.raises(ValueError, match=r"TensorFlow takes \* and \[ in .* for a pattern"):
+        saved_model.save(tmp_path / "a[b]*" / "1", decoder, None, (folder, folder))
+
     # The other process fails once the weights are there.
     def fail(function, partial, *_):
         assert (partial / "weights.safetensors").exists()
