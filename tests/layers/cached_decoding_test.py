@@ -16,11 +16,8 @@ from lingvo_gshard.layers import cached_decoding
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.layers.slices import Item
 from lingvo_gshard.layers.transformer import Attended
-from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building, small_stack, stacking
 from tests.layers.small_stack import B, L, M, T
 
@@ -155,19 +152,3 @@ def test_a_step_reads_experts_in_their_stack():
     hlo = read_hlo(stage="optimized_hlo")
     assert "f32[2,3,8,5]" in hlo
     assert "f32[3,8,5]" not in hlo
-
-
-def test_only_experts_that_are_whole_on_a_partition_stay_in_their_stack():
-    mesh = Mesh(("x", "y"), (2, 2))
-
-    def unread(table):
-        parts = Partitioning.parse(mesh, table)
-        settings = small_stack.params(has_source=True, layers_as=Layers.LOOP)
-        loop = settings.Instantiate(Annotator(parts), "stack")
-        weights = building.random_theta(loop).Transform(tf.constant)
-        (_, _), (_, experts), *_ = loop._layers_and_weights(weights)
-        items = experts.FlattenItems()
-        return [path for path, leaf in items if isinstance(leaf, Item)]
-
-    assert unread("BG:x+y,E:x") == ["feed_forward.wi", "feed_forward.wo"]
-    assert unread("BG:x,E:x,H:y") == []
