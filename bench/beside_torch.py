@@ -92,7 +92,7 @@ def compare(title: str, command: str, prepare: Callable[[Params, int], Work]) ->
       command: the peer's command for it.
       prepare: (params, number of devices) -> the Work.
     """
-    platforms.start(max(map(int, _PARTITIONS.value)))
+    description = platforms.start(max(map(int, _PARTITIONS.value)))
     size = _PRODUCT_SIZES[platforms.chosen()]
     if platforms.chosen() == "cpu":
         float32_rate = "NumPy's"
@@ -106,8 +106,8 @@ def compare(title: str, command: str, prepare: Callable[[Params, int], Work]) ->
     timings = {setting: _time(rates, command, prepare, *setting) for setting in settings}
     rows = [(*setting, *timing.cells(rates)) for setting, timing in timings.items()]
     print(
-        f"{_MODEL.value}, {title}; matrix products alone: {float32_rate} {rates.float32:.0f} "
-        f"GFLOP/s, XLA's in bfloat16 {rates.bfloat16:.0f} GFLOP/s"
+        f"{_MODEL.value}, {title}, {description}; matrix products alone: {float32_rate} "
+        f"{rates.float32:.0f} GFLOP/s, XLA's in bfloat16 {rates.bfloat16:.0f} GFLOP/s"
     )
     print(table.text([_HEADER, *rows]))
 

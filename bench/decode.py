@@ -137,7 +137,7 @@ Decoder = Callable[[Case], Call]
 
 def main() -> None:
     names = _names()
-    platforms.start(_PARTITIONS.value)
+    description = platforms.start(_PARTITIONS.value)
     params = _experiment()
 
     with contextlib.ExitStack() as stack:
@@ -149,7 +149,7 @@ def main() -> None:
                 decoders |= _dense_peers(stack, params)
             else:
                 decoders |= _peers_with_experts(stack, params)
-        _compare({name: decoders[name] for name in names})
+        _compare({name: decoders[name] for name in names}, description)
 
 
 def _experiment() -> Params:
@@ -206,11 +206,11 @@ def _dense_peers(stack: contextlib.ExitStack, params: Params) -> dict[str, Decod
     }
 
 
-def _compare(decoders: dict[str, Decoder]) -> None:
+def _compare(decoders: dict[str, Decoder], description: str) -> None:
     """Prints the lines of every case as soon as it is measured."""
     cores = len(os.sched_getaffinity(0))
     print(
-        f"{_MODEL.value}; cores: {cores}; devices: {_PARTITIONS.value}; {_CLOCK.value} time; "
+        f"{_MODEL.value}; {description}; cores: {cores}; {_CLOCK.value} time; "
         f"speed is over {next(iter(decoders))}'s"
     )
     columns = ("tok/s best", "median", "speed best", "median", "MiB", "same ids")

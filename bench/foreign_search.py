@@ -13,10 +13,10 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import optax
-from absl import app, flags
+from absl import flags
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from lingvo_gshard import planning
+from lingvo_gshard import cli, planning
 from lingvo_gshard.planning import foreign_search
 from lingvo_gshard.spmd import environment, topology
 
@@ -110,7 +110,7 @@ def example(num_devices, layers, dim, vocab, batch, length):
     return step, (state, tokens)
 
 
-def main(_):
+def main():
     environment.prepare(1)
     name = _TOPOLOGY.value
     num_devices = len(topology.devices(name))
@@ -124,4 +124,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("foreign_search", main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
 import subprocess
 from typing import Any
 
@@ -34,14 +35,16 @@ class Peer:
         Args:
           module: the module's name, such as bench.torch_peer.worker.
           arguments: its arguments.
-          python: the Python of a virtual environment with the requirements beside the module.
+          python: a Python with the requirements beside the module, such as that of an environment.
 
         Raises:
           FileNotFoundError: there is no such Python.
         """
-        if not pathlib.Path(python).exists():
-            environment = pathlib.Path(python).parents[1]
-            raise FileNotFoundError(f"{python} is missing; `make {environment}/ready` makes it.")
+        if shutil.which(python) is None:
+            raise FileNotFoundError(
+                f"{python} is missing; `make .venv-torch/ready` or `make .venv-ctranslate2/ready` "
+                "makes a peer's Python."
+            )
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             stdin=subprocess.PIPE,

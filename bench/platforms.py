@@ -18,8 +18,8 @@ def chosen() -> str:
     return str(_PLATFORM.value)
 
 
-def start(num_devices: int) -> None:
-    """Starts JAX on the platform and prints what its devices are.
+def start(num_devices: int) -> str:
+    """Starts JAX on the platform; returns what its devices are, such as `1 x NVIDIA H100`.
 
     A peer shares a GPU's memory, unless the environment has a share for XLA.
     """
@@ -27,4 +27,4 @@ def start(num_devices: int) -> None:
         os.environ[_SHARE] = str(_MEMORY_SHARE)
     environment.prepare(num_devices, chosen())
     _, description = devices.start()
-    print(description, flush=True)
+    return description

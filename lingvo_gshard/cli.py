@@ -196,6 +196,8 @@ def run(program: str, main: Callable[[], None]) -> None:
             if logging.level_debug() or not is_known:
                 raise
             reason = "out of memory" if isinstance(error, MemoryError) else repr(error)
+            if isinstance(error, FileExistsError):  # All of our writing replaces files.
+                sys.exit(f"{program}: {error.filename} is a file; a folder is expected")
             sys.exit(f"{program}: {str(error) or reason}")
 
         except KeyboardInterrupt:

@@ -187,6 +187,9 @@ def _check_language(languages: Sequence[str], kind: str) -> None:
     if code is None or code in languages:
         return
 
+    if not languages:  # An imported model without a tokenizer.
+        raise ValueError(f"--source_lang={code}: the model names no languages.")
+
     # Codes such as `dee` are mostly slips.
     near = difflib.get_close_matches(code, languages, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""

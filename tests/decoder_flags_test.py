@@ -71,3 +71,9 @@ def test_a_variety_of_english_is_a_source_language():
     refused = pytest.raises(ValueError, match=r"the model was trained on de, en-GB\. Did you mean")
     with flagsaver.flagsaver(source_lang="en-US"), refused:
         decoder_flags._check_language(("de", "en-GB"), "parallel")
+
+
+def test_a_model_without_languages_says_so():
+    refused = pytest.raises(ValueError, match="--source_lang=de: the model names no languages")
+    with flagsaver.flagsaver(source_lang="de"), refused:
+        decoder_flags._check_language((), "parallel")

@@ -51,6 +51,7 @@ def _run(*args, timeout=120):
             "plan: give exactly one of --model, --program, --compare and --table",
         ),
         (["--table=scaling"], "plan: --out is missing; see --help."),
+        (["--table=paper", "--out=/dev/null"], "plan: /dev/null is a file; a folder is expected"),
         (["--table=paper", "--plans=/nowhere"], "plan: /nowhere: no plan of m4.MoE128E12L or"),
         (["--table=compile", "--plans=/no"], "plan: --plans goes with --table=paper, --"),
         (["--table=lm"], "plan: --out is missing; see --help."),

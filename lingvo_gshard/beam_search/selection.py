@@ -21,11 +21,15 @@ def reordered(mask: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
     A product with a one-hot matrix: exact for 0/1, and local to a partition of B.
     """
+    if mask.shape[1] == 1:  # Greedy decoding: there is nothing to select from.
+        return tf.tile(mask, [1, rows.shape[1], 1])
     return tf.einsum("BKN,BNP->BKP", tf.one_hot(rows, mask.shape[1], dtype=mask.dtype), mask)
 
 
 def picked(x: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """Returns x[b, index[b, i]]: [B, k] from finite [B, n] and int32 [B, k], as `reordered`."""
+    if x.shape[1] == 1:
+        return tf.tile(x, [1, index.shape[1]])
     return tf.reduce_sum(tf.one_hot(index, x.shape[1], dtype=x.dtype) * x[:, None], -1)
 
 

@@ -75,23 +75,29 @@ class WarmStart:
                 raise ValueError(f"{problem}; rules are {', '.join(Rule)} ({error}).") from error
 
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
-        """Returns the initialized state with arrays from the source; prints a line for each array.
+        """Returns the initialized state with arrays from the source; prints where each is from.
 
-        It also prints a line of the source's weights, `theta`, that no array was made from.
+        New slots of an optimizer and the like share a line. So do the source's weights, `theta`,
+        that no array was made from.
 
         All processes must call it. Each reads only what its devices need, one array at a time, and
         deletes the arrays of `state` that it replaces. Raises as `arrays` and `first_value`.
         """
         old = stack_forms.Renamed(self.arrays(), dict(state.FlattenItems()))
         leaves = []
+        num_new = 0
         for (path, leaf), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):
             value, line = self.first_value(path, spec.dims, old, leaf)
             leaves.append(value)
             if value is not leaf:
                 leaf.delete()  # Otherwise the devices would hold two states in the end.
-            if processes.is_first():
+            if value is leaf and not path.startswith("theta."):
+                num_new += 1
+            elif processes.is_first():
                 print(line)
 
+        if num_new and processes.is_first():
+            print(f"{num_new} arrays that are no weights, such as slots: new")
         left = [path for path in old.left() if path.startswith("theta.")]
         if left and processes.is_first():
             print(f"{self.source}: left out are {', '.join(left)}")

@@ -21,7 +21,9 @@ def written(task: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
     """
     problems = _inexpressible(task)
     if problems:
-        raise ValueError(f"--to=huggingface: it has no {'; nor '.join(problems)}.")
+        raise ValueError(
+            f"--to=huggingface: transformers' models have no {'; nor '.join(problems)}."
+        )
 
     has_experts = task.encoder.moe is not None
     is_padded = task.embedding.first_position > 0

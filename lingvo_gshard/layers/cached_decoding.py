@@ -4,9 +4,9 @@ A flat beam writes the k hypotheses of a sentence into one sequence, in turns, s
 places t * k to t * k + k - 1. Each hypothesis attends to its own places by a mask, and no cache is
 ever reordered. A layer's cache is a NestedMap of
 
-    self_keys      [B, N, D, P]  of all places so far; zeros at those to come
+    self_keys      [B, N, P, D]  of all places so far; zeros at those to come
     self_values    [B, N, P, D]
-    source_keys    [B, N, D, T]  of the encoded source, which stay the same
+    source_keys    [B, N, T, D]  of the encoded source, which stay the same
     source_values  [B, N, T, D]
 
 in the layout of their products, since any other would be transposed in full at every step. A layer
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.tf_private import xla
 from lingvo_gshard.layers.attention import KeysValues, Positions
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.slices import lengthened, write_at
@@ -40,11 +41,10 @@ def init_cache(
     # The places of the flat beam, as many as are decoded before the cache grows.
     batch, heads, _, head_dim = source.keys.shape
     dtype = source.keys.dtype
-    keys = tf.zeros([batch, heads, head_dim, cache_len], dtype)
-    values = tf.zeros([batch, heads, cache_len, head_dim], dtype)
+    empty = tf.zeros([batch, heads, cache_len, head_dim], dtype)
     return NestedMap(
-        _self_cache(layer, keys, values),
-        source_keys=layer.annotate(tf.linalg.matrix_transpose(source.keys), "BNDT"),
+        _self_cache(layer, empty, empty),
+        source_keys=source.keys,
         source_values=source.values,
     )
 
@@ -67,13 +67,13 @@ def prompt_cache(
     prompt = layer.self_attention.Project(theta.self_attention, h, context, positions)
     x, _ = layer.FProp(theta, x, attended, context)
 
-    cache = NestedMap(self_keys=tf.linalg.matrix_transpose(prompt.keys), self_values=prompt.values)
+    cache = NestedMap(self_keys=prompt.keys, self_values=prompt.values)
     return x, grow_cache(layer, cache, x.shape[1] + cache_len)
 
 
 def grow_cache(layer: TransformerLayer, cache: NestedMap, cache_len: int) -> NestedMap:
     """Returns the cache padded to length P."""
-    keys = lengthened(cache.self_keys, cache_len, axis=3)
+    keys = lengthened(cache.self_keys, cache_len, axis=2)
     values = lengthened(cache.self_values, cache_len, axis=2)
     return NestedMap(cache, **_self_cache(layer, keys, values))
 
@@ -108,7 +108,7 @@ def extend_step(
     own_positions = Positions(attended.positions, attended.positions)
     new = layer.self_attention.Project(theta.self_attention, h, context, own_positions)
     cache = _with_places(layer, cache, new, first_place)
-    memory = KeysValues(tf.linalg.matrix_transpose(cache.self_keys), cache.self_values)
+    memory = KeysValues(cache.self_keys, cache.self_values)
     h = layer.self_attention.FProp(
         theta.self_attention,
         h,
@@ -124,7 +124,7 @@ def extend_step(
     attention: tf.Tensor | None = None
     if layer.p.has_source:
         h = layer.source_norm.FProp(theta.source_norm, x)
-        memory = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
+        memory = KeysValues(cache.source_keys, cache.source_values)
         weights = layer.source_attention.Weights(
             theta.source_attention, h, memory, attended.source_mask, context
         )
@@ -144,13 +144,15 @@ def _with_places(
     layer: TransformerLayer, cache: NestedMap, new: KeysValues, first: tf.Tensor
 ) -> NestedMap:
     """Returns the cache with new keys and values [B, N, k, D], written from place `first` on."""
-    keys = write_at(cache.self_keys, tf.linalg.matrix_transpose(new.keys), first, axis=3)
+    keys = write_at(cache.self_keys, new.keys, first, axis=2)
     values = write_at(cache.self_values, new.values, first, axis=2)
+    # Held, since the compiler would write what is both read and kept twice, once into a copy.
+    keys, values = xla.optimization_barrier(keys, values)
     return NestedMap(cache, **_self_cache(layer, keys, values))
 
 
 def _self_cache(layer: TransformerLayer, keys: tf.Tensor, values: tf.Tensor) -> NestedMap:
     return NestedMap(
-        self_keys=layer.annotate(keys, "BNDT"),
+        self_keys=layer.annotate(keys, "BNTD"),
         self_values=layer.annotate(values, "BNTD"),
     )

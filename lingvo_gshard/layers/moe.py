@@ -130,10 +130,12 @@ class MoELayer(BaseLayer):
         token overflowed. The experts' weights may be Items of stacks, as decoding has them in a
         LOOP. Raises ValueError if the group size does not divide the batch's tokens.
         """
-        experts = self._experts(theta)
-        theta = slices.all_read(theta)
         x_GSM, valid_GS = self._in_groups(x, valid_mask, context.mode)
         capacity = self._capacity(x_GSM, context)
+
+        # Without a capacity, experts read what they need of their stacks. All else is read here.
+        experts = self._experts(theta)
+        theta = slices.all_read(theta)
 
         # Lines 1 and 2, gating: the experts of each token, and its places in their buffers. The
         # softmax is part of it. Logits are float32, because in 16 bits many would tie.

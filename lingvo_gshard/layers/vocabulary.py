@@ -44,7 +44,10 @@ class EmbeddingLayer(BaseLayer):
         self.CreateVariable("table", table)
 
     def FProp(self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-        """Embeds ids at positions, both int32 [B, L]; returns [B, L, M]."""
+        """Embeds ids at positions, both int32 [B, L]; returns [B, L, M].
+
+        If all ids have one position, positions may be [1, 1].
+        """
         rows_BLM = self.annotate(stored_weights.rows(theta.table, ids), "BLM")
         if self.p.scaled:
             rows_BLM *= math.sqrt(self.p.dim)

@@ -18,7 +18,7 @@ from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import stored_weights
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
-from lingvo_gshard.layers.context import Context, LayerReport, Mode
+from lingvo_gshard.layers.context import Context, LayerReport
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.stack import TransformerStack
 from lingvo_gshard.layers.stored_weights import Weight
@@ -149,8 +149,7 @@ class LanguageModelTask(TokenTask):
                 "decode.tell_attention and decode.coverage_weight are about a source, which a "
                 "language model does not have."
             )
-        # PREDICT chooses groups that divide the batch: any number and length of prompts will do.
-        context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
+        context = self._decoding_context
         x = self._embed(theta, features.ids, features.positions, context)
         cache = self.decoder.PromptCache(theta.decoder, x, _attended(features), cache_len, context)
 
@@ -181,7 +180,7 @@ class LanguageModelTask(TokenTask):
         that each one attends to; all of them attend to the prompt. An all-zero row is an absent
         hypothesis, which takes no expert.
         """
-        context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
+        context = self._decoding_context
         beam_size = ids.shape[1]
         ids = tf.where(step == 0, state.last_ids[:, None], ids)
 

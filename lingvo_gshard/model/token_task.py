@@ -57,6 +57,9 @@ class TokenTask(Task):
         if not 0 <= p.label_smoothing < 1:
             raise ValueError(f"task.label_smoothing must be in [0, 1), got {p.label_smoothing}.")
         self._arithmetic = Arithmetic(p.product_dtype)
+        # PREDICT chooses groups that divide the batch: any number and length of rows will do.
+        decoding = Arithmetic(p.product_dtype, has_gradients=False)
+        self._decoding_context = Context(Mode.PREDICT, arithmetic=decoding)
 
     @classmethod
     def ProductDtype(cls, p: hyperparams.Params) -> str:

@@ -18,7 +18,7 @@ from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import stored_weights
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
-from lingvo_gshard.layers.context import Context, LayerReport, Mode
+from lingvo_gshard.layers.context import Context, LayerReport
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.stack import TransformerStack
 from lingvo_gshard.layers.stored_weights import Weight
@@ -196,8 +196,7 @@ class TranslationTask(TokenTask):
 
         With `attention_beam`, k, DecodeStep keeps tokens' `attention` [B, k, T] in the state.
         """
-        # PREDICT chooses groups that divide the batch: any number and length of sentences will do.
-        context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
+        context = self._decoding_context
         encoded, _ = self._encode(theta, features, context)
 
         source_real = valid_mask(features.source_segment_ids)
@@ -221,9 +220,9 @@ class TranslationTask(TokenTask):
         scalar. `mask`, float [B, k, P], is 1 at the places of the flat beam that each one attends
         to. An all-zero row is an absent hypothesis, which takes no expert.
         """
-        context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
-        positions = tf.fill(ids.shape, step)
-        x = self._embed_target(theta, ids, positions, context)
+        context = self._decoding_context
+        # All rows have one position, so its sinusoids are computed once.
+        x = self._embed_target(theta, ids, tf.reshape(step, [1, 1]), context)
 
         # All hypotheses of a sentence attend to its whole source.
         beam_size = ids.shape[1]
@@ -233,7 +232,7 @@ class TranslationTask(TokenTask):
             mask,
             tf.reduce_max(mask, -1),
             source_mask,
-            positions=positions,
+            positions=tf.fill(ids.shape, step),
             key_positions=place // beam_size,
         )
         x, cache, attention = self.decoder.ExtendStep(

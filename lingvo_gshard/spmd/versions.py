@@ -8,7 +8,7 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping
 
 # From the first to below the second; requirements.txt has them by the version of Python.
-_JAX = (((0, 10, 2), (0, 11)), ((0, 11, 2), (0, 12)), ((0, 12, 0, 1), (0, 13)))
+_JAX = (((0, 10, 2), (0, 11)), ((0, 12, 0, 1), (0, 13)))
 
 # The modules that requirements-train.txt installs. The wheel by itself plans, and has none of them.
 _TRAINING = frozenset(

@@ -32,6 +32,6 @@ def _lines(cache, tensorflow):
 def test_decode_runs_with_kept_programs(tmp_path):
     first = _lines(tmp_path, "with")
     again = _lines(tmp_path, "without")
-    assert again[0] == ["1", "virtual", "CPU", "device", "on", *first[0][5:]]
+    assert again[0] == first[0]
     assert [line[3] for line in again[-2:]] == ["flat", "classic"]
     assert again[-1][-3:] == ["2", "of", "2"]  # The same ids.

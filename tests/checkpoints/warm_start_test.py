@@ -178,7 +178,9 @@ def test_a_run_begins_from_another_ones_folder_or_file(tmp_path, capsys):
     for name in ("old", "old.safetensors"):
         begun = tmp_path / f"from_{name}"
         _train(begun, 1, warm_start=WarmStart(str(tmp_path / name), _RULES))
-    assert "theta.w_HV: restored, float32[8, 3]" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "theta.w_HV: restored, float32[8, 3]" in printed
+    assert " arrays that are no weights, such as slots: new" in printed
     from_folder = _arrays(tmp_path / "from_old", 1)
     from_file = _arrays(tmp_path / "from_old.safetensors", 1)
     for path, array in from_folder.items():

@@ -136,7 +136,7 @@ def test_each_sides_own_table_comes_back(tmp_path):
 def test_what_transformers_has_not_is_named(settings, message):
     launch = export_model.LAUNCH.changed(settings)
     params = launches.experiment_params(launch)
-    with pytest.raises(ValueError, match=f"^--to=huggingface: it has {message}"):
+    with pytest.raises(ValueError, match=f"^--to=huggingface: transformers' models have {message}"):
         written_config.written(params.task, (0, 1, 2))
 
 
