@@ -8,14 +8,17 @@ import json
 import pathlib
 
 import hypothesis
+import pytest
+from aiohttp import web
 from hypothesis import strategies as st
 
-from lingvo_gshard.serving import app
+from lingvo_gshard.serving import app, messages
 from tests.serving.shouter import SPEC, Shouter, with_client
 
-_PATHS = json.loads(
+_DESCRIPTION = json.loads(
     (pathlib.Path(app.__file__).parent / "openapi.json").read_text(encoding="utf-8")
-)["paths"]
+)
+_PATHS = _DESCRIPTION["paths"]
 _CODES = tuple(f"l{i:03d}_Latn" for i in range(200))
 _MODELS = {
     "translates": SPEC,
@@ -91,3 +94,17 @@ def _check(path, method, answer, content, where):
     assert str(answer.status) in described, where
     if answer.status >= 400:
         assert isinstance(json.loads(content)["error"], str), where
+
+
+def test_null_is_taken_where_the_description_has_it():
+    for route in messages.ROUTES:
+        content = _DESCRIPTION["paths"][route.path]["post"]["requestBody"]["content"]
+        name = content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+        fields = _DESCRIPTION["components"]["schemas"][name]["properties"]
+        for field, schema in fields.items():
+            body = {route.lines: [], field: None}
+            if "null" in schema["type"]:
+                assert messages.asked(body, SPEC, route).lines == []
+            else:
+                with pytest.raises(web.HTTPBadRequest):
+                    messages.asked(body, SPEC, route)

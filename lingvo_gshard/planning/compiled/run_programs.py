@@ -106,10 +106,11 @@ def plan_program(name: str, model: TaskModel, params: Params, topology_name: str
 
         # The compiler for GPUs accepts programs of any size.
         if memory_gib.peak <= capacity_gib:
-            network = networks.network(topology_name, model.partitioning.mesh)
+            mesh = model.partitioning.mesh
+            network = networks.network(topology_name, mesh)
             cost = roofline.cost(step, network)
             call = "step" if name == TRAIN else "call"
-            descriptions = suspicious.describe(step, batch, call)
+            descriptions = suspicious.describe(step, batch, mesh.num_partitions, call)
 
     return ProgramPlan(
         batch=batch,

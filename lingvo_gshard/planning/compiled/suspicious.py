@@ -19,11 +19,15 @@ _LARGE_BYTES = 2**20
 _EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
 
 
-def describe(step: CompiledStep, batch: Batch, call: str = "step") -> tuple[str, ...]:
+def describe(
+    step: CompiledStep, batch: Batch, num_partitions: int, call: str = "step"
+) -> tuple[str, ...]:
     """Describes gathers of large tensors, and tensors of the whole batch on a core.
 
-    `call` is what a call of the program is named.
+    `call` is what a call of the program is named. On one partition everything is whole.
     """
+    if num_partitions == 1:
+        return ()
     descriptions = _large_gathers(step, call) + _whole_batches(step, batch)
     return tuple(dict.fromkeys(descriptions))
 

@@ -13,22 +13,24 @@ from lingvo_gshard.planning.plan import Batch
 from lingvo_gshard.spmd.foreign import Argument
 
 
-def _suspicious(costs=(), collectives=()):
+def _suspicious(costs=(), collectives=(), num_partitions=8):
     report = types.SimpleNamespace(collective_ops=collectives)
-    return suspicious.describe(CompiledStep(report, costs, {}), Batch(16, 8, 12))
+    step = CompiledStep(report, costs, {})
+    return suspicious.describe(step, Batch(16, 8, 12), num_partitions)
 
 
 @pytest.mark.parametrize("length", [8, 12])  # The source's length and the target's.
 def test_a_tensor_of_the_whole_batch_is_suspicious(length):
-    def found(rows):
+    def found(rows, num_partitions=8):
         array = Array("f32", (4, rows, length, 8192))
         cost = Cost("i", "fusion", "call_tf/encoder/norm/mul", 0, 0, (array,), 1)
-        return _suspicious(costs=(cost,))
+        return _suspicious((cost,), num_partitions=num_partitions)
 
     assert found(16) == (
         f"f32[4,16,{length},8192], the whole batch on every core, from encoder/norm",
     )
     assert found(2) == ()
+    assert found(16, num_partitions=1) == ()  # There it is whole in any case.
 
 
 def test_a_large_gather_is_suspicious_and_a_sum_is_not():
