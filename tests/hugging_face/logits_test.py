@@ -100,7 +100,7 @@ def _decode(params, settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", models.NAMES)
-@pytest.mark.parametrize("index", [0, 2, 4, 6, *exhaustive.only(1, 3, 5)])
+@pytest.mark.parametrize("index", [0, 4, *exhaustive.only(1, 2, 3, 5, 6)])
 def test_searches(name, index):
     search = json.loads((models.MODELS / name / "searches.json").read_text())[index]
     params = models.params(name)

@@ -15,6 +15,7 @@ from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task
 from tests.model.small_task import B, L
@@ -86,13 +87,9 @@ def _forced(theta, layers_as, features, ids_BT, lengths_B):
     return np.take_along_axis(log_probs, ids_BT[..., None], -1)[..., 0]
 
 
-@pytest.mark.parametrize(
-    ("num_partitions", "layers_as"),
-    [
-        *((n, layers_as) for layers_as in Layers for n in (1, 2, 4, 8)),
-    ],
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("num_partitions", [1, *exhaustive.only(2, 4), 8])
+@pytest.mark.parametrize("layers_as", Layers)
 def test_scores_equal_teacher_forcing(num_partitions, layers_as):
     theta = _theta(layers_as)
     features = small_task.source_batch(3, pad_last=True)

@@ -185,7 +185,7 @@ def test_hidden_units_kept_in_16_bits_round_gradients_alone(step_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 def test_what_more_is_kept_compiles_for_tpus_and_gpus(name):
     compilers.need(name)
     params = _params(*_KEEPING, keeps_all=True, kept_hidden_dtype="bfloat16")
