@@ -185,6 +185,7 @@ def test_stages_with_experts_equal_the_loop():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_single_microbatch_draws_what_the_loop_draws():
     got = _run(sparse=True, dropout=0.3, stages=2, microbatches=1)
     want = _run(sparse=True, dropout=0.3)

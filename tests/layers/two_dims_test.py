@@ -94,7 +94,7 @@ def test_a_product_gathers_a_row_of_activations_and_a_column_of_weights(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cpu", "v3:2x2", *exhaustive.only("h100:1x8")])
+@pytest.mark.parametrize("name", ["cpu", *exhaustive.only("v3:2x2", "h100:1x8")])
 @pytest.mark.parametrize(
     "model", [pytest.param("toy.Dense4L", marks=pytest.mark.exhaustive), "toy.MoE8E4L"]
 )

@@ -178,7 +178,7 @@ def _trained(num_partitions, *settings):
     ("num_partitions", "count", "settings"),
     [
         pytest.param(1, 4, (), marks=pytest.mark.exhaustive),
-        (2, 4, ()),
+        pytest.param(2, 4, (), marks=pytest.mark.exhaustive),
         pytest.param(4, 2, (), marks=pytest.mark.exhaustive),
         pytest.param(4, 2, (_ZERO,), marks=pytest.mark.exhaustive),
         pytest.param(4, 2, ("sharding=HN:d",), marks=pytest.mark.exhaustive),
