@@ -107,7 +107,9 @@ def test_what_is_no_catalog_is_refused(tmp_path):
         list(PoFile(tmp_path / "x.po", "de").rows())
     for charset in ("idna", "none-such"):
         (tmp_path / "x.po").write_text(_PO.replace("UTF-8", charset))
-        with pytest.raises(ValueError, match=r"x.po is not a gettext catalog: .*(nsupported|unknown)"):
+        with pytest.raises(
+            ValueError, match=r"x.po is not a gettext catalog: .*(nsupported|unknown)"
+        ):
             list(PoFile(tmp_path / "x.po", "de").rows())
     (tmp_path / "x.po").write_text(_PO.replace("UTF-8", "CHARSET"))
     assert len(list(PoFile(tmp_path / "x.po", "de").rows())) == 6
