@@ -397,7 +397,8 @@ def test_a_run_translates_as_its_bundle_does_and_the_second_start_without_tensor
     first = _binary("translate", f"--logdir={run_dir}", *flags, text=text)
     assert first.returncode == 0, first.stderr.decode()
     fields = [1 + line.count("\t") for line in first.stdout.decode().splitlines()]
-    assert fields[1] == 2 and max(fields) == 4  # Two hypotheses of one text count as one.
+    # Two hypotheses of one text count as one, which the first line's may have.
+    assert fields[0] in (2, 4) and fields[1:] == [2, 4]
     of_bundle = _binary("translate", f"--bundle={bundle_dir}", *flags, text=text)
     assert of_bundle.stdout == first.stdout
 

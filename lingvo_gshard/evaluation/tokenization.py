@@ -23,10 +23,10 @@ _TOKENIZER_OF_SCRIPT = {
     **dict.fromkeys(("Khmr", "Lana", "Laoo", "Mymr", "Thai", "Tibt"), _CHARACTERS),
     **dict.fromkeys(("Bali", "Java", "Tale", "Talu", "Tavt"), _CHARACTERS),
 }
+_CHINESE = "zh chi cdo cjy cmn cpx czh czo gan hak hsn lzh mnp nan wuu yue zho"
 # The scripts of languages by their ISO 639 codes, of two and of three letters.
 _SCRIPT_OF_LANGUAGE = {
-    **dict.fromkeys("zh chi cdo cjy cmn cpx czh czo gan hak hsn lzh mnp".split(), "Hani"),
-    **dict.fromkeys("nan wuu yue zho".split(), "Hani"),
+    **dict.fromkeys(_CHINESE.split(), "Hani"),
     **dict.fromkeys(("ja", "jpn"), "Jpan"),
     **dict.fromkeys(("ko", "kor"), "Kore"),
     **dict.fromkeys(("th", "tha"), "Thai"),
