@@ -5,8 +5,8 @@
 ENV has torch and transformers 4, by default torch_peer's. The model has random weights, 4 + 4
 layers of 512 and 2048, and experts in every other one. Both search with a beam of 4 for 32 tokens
 of 16 sources of 32 tokens each, one after the other, in float32 on the cores that this process may
-use: ours with its layers in a LOOP, as they are imported by default, and UNROLLED, this on one
-device and on two. The best of a few calls counts, and the peak memory of each process, with its
+use: ours with its layers in a LOOP, as they are imported by default, this on one device and on two,
+and UNROLLED. The best of a few calls counts, and the peak memory of each process, with its
 compilation.
 """
 
@@ -68,7 +68,7 @@ def main() -> None:
 
         # Each in a process of its own, whose peak memory is then its own.
         results = {"transformers": _transformers(theirs, folder / "batch.npz")}
-        for form, num_devices in ((Layers.LOOP, 1), (Layers.UNROLLED, 1), (Layers.UNROLLED, 2)):
+        for form, num_devices in ((Layers.LOOP, 1), (Layers.LOOP, 2), (Layers.UNROLLED, 1)):
             command = ["bench.beside_transformers", f"--run={folder / form.name}"]
             command += [f"--devices={num_devices}", f"--calls={_CALLS.value}"]
             system = f"ours, {form.name}, {num_devices} devices"
