@@ -78,9 +78,11 @@ def _load(folder: pathlib.Path, fingerprint: str) -> Plan | None:
 
 def _joined(first: Plan, second: Plan) -> Plan:
     """Returns one plan with the programs of two, made one after the other."""
+    # The step comes first, whenever it was planned.
+    programs = first.programs | second.programs
     return dataclasses.replace(
         first,
-        programs=first.programs | second.programs,
+        programs={name: programs[name] for name in plan.PROGRAMS if name in programs},
         host_peak_gib=max(first.host_peak_gib, second.host_peak_gib),
     )
 
