@@ -20,7 +20,7 @@ def asked(monkeypatch):
     requests = []
 
     def make(function, request):
-        assert function is run_programs.make_plan
+        assert function.func is run_programs.make_plan
         requests.append(request)
         made = plans.plan(plans.cost(), settings=request.settings)
         programs = dict.fromkeys(request.programs, made.step)
