@@ -4,12 +4,13 @@
 
 ENV has torch and transformers 4, by default torch_peer's. The model has random weights, 4 + 4
 layers of 512 and 2048, and experts in every other one. Both search with a beam of 4 for 32 tokens
-of 16 sources of 32 tokens each, one after the other, in float32 on the cores that this process may
-use: ours with its layers in a LOOP, as they are imported by default, this on one device and on two,
-and UNROLLED. The best of a few calls counts, and the peak memory of each process, with its
-compilation.
+of 16 sources of 32 tokens each, one after the other, on the cores that this process may use:
+transformers in float32, and ours with its layers in a LOOP, as they are imported by default, on one
+device and on two, and UNROLLED. Ours also keeps its weights in fewer bits, by decode.weights. The
+best of a few calls counts, and the peak memory of each process, with its compilation.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -26,6 +27,7 @@ from lingvo_gshard import cli
 from lingvo_gshard.files import table
 from lingvo_gshard.hugging_face import importing
 from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.layers.stored_weights import Numbers
 
 _PYTHON = flags.DEFINE_string("python", peer.PYTHON, "A Python with torch and transformers.")
 _CALLS = flags.DEFINE_integer("calls", 3, "The number of timed calls of each.", 1)
@@ -42,6 +44,31 @@ _EOS = 2
 _SEARCH = pathlib.Path(__file__).with_name("search_of_run.py")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Ours:
+    """How this project searches with the model."""
+
+    form: Layers
+    num_devices: int = 1
+    weights: Numbers = Numbers.FLOAT32
+
+    @property
+    def name(self) -> str:
+        devices = "one device" if self.num_devices == 1 else f"{self.num_devices} devices"
+        return f"ours, {self.form.name}, {self.weights.name}, {devices}"
+
+
+_OURS = (
+    _Ours(Layers.LOOP),
+    _Ours(Layers.LOOP, num_devices=2),
+    _Ours(Layers.UNROLLED),
+    _Ours(Layers.LOOP, weights=Numbers.BFLOAT16),
+    _Ours(Layers.UNROLLED, weights=Numbers.BFLOAT16),
+    _Ours(Layers.LOOP, weights=Numbers.INT8),
+    _Ours(Layers.UNROLLED, weights=Numbers.INT8),
+)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -56,9 +83,9 @@ def main() -> None:
 
         # Each in a process of its own, whose peak memory is then its own.
         results = {"transformers": _transformers(theirs, folder / "batch.npz")}
-        for form, num_devices in ((Layers.LOOP, 1), (Layers.LOOP, 2), (Layers.UNROLLED, 1)):
-            system = f"ours, {form.name}, {num_devices} devices"
-            results[system] = _ours(folder / form.name, folder / "batch.npz", num_devices)
+        for ours in _OURS:
+            run = folder / ours.form.name
+            results[ours.name] = _ours(run, folder / "batch.npz", ours)
 
     rows = [("", "seconds", "peak memory, GB", "rows with the same ids")]
     want = results["transformers"]["ids"]
@@ -96,10 +123,11 @@ def _output(command: list[str], **environment: str) -> dict[str, Any]:
     return dict(json.loads(output.splitlines()[-1]))
 
 
-def _ours(run: pathlib.Path, batch: pathlib.Path, num_devices: int) -> dict[str, Any]:
+def _ours(run: pathlib.Path, batch: pathlib.Path, ours: _Ours) -> dict[str, Any]:
     settings = {
         "calls": _CALLS.value,
-        "num_devices": num_devices,
+        "num_devices": ours.num_devices,
+        "weights": ours.weights.name,
         "beam_size": _BEAM,
         "target_len": _TARGET_LEN,
         "forced": _FORCED,

@@ -18,7 +18,7 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
-from lingvo_gshard.runs.run import open_run
+from lingvo_gshard.runs.run import kept_weights, open_run
 from lingvo_gshard.spmd import environment
 from lingvo_gshard.spmd.executable import compile_program
 
@@ -36,12 +36,15 @@ def main(logdir: str, batch_file: str, settings_text: str) -> None:
             f"decode.batch_size={num_rows}",
             f"decode.max_target_len={settings['target_len']}",
             f"decode.beam_size={settings['beam_size']}",
+            f"decode.weights={settings['weights']}",
         ]
     )
     run = open_run(launch, logdir, num_devices)
-    program = ExperimentPrograms(run.params, run.estimator.partitioning).decoder(source_len)
-    executable = compile_program(program)
-    state = run.estimator.restore(weights_alone=True).state
+    programs = ExperimentPrograms(run.params, run.estimator.partitioning)
+    executable = compile_program(programs.decoder(source_len))
+    theta = run.estimator.restore(weights_alone=True).state.theta
+    state = NestedMap(theta=kept_weights(programs, theta))
+    del theta  # Weights in fewer bits have replaced it.
 
     # The batch in our ids and as our rows.
     positions = np.arange(source_len, dtype=np.int32)

@@ -107,7 +107,7 @@ class Run:
         programs = ExperimentPrograms(p, partitioning)
         decoder = Decoder(
             spec,
-            _kept(programs, restored.state.theta),
+            kept_weights(programs, restored.state.theta),
             program_for=programs.decoder,
             share=self.estimator.input_share(p.decode.batch_size),
             origin={
@@ -135,7 +135,7 @@ class Run:
             saved_model.save(local_folder, decoder, self.params, vocabularies(self.logdir))
 
 
-def _kept(programs: ExperimentPrograms, theta: NestedMap) -> NestedMap:
+def kept_weights(programs: ExperimentPrograms, theta: NestedMap) -> NestedMap:
     """Returns float32 weights as decode.weights has a decoder keep them."""
     if programs.params.decode.weights is Numbers.FLOAT32:
         return theta
