@@ -19,7 +19,7 @@ DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$
 # Tests that run at a time. A compiler may take 5 GiB.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 
-.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow test-exhaustive bazel-test wheel-test wheel-test-beside check docs bench clean-demo
+.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-compilers setup-chromium demo test test-oldest test-slow test-exhaustive bazel-test wheel-test wheel-test-beside check docs bench clean-demo
 
 setup: .venv/ready
 
@@ -38,6 +38,10 @@ setup-cuda12 setup-cuda13: setup-%: setup
 setup-plan-gpu: setup
 	$(PY) -m pip install --quiet -r requirements-plan-gpu.txt -c .venv/constraints.txt
 
+# Both, by one call of pip, for the slow tests.
+setup-compilers: setup
+	$(PY) -m pip install --quiet -r requirements-tpu.txt -r requirements-plan-gpu.txt -c .venv/constraints.txt
+
 # The tests of the server's page run in Chromium.
 setup-chromium:
 	tools/setup_chromium.sh
@@ -45,22 +49,26 @@ setup-chromium:
 test: setup setup-chromium
 	$(PY) -m pytest -q -n $(JOBS)
 
-# The quick tests on the oldest Python that is supported.
-test-oldest: setup-chromium
+# After .venv, since both may need apt, which serves one at a time.
+.venv-oldest/ready: $(wildcard requirements*.txt constraints/*.txt) tools/setup.sh | setup
 	VERSIONS=3.11 VENV=.venv-oldest tools/setup.sh
+
+# The quick tests on the oldest Python that is supported.
+test-oldest: .venv-oldest/ready setup-chromium
 	.venv-oldest/bin/python -m pytest -q -n $(JOBS)
 
 # Runs those tests of each file that have marks. Each file has a process of its own, since compilers
-# keep memory. Pytest's status is 5 where a file has no such test.
-EACH_FILE = xargs -P $(JOBS) -n 1 sh -c '$(PY) -m pytest -q -m "$$0" "$$1" || [ $$? -eq 5 ]'
+# keep memory. Large files come first, as most of them take long, so that no core waits for the last
+# one. Pytest's status is 5 where a file has no such test.
+EACH_FILE = xargs ls -S | xargs -P $(JOBS) -n 1 sh -c '$(PY) -m pytest -q -m "$$0" "$$1" || [ $$? -eq 5 ]'
 
 # Without the compilers some slow tests would be skipped.
-test-slow: setup-tpu setup-plan-gpu
-	grep -rl --include='*_test.py' 'mark.slow' tests | sort | $(EACH_FILE) 'slow and not exhaustive'
+test-slow: setup-compilers
+	grep -rl --include='*_test.py' 'mark.slow' tests | $(EACH_FILE) 'slow and not exhaustive'
 
 # What slow tests leave out: the same things on fewer devices, by other tables, for other machines.
-test-exhaustive: setup-tpu setup-plan-gpu
-	grep -rlE --include='*_test.py' 'mark.exhaustive|exhaustive.only' tests | sort | $(EACH_FILE) exhaustive
+test-exhaustive: setup-compilers
+	grep -rlE --include='*_test.py' 'mark.exhaustive|exhaustive.only' tests | $(EACH_FILE) exhaustive
 
 # All quick tests, a process for each folder, and each room of the library where no other is seen.
 BAZEL_TARGETS ?= //...

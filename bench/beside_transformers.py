@@ -5,18 +5,17 @@
 ENV has torch and transformers 4, by default torch_peer's. The model has random weights, 4 + 4
 layers of 512 and 2048, and experts in every other one. Both search with a beam of 4 for 32 tokens
 of 16 sources of 32 tokens each, one after the other, in float32 on the cores that this process may
-use: ours with its layers in a LOOP, as they are imported by default, and UNROLLED, this on one
-device and on two. The best of a few calls counts, and the peak memory of each process, with its
+use: ours with its layers in a LOOP, as they are imported by default, this on one device and on two,
+and UNROLLED. The best of a few calls counts, and the peak memory of each process, with its
 compilation.
 """
 
 import json
+import os
 import pathlib
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
 import numpy as np
@@ -24,37 +23,26 @@ from absl import flags
 
 from bench import import_model, peer
 from lingvo_gshard import cli
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import table
 from lingvo_gshard.hugging_face import importing
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
-from lingvo_gshard.runs.run import open_run
-from lingvo_gshard.spmd import environment
-from lingvo_gshard.spmd.executable import compile_program
 
 _PYTHON = flags.DEFINE_string("python", peer.PYTHON, "A Python with torch and transformers.")
 _CALLS = flags.DEFINE_integer("calls", 3, "The number of timed calls of each.", 1)
 _EXPERTS = flags.DEFINE_integer("num_experts", 32, "Experts of each of the four layers.", 1)
-_RUN = flags.DEFINE_string("run", None, "Searches with this run, and prints JSON.")
-_DEVICES = flags.DEFINE_integer("devices", 1, "With --run, on so many devices.", 1)
 
 _ROWS = 16
 _SOURCE_LEN = 32
 _TARGET_LEN = 32
 _BEAM = 4
 _FORCED = 7
-# The ids of transformers, whose padding and BOS are 1 and 0: ours are 0 and 1.
+# The ids of transformers.
 _PAD = 1
 _EOS = 2
+_SEARCH = pathlib.Path(__file__).with_name("search_of_run.py")
 
 
 def main() -> None:
-    if _RUN.value is not None:
-        print(json.dumps(_ours(_RUN.value, _DEVICES.value)))
-        return
-
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         theirs = folder / "theirs"
@@ -68,11 +56,9 @@ def main() -> None:
 
         # Each in a process of its own, whose peak memory is then its own.
         results = {"transformers": _transformers(theirs, folder / "batch.npz")}
-        for form, num_devices in ((Layers.LOOP, 1), (Layers.UNROLLED, 1), (Layers.UNROLLED, 2)):
-            command = ["bench.beside_transformers", f"--run={folder / form.name}"]
-            command += [f"--devices={num_devices}", f"--calls={_CALLS.value}"]
+        for form, num_devices in ((Layers.LOOP, 1), (Layers.LOOP, 2), (Layers.UNROLLED, 1)):
             system = f"ours, {form.name}, {num_devices} devices"
-            results[system] = _output([sys.executable, "-m", *command])
+            results[system] = _ours(folder / form.name, folder / "batch.npz", num_devices)
 
     rows = [("", "seconds", "peak memory, GB", "rows with the same ids")]
     want = results["transformers"]["ids"]
@@ -105,57 +91,26 @@ def _transformers(folder: pathlib.Path, batch: pathlib.Path) -> dict[str, Any]:
     return _output([*command, json.dumps(settings)])
 
 
-def _output(command: list[str]) -> dict[str, Any]:
-    output = subprocess.check_output(command, text=True)
+def _output(command: list[str], **environment: str) -> dict[str, Any]:
+    output = subprocess.check_output(command, text=True, env=os.environ | environment)
     return dict(json.loads(output.splitlines()[-1]))
 
 
-def _ours(logdir: str, num_devices: int) -> dict[str, Any]:
-    """Returns the ids, in their order, the best seconds, and the peak memory in bytes."""
-    environment.prepare(num_devices, "cpu")
-    launch = launches.recorded(logdir).changed(
-        [
-            "decode.forces_first=True",
-            f"decode.batch_size={_ROWS}",
-            f"decode.max_target_len={_TARGET_LEN}",
-            f"decode.beam_size={_BEAM}",
-        ]
-    )
-    run = open_run(launch, logdir, num_devices)
-    program = ExperimentPrograms(run.params, run.estimator.partitioning).decoder(_SOURCE_LEN)
-    executable = compile_program(program)
-    state = run.estimator.restore(weights_alone=True).state
-
-    # The batch of transformers in our ids and as our rows.
-    batch = np.load(pathlib.Path(logdir).with_name("batch.npz"))
-    positions = np.arange(_SOURCE_LEN, dtype=np.int32)
-    features = NestedMap(
-        source_ids=_exchanged(batch["ids"]),
-        source_segment_ids=batch["mask"].astype(np.int32),
-        source_positions=np.tile(positions, (_ROWS, 1)),
-        first_ids=np.full(_ROWS, _FORCED, np.int32),
-    )
-
-    secs = []
-    predictions = NestedMap()
-    for _ in range(_CALLS.value):
-        began = time.perf_counter()
-        predictions = executable(state, NestedMap(features=features)).predictions
-        predictions = predictions.Transform(np.asarray)
-        secs.append(time.perf_counter() - began)
+def _ours(run: pathlib.Path, batch: pathlib.Path, num_devices: int) -> dict[str, Any]:
+    settings = {
+        "calls": _CALLS.value,
+        "num_devices": num_devices,
+        "beam_size": _BEAM,
+        "target_len": _TARGET_LEN,
+        "forced": _FORCED,
+    }
+    command = [sys.executable, "-P", str(_SEARCH), str(run), str(batch), json.dumps(settings)]
+    result = _output(command, PYTHONPATH=str(_SEARCH.parents[1]))
 
     # As transformers returns them: EOS first, and padding last.
-    ids = []
-    for row, length in zip(predictions.ids[:, 0], predictions.lengths[:, 0], strict=True):
-        padding = [_PAD] * (_TARGET_LEN - length)
-        ids.append([_EOS, *_exchanged(row[:length]).tolist(), *padding])
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"ids": ids, "secs": min(secs), "peak_bytes": peak_bytes}
-
-
-def _exchanged(ids: np.ndarray) -> np.ndarray:
-    """Returns ids with 0 and 1 exchanged: padding and <s> have them in the other order there."""
-    return np.where(ids < 2, 1 - ids, ids).astype(np.int32)
+    for row in result["ids"]:
+        row[:] = [_EOS, *row, *[_PAD] * (_TARGET_LEN - len(row))]
+    return result
 
 
 if __name__ == "__main__":

@@ -13,11 +13,16 @@ import numpy as np
 
 from bench.torch_peer.sizes import Sizes
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import vocabulary
 from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.layers.moe import train_places
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import lowering, tracer
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.spmd.program import Program
 
 PYTHON = ".venv-torch/bin/python"
 CTRANSLATE2_PYTHON = ".venv-ctranslate2/bin/python"
@@ -118,11 +123,28 @@ def start_dense_worker(
     }
     (path / "sizes.json").write_text(json.dumps(sizes), encoding="utf-8")
 
-    # Those of the embedding itself: float32 sines of large angles differ by their method.
-    positions = tf.range(num_positions + 1)
-    sinusoids = vocabulary.sinusoids(positions, task.dim).numpy()
-    np.savez(path / "weights.npz", **_state_dict(theta), sinusoids=sinusoids)
+    table = sinusoids(num_positions + 1, task.dim)
+    np.savez(path / "weights.npz", **_state_dict(theta), sinusoids=table)
     return Peer("bench.ctranslate2_peer.worker", folder, python=python)
+
+
+def sinusoids(num_positions: int, dim: int) -> np.ndarray:
+    """Returns those of positions 0, 1, ... as ours embeds them, float32 [num_positions, dim].
+
+    A program computes them, because float32 sines of large angles differ by their method.
+    """
+    run = compile_program(tracer.traced(_sinusoids_program, num_positions, dim))
+    positions = NestedMap(positions=np.arange(num_positions, dtype=np.int32))
+    return np.asarray(run(run.place("positions", positions)).sinusoids)
+
+
+def _sinusoids_program(num_positions: int, dim: int) -> Program:
+    def fn(args: NestedMap) -> NestedMap:
+        return NestedMap(sinusoids=vocabulary.sinusoids(args.positions, dim))
+
+    positions = NestedMap(positions=TensorSpec((num_positions,), "int32", "_"))
+    annotated = AnnotatedFn("sinusoids", fn, ("positions",), (positions,))
+    return lowering.export(annotated, Partitioning(Mesh.flat(1), ()))
 
 
 def sizes_json(params: Params) -> str:

@@ -4,6 +4,7 @@ python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PL
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARCH --search
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
+python -m lingvo_gshard.plan --model=nllb.MoE54B --topology=h100:1x8 --out=PLAN --programs=decode
 python -m lingvo_gshard.plan --program=step.export --topology=v5p:4x4x4 --out=PLAN
 python -m lingvo_gshard.plan --program=step.export --topology=v5p:4x4x4 --out=SEARCH --search
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
@@ -80,12 +81,12 @@ _SEARCH = flags.DEFINE_bool("search", False, "Whether to try partitionings and r
 _SAVE = flags.DEFINE_bool(
     "save", False, "Whether to save OUT/executables for `trainer --executables` if the plan fits."
 )
-_PROGRAMS = flags.DEFINE_enum(
+_PROGRAMS = flags.DEFINE_list(
     "programs",
     None,
-    ("train", "all"),
-    "The training step alone, or evaluation, decoding and initialization, too. All by default, but "
-    "for --table=machines. --search plans the others for the partitioning that it chooses.",
+    "Some of train, initialize, evaluate and decode, or all. All by default, but for "
+    "--table=machines, where it is train. --search tries training steps, and plans these programs "
+    "for the partitioning that it chooses.",
 )
 _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, side by side.")
 _TABLE = flags.DEFINE_enum(
@@ -171,6 +172,7 @@ def _check_flags() -> None:
         raise ValueError("--topology needs --model, --program or --table=sbp.")
     if _SAVE.value and (_SEARCH.value or not plans_a_model):
         raise ValueError("--save needs --model, --topology and --out, and excludes --search.")
+    _check_programs()
     if _COMPARE.value and len(_COMPARE.value) < 2:
         raise ValueError(f"--compare={_COMPARE.value[0]}: expected two or more plans, got one.")
     _check_flags_of_tables()
@@ -180,6 +182,15 @@ def _check_flags() -> None:
     # Before JAX is imported, so that a wrong name is reported within a second.
     if _MODEL.value is not None:
         registry.get_params(_MODEL.value, _SET.value)
+
+
+def _check_programs() -> None:
+    """Raises ValueError for --programs without a name, or where training steps are compared."""
+    names = _PROGRAMS.value
+    if names == []:
+        raise ValueError("--programs is empty; expected some of a run's programs, or all.")
+    if names and _TABLE.value == "machines" and not {"train", "all"} & set(names):
+        raise ValueError("--table=machines compares training steps; expected train in --programs.")
 
 
 def _check_needed_flags(plans_a_model: bool) -> None:
@@ -325,10 +336,9 @@ def _request(model: str, topology: str) -> Any:
 
     request = make_request(model, topology, _SET.value, _BATCH_TOKENS.value)
 
-    default = "train" if _TABLE.value == "machines" else "all"
-    if (_PROGRAMS.value or default) == "train":
-        return request.step_only()
-    return request
+    default = ["train"] if _TABLE.value == "machines" else ["all"]
+    names = _PROGRAMS.value or default
+    return request if names == ["all"] else request.only(names)
 
 
 def _tell(text: str) -> None:

@@ -68,6 +68,10 @@ def _run(*args, timeout=120):
             "plan: --topology needs --model, --program or --table",
         ),
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
+        (
+            ["--table=machines", "--model=toy.MoE8E4L", "--programs=decode"],
+            "plan: --table=machines compares training steps; expected train in --programs.",
+        ),
         (["--table=compile", "--save"], "plan: --save needs --model, --topology and --out"),
         (
             ["--model=toy.MoE8E4", "--topology=v3:2x2", "--out=/nowhere"],
@@ -154,6 +158,24 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
     assert memory["decode"]["optimizer_slots"] == 0  # It holds the weights alone.
     again = _run(*args)
     assert again.stdout == first.stdout  # Including the seconds: it was not made again.
+
+
+@pytest.mark.slow
+def test_decoding_is_planned_alone_and_the_rest_is_added(tmp_path):
+    compilers.need("v3")
+    args = ["--model=toy.MoE8E4L", "--topology=v3:2x2", f"--out={tmp_path}", *_flagged(_TINY)]
+    run = _run(*args, "--programs=decode", timeout=900)
+    assert run.returncode == 0, run.stderr
+    assert "fits; a call of decode needs" in run.stdout and "a step" not in run.stdout
+    decode = plan.load(tmp_path).programs
+    assert list(decode) == ["decode"]
+    assert not (tmp_path / "memory.png").exists()
+
+    run = _run(*args, "--programs=decode,train", timeout=900)
+    assert run.returncode == 0, run.stderr
+    both = plan.load(tmp_path).programs
+    assert list(both) == ["train", "decode"] and both["decode"] == decode["decode"]
+    assert "fits; a step needs" in run.stdout and (tmp_path / "memory.png").exists()
 
 
 @pytest.mark.slow

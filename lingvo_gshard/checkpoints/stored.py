@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lingvo_gshard.checkpoints.fingerprints import difference, fingerprint
 from lingvo_gshard.files import digests, json_records
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import padded, processes, specs
+from lingvo_gshard.spmd import environment, padded, processes, specs
 from lingvo_gshard.spmd.padded import PaddedArray
 
 Index = tuple[slice, ...]
@@ -89,6 +89,7 @@ class Stored:
             reason = difference(name, self.fingerprints[name], computed)
             if reason:
                 raise damaged(self.path, reason)
+        environment.return_freed_memory()
 
     def arrays(self) -> dict[str, "SavedArray"]:
         """Returns the arrays by path; a part of one is read when it is used."""
@@ -238,7 +239,7 @@ def placed(
     """Reads arrays onto the devices, each at the sharding of its name, unchecked.
 
     What is read is in this process's memory until it is on the devices, so that only as much as
-    _BYTES_AT_ONCE is read at a time, or one array.
+    _BYTES_AT_ONCE is read at a time, or one array. This memory is returned to the kernel.
     """
     budget = _Budget(_BYTES_AT_ONCE)
 
@@ -255,7 +256,9 @@ def placed(
 
     # Reading waits for disks and networks: threads do so for several arrays at once.
     with ThreadPoolExecutor() as threads:
-        return dict(zip(shardings, threads.map(place, shardings), strict=True))
+        on_devices = dict(zip(shardings, threads.map(place, shardings), strict=True))
+    environment.return_freed_memory()
+    return on_devices
 
 
 class _Budget:

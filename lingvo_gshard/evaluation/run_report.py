@@ -330,7 +330,7 @@ def _speed(facts: RunFacts, results: _Results) -> Section:
             f"{gflop / measured_secs:,.4g}",
         ),
     ]
-    if results.plan is not None:
+    if results.plan is not None and results.plan.has_step:
         rows.append(_planned(results.plan, "roofline", 1.0, gflop))
         factor = results.plan.factor
         if factor is not None:

@@ -280,19 +280,18 @@ def gathered_bytes(module: Module) -> dict[str, int]:
     its part into zeros, at an index of its own, and the sum over all partitions is the whole.
     """
     sizes: dict[str, int] = {}
-    for computation in module.computations:
-        for instruction in computation.instructions:
-            if instruction.opcode.removesuffix(_START) != "all-reduce":
-                continue
+    for instruction in module.instructions():
+        if instruction.opcode.removesuffix(_START) != "all-reduce":
+            continue
 
-            # The compiler may join several all-reduces into one with several operands.
-            gathered = sum(
-                operand.num_bytes
-                for operand in instruction.operands
-                if _is_part_in_zeros(_origin(_Value(operand)))
-            )
-            if gathered:
-                sizes[instruction.name] = gathered
+        # The compiler may join several all-reduces into one with several operands.
+        gathered = sum(
+            operand.num_bytes
+            for operand in instruction.operands
+            if _is_part_in_zeros(_origin(_Value(operand)))
+        )
+        if gathered:
+            sizes[instruction.name] = gathered
     return sizes
 
 

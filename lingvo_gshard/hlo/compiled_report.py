@@ -89,10 +89,9 @@ def read(name: str, compiled: Any, module: Module) -> CompiledReport:
         cost = cost[0]
     cost = cost or {}
 
-    computations = module.computations
     return CompiledReport(
         name=name,
-        num_instructions=sum(len(computation.instructions) for computation in computations),
+        num_instructions=sum(1 for _ in module.instructions()),
         flops=float(cost.get("flops", 0.0)),
         accessed_bytes=float(cost.get("bytes accessed", 0.0)),
         # The TPU's compiler gives negative times for some large programs, which are no times.

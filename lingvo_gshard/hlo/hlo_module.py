@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lingvo_gshard.hlo import hlo_proto
@@ -81,6 +81,11 @@ class Module:
     computations: tuple[Computation, ...]
     entry: Computation
     num_partitions: int
+
+    def instructions(self) -> Iterator[Instruction]:
+        """Yields the instructions of all computations, those inside fusions included."""
+        for computation in self.computations:
+            yield from computation.instructions
 
 
 def read(compiled: Any) -> Module:

@@ -101,7 +101,4 @@ def uncounted(module: Module, flops_by_name: Mapping[str, int]) -> tuple[str, ..
 
 
 def _kernels(module: Module) -> list[Instruction]:
-    kernels: list[Instruction] = []
-    for computation in module.computations:
-        kernels += filter(is_kernel, computation.instructions)
-    return kernels
+    return [instruction for instruction in module.instructions() if is_kernel(instruction)]

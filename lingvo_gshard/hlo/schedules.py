@@ -48,10 +48,8 @@ def flights(module: Module) -> dict[Instruction, Flight]:
     """
     found: dict[Instruction, Flight] = {}
     for computation in module.computations:
-        for instruction, flight in _split(computation):
-            found[instruction] = flight
-        for instruction, flight in _chained(computation):
-            found[instruction] = flight
+        found.update(_split(computation))
+        found.update(_chained(computation))
     return found
 
 

@@ -102,11 +102,10 @@ def _groups(target: str) -> tuple[tuple[_Device, ...], ...]:
 def devices_per_slice(module: Module) -> int:
     """Returns the devices of a slice: the most that a transfer of the program names; 0 if none."""
     most = 0
-    for computation in module.computations:
-        for instruction in computation.instructions:
-            if instruction.opcode == "recv" and is_between_slices(instruction):
-                for group in transfer(instruction).groups:
-                    most = max(most, *(device + 1 for _, device in group))
+    for instruction in module.instructions():
+        if instruction.opcode == "recv" and is_between_slices(instruction):
+            for group in transfer(instruction).groups:
+                most = max(most, *(device + 1 for _, device in group))
     return most
 
 

@@ -89,6 +89,40 @@ class _Expert:
 
 
 @dataclasses.dataclass(frozen=True)
+class _OwnWeights:
+    """The weights of a partition's own experts, and of this layer's block of each stack of them."""
+
+    stacks: Sequence[tf.Tensor]  # [R, X, ...]
+    blocks: Sequence[tf.Tensor]  # The index along R in each stack, int32 scalars.
+
+    @classmethod
+    def of_block(cls, stacks: Sequence[tf.Tensor], blocks_11n: tf.Tensor) -> _OwnWeights:
+        """Returns the weights of n stacks in the blocks [1, 1, n]."""
+        return cls(stacks, tf.unstack(tf.reshape(blocks_11n, [len(stacks)])))
+
+    @property
+    def num_own(self) -> int:
+        """X."""
+        return self.stacks[0].shape[1]
+
+    def of(self, expert: _Expert) -> list[tf.Tensor]:
+        """Returns an expert's weights, [...] each."""
+        return [
+            read_element(stack, (block, expert.own))
+            for stack, block in zip(self.stacks, self.blocks, strict=True)
+        ]
+
+    def written(
+        self, d_stacks: Sequence[tf.Tensor], d_weights: Sequence[tf.Tensor], expert: _Expert
+    ) -> list[tf.Tensor]:
+        """Returns the stacks' gradients with those of an expert's weights in their places."""
+        return [
+            write_element(d_stack, d_weight, (block, expert.own))
+            for d_stack, d_weight, block in zip(d_stacks, d_weights, self.blocks, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
 class Tiles:
     """What one partition computes with: its own experts' assignments, tile by tile."""
 
@@ -102,6 +136,7 @@ class Tiles:
         expert_11O: tf.Tensor,
         token_11O: tf.Tensor,
         position_11J: tf.Tensor,
+        blocks_11n: tf.Tensor,
         x_11IM: tf.Tensor,
         rows_11OM: tf.Tensor,
         *own_weights: tf.Tensor,
@@ -113,17 +148,20 @@ class Tiles:
           expert_11O: The expert of each assignment, sorted.
           token_11O: The token of each assignment, in the same order.
           position_11J: Where each assignment is in that order.
+          blocks_11n: The block of each of the weights in its stack.
           x_11IM: The tokens.
           rows_11OM: Zeros, which the outputs replace.
-          *own_weights: The weights of this partition's own experts, in the order of `experts`.
+          *own_weights: The weights of this partition's own experts, [R, X, ...], in the order of
+            `experts`.
         """
         token_O = tf.reshape(token_11O, [-1])
         x_IM = tf.reshape(x_11IM, x_11IM.shape[2:])
         rows_OM = tf.reshape(rows_11OM, rows_11OM.shape[2:])
+        own = _OwnWeights.of_block(own_weights, blocks_11n)
 
         def expert_rows(expert: _Expert, carried: list[tf.Tensor]) -> list[tf.Tensor]:
             """Computes all assignments of one expert."""
-            weights = self._weights_of(expert, own_weights)
+            weights = own.of(expert)
 
             def tile_rows(start: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
                 """A tile may run into the next expert's rows, which that expert then overwrites."""
@@ -134,8 +172,7 @@ class Tiles:
 
             return _over_tiles(expert, self.size, tile_rows, carried)
 
-        num_own = own_weights[0].shape[1]
-        (rows_OM,) = _over_experts(bounds_112, expert_11O, num_own, expert_rows, [rows_OM])
+        (rows_OM,) = _over_experts(bounds_112, expert_11O, own.num_own, expert_rows, [rows_OM])
         return _by_assignment(rows_OM, position_11J)
 
     def gradients(
@@ -144,6 +181,7 @@ class Tiles:
         expert_11O: tf.Tensor,
         token_11O: tf.Tensor,
         position_11J: tf.Tensor,
+        blocks_11n: tf.Tensor,
         assignment_11O: tf.Tensor,
         x_11IM: tf.Tensor,
         d_11JM: tf.Tensor,
@@ -157,6 +195,7 @@ class Tiles:
           expert_11O: As for `outputs`.
           token_11O: As for `outputs`.
           position_11J: As for `outputs`.
+          blocks_11n: As for `outputs`.
           assignment_11O: The assignments in the order of experts.
           x_11IM: The tokens.
           d_11JM: The gradient of the outputs, 0 for other partitions' assignments.
@@ -165,7 +204,7 @@ class Tiles:
             [R, X, 1, ...] that their gradients replace.
         """
         num_weights = len(weights_and_zeros) // 2
-        own_weights = weights_and_zeros[:num_weights]
+        own = _OwnWeights.of_block(weights_and_zeros[:num_weights], blocks_11n)
         zeros = weights_and_zeros[num_weights:]
 
         # Without the two dims by which partitions were told apart.
@@ -184,18 +223,18 @@ class Tiles:
             return x_ZM, tf.where(is_own_Z[:, None], d_ZM, tf.zeros([], d_ZM.dtype))
 
         def expert_gradients(expert: _Expert, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-            weights = self._weights_of(expert, own_weights)
             own_tile = functools.partial(tile_of, expert)
-            return self._expert_gradients(expert, weights, own_tile, carried)
+            d_x_OM, *d_stacks = carried
+            d_x_OM, *d_weights = self._expert_gradients(expert, own.of(expert), own_tile, d_x_OM)
+            return [d_x_OM, *own.written(d_stacks, d_weights, expert)]
 
         # All experts of the partition.
         d_x_OM = tf.reshape(rows_11OM, rows_11OM.shape[2:])
         d_stacks = [
-            tf.reshape(zero, weight.shape) for zero, weight in zip(zeros, own_weights, strict=True)
+            tf.reshape(zero, stack.shape) for zero, stack in zip(zeros, own.stacks, strict=True)
         ]
-        num_own = own_weights[0].shape[1]
         d_x_OM, *d_stacks = _over_experts(
-            bounds_112, expert_11O, num_own, expert_gradients, [d_x_OM, *d_stacks]
+            bounds_112, expert_11O, own.num_own, expert_gradients, [d_x_OM, *d_stacks]
         )
 
         d_weights = [
@@ -203,24 +242,17 @@ class Tiles:
         ]
         return [_by_assignment(d_x_OM, position_11J), *d_weights]
 
-    def _weights_of(self, expert: _Expert, own_weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns an expert's weights, [...] each, from those of the partition, [R, X, ...]."""
-        return [
-            read_element(weight, (block, expert.own))
-            for weight, block in zip(own_weights, self.experts.blocks, strict=True)
-        ]
-
     def _expert_gradients(
         self,
         expert: _Expert,
         weights: Sequence[tf.Tensor],
         tile_at: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
-        carried: list[tf.Tensor],
+        d_x_OM: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Adds up the gradients by one expert's weights, which become a part of all.
+        """Returns the gradients by x, d_x_OM with this expert's rows, and those by its weights.
 
         `tile_at` returns the tile that starts at a row: its tokens, and the gradients of their
-        outputs. The carried tensors are the gradients by x, and stacks of those by all weights.
+        outputs.
         """
 
         def add_tile(start: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -230,16 +262,9 @@ class Tiles:
             d_weights = [total + own for total, own in zip(d_weights, d_own, strict=True)]
             return [write_at(d_x_OM, d_x_ZM, start, axis=0), *d_weights]
 
-        # The sums over this expert's tiles, which then take its place in the stacks.
-        d_x_OM, *d_stacks = carried
+        # The sums over this expert's tiles.
         unsummed = [tf.zeros_like(weight) for weight in weights]
-        d_x_OM, *d_weights = _over_tiles(expert, self.size, add_tile, [d_x_OM, *unsummed])
-
-        d_stacks = [
-            write_element(stack, d_weight, (block, expert.own))
-            for stack, d_weight, block in zip(d_stacks, d_weights, self.experts.blocks, strict=True)
-        ]
-        return [d_x_OM, *d_stacks]
+        return _over_tiles(expert, self.size, add_tile, [d_x_OM, *unsummed])
 
     def _tile_gradients(
         self, x_ZM: tf.Tensor, weights: Sequence[tf.Tensor], d_ZM: tf.Tensor

@@ -241,9 +241,14 @@ class _Partitions:
         return [d_x_WYIM, *[tf.reduce_sum(d_weight, 2) for d_weight in d_weights]]
 
     def _order_dims(self) -> list[tuple[tf.Tensor, str]]:
-        """Returns what both directions need of the order, with its dims."""
+        """Returns what both directions need to find rows and weights, with dims."""
         order = self.order
-        tensors = (order.bounds_WY2, order.expert_WYO, order.token_WYO, order.position_WYJ)
+        tensors = [order.bounds_WY2, order.expert_WYO, order.token_WYO, order.position_WYJ]
+
+        # As data, since XLA merges equal constants: one that a loop here and the automatic part
+        # have in common gets two shardings, on which the partitioner aborts.
+        blocks = self.tiles.experts.blocks
+        tensors.append(tf.broadcast_to(blocks, [*order.bounds_WY2.shape[:2], len(blocks)]))
         return [(tensor, "EG_") for tensor in tensors]
 
     def _rows(self, x_WYIM: tf.Tensor) -> tf.Tensor:

@@ -307,12 +307,7 @@ class TransformerStack(BaseLayer):
         # Decoding is unrolled in any case: each layer has a cache of its own.
         stacks = NestedMap(layers=theta.block)
 
-        # Experts read theirs one by one, so that a step copies none that no token has chosen. On
-        # several partitions a layer's are copied first, since XLA's partitioner aborts on loops
-        # over parts of a stack.
-        is_whole = self._annotator.num_partitions == 1
-        items_stay = [is_whole and dims.startswith("E") for dims in self._weight_dims(stacks)]
-
+        items_stay = [self._item_stays(dims) for dims in self._weight_dims(stacks)]
         layers_and_weights: list[tuple[TransformerLayer, NestedMap]] = []
         for i in range(self._num_blocks):
             items = [Item(stack, i) for stack in stacks.Flatten()]
@@ -322,6 +317,17 @@ class TransformerStack(BaseLayer):
             ]
             layers_and_weights += zip(self.block, stacks.Pack(weights).layers, strict=True)
         return layers_and_weights
+
+    def _item_stays(self, dims: str) -> bool:
+        """Returns whether a layer's weight of these dims stays in its stack until it is used.
+
+        Experts read theirs one by one, so that a step copies none that no token has chosen. But a
+        partition needs an expert whole: where it has a part of each, or of the stack, it gathers
+        them before, and then those of one layer are less than those of all.
+        """
+        factors = zip(STACKED + dims, self._annotator.factor(STACKED + dims), strict=True)
+        split = {letter for letter, factor in factors if factor > 1}
+        return dims.startswith("E") and split <= {"E"}
 
 
 def _layer_reports(layers: list[TransformerLayer], tensors: Tensors) -> list[LayerReport]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from lingvo_gshard.planning import kept_plans, plan_pictures, plan_text
 from lingvo_gshard.planning.compiled import own_process, trainer_executables
 from lingvo_gshard.planning.estimate.candidates import candidates
+from lingvo_gshard.planning.plan import TRAIN
 from lingvo_gshard.planning.published import steps, steps_text
 from lingvo_gshard.planning.published.steps import Step
 from lingvo_gshard.planning.request import Ask, Request
@@ -42,13 +43,18 @@ _V3_PARTITIONS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 def plan_model(request: Request, folder: pathlib.Path, save: bool, tell: Tell) -> None:
-    """Tells the plan, and if a training step does not fit, what would make it fit.
+    """Tells the plan, and if a training step was asked for that does not fit, what would make it.
 
     `save` saves the trainer's executables below `folder`. Raises ValueError if a step does not fit
-    then, and as kept_plans.load_or_make.
+    then or was not asked for, and as kept_plans.load_or_make.
     """
+    trains = TRAIN in request.programs
+    if save and not trains:
+        raise ValueError("--save saves training steps; expected train among --programs.")
     plan = kept_plans.load_or_make(request, folder)
     tell(plan_text.screen(plan))
+    if not trains:
+        return
 
     # The trainer's programs are loops of several steps, so they are compiled apart.
     if plan.step.fits:

@@ -7,6 +7,7 @@ FOLDER/fingerprint              a digest of what the plan depends on, written la
 """
 
 import dataclasses
+import functools
 import pathlib
 
 from lingvo_gshard.planning import fingerprints, plan, plan_pictures, plan_text
@@ -14,6 +15,9 @@ from lingvo_gshard.planning.compiled import own_process, run_programs
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.request import Request
 from lingvo_gshard.spmd import versions
+
+# Each plan has a process of its own.
+_make_plan = functools.partial(run_programs.make_plan, is_last=True)
 
 
 def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
@@ -37,7 +41,7 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
 
         # This is what takes minutes.
         program_request = dataclasses.replace(request, programs=(name,))
-        made = own_process.call(run_programs.make_plan, program_request)
+        made = own_process.call(_make_plan, program_request)
         kept = made if kept is None else _joined(kept, made)
 
         # The fingerprint goes first and comes last: while it is missing, a plan that is killed in
@@ -74,9 +78,11 @@ def _load(folder: pathlib.Path, fingerprint: str) -> Plan | None:
 
 def _joined(first: Plan, second: Plan) -> Plan:
     """Returns one plan with the programs of two, made one after the other."""
+    # The step comes first, whenever it was planned.
+    programs = first.programs | second.programs
     return dataclasses.replace(
         first,
-        programs=first.programs | second.programs,
+        programs={name: programs[name] for name in plan.PROGRAMS if name in programs},
         host_peak_gib=max(first.host_peak_gib, second.host_peak_gib),
     )
 

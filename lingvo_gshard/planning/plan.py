@@ -12,7 +12,7 @@ from lingvo_gshard.planning.published.factors import Factor
 PLAN_JSON = "plan.json"
 GIB = 2.0**30
 
-# The programs of a run. Every plan has the first; compiled/run_programs.py describes them.
+# The programs of a run, in the order of a plan; compiled/run_programs.py describes them.
 TRAIN = "train"
 INITIALIZE = "initialize"
 EVALUATE = "evaluate"
@@ -184,9 +184,24 @@ class Plan:
     unit: str = "target token"  # What a row's target_len counts.
 
     @property
+    def has_step(self) -> bool:
+        """Whether the training step is among the programs."""
+        return TRAIN in self.programs
+
+    @property
     def step(self) -> ProgramPlan:
-        """The training step."""
+        """The training step. Raises ValueError for a plan that has none."""
+        if not self.has_step:
+            raise ValueError(
+                f"the plan of {self.model} on {self.topology} has no training step; "
+                "`plan --programs=train` with the same --out adds it."
+            )
         return self.programs[TRAIN]
+
+    @property
+    def main(self) -> str:
+        """The name of the program that is told in full: the training step, if it is planned."""
+        return next(iter(self.programs))
 
     @property
     def noun(self) -> str:
@@ -232,25 +247,29 @@ class Plan:
 def save(plan: Plan, folder: pathlib.Path) -> None:
     """Writes folder/plan.json: the plan's fields, its training step's, and the rates they imply.
 
-    If the training step does not fit, the fields of its cost and the rates are null. Raises
-    ValueError as factors.of_topology.
+    If the training step does not fit, the fields of its cost and the rates are null. Without a
+    training step all of its fields are. Raises ValueError as factors.of_topology.
     """
     # The training step's fields stand at the top as well as among the programs, since most readers
     # of the file want it alone.
-    step = dataclasses.asdict(plan.step)
-    cost: dict[str, Any] | None = step.pop("cost")
-    if cost is None:
-        cost = dict.fromkeys(field.name for field in dataclasses.fields(StepCost))
+    step_cost = plan.step.cost if plan.has_step else None
+    step: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(ProgramPlan))
+    if plan.has_step:
+        step = dataclasses.asdict(plan.step)
+    del step["cost"]
+    cost: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(StepCost))
+    if step_cost is not None:
+        cost = dataclasses.asdict(step_cost)
 
     values = dataclasses.asdict(plan) | step | cost
     values["all_fit"] = plan.all_fit
-    values["tokens_per_core"] = plan.tokens_per_core
+    values["tokens_per_core"] = plan.tokens_per_core if plan.has_step else None
 
     # What the bound is worth, by steps that others measured on this machine.
     factor = plan.factor
     values["expected"] = None
-    if factor is not None and plan.step.cost is not None:
-        values["expected"] = factor.as_json(plan.step.cost.step_secs)
+    if factor is not None and step_cost is not None:
+        values["expected"] = factor.as_json(step_cost.step_secs)
 
     # What follows from the fields, at the roofline and as expected.
     rates = {
@@ -259,7 +278,7 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
         "core_years_of_1e12_tokens": plan.core_years,
     }
     for name, rate in rates.items():
-        if plan.step.cost is None:
+        if step_cost is None:
             values[name] = None  # JSON has no infinity.
         else:
             expected = None if factor is None else rate(factor.value)

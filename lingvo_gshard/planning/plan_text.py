@@ -27,42 +27,58 @@ _NUM_SOURCES = 2  # How many layers a row of collectives names.
 
 def markdown(plan: Plan) -> str:
     """Returns the report of a plan in Markdown, with its pictures."""
-    # A step that does not fit has no times to draw.
-    pictures = [MEMORY_PICTURE]
-    if plan.step.cost is not None:
-        pictures.append(TIME_PICTURE)
+    # A step that does not fit has no times to draw, and nothing is drawn of other programs.
+    pictures = []
+    if plan.has_step:
+        pictures.append(MEMORY_PICTURE)
+        if plan.step.cost is not None:
+            pictures.append(TIME_PICTURE)
     images = "\n".join(f"![{name}]({name})" for name in pictures)
     return f"# {plan.model} on {plan.topology}\n\n```\n{screen(plan)}\n```\n\n{images}\n"
 
 
 def screen(plan: Plan) -> str:
-    """Returns a plan as one screen of text."""
-    step = plan.step
-    memory = step.memory_gib
+    """Returns a plan as one screen of text, most of it of the training step.
+
+    Without a training step it is of the first program that was planned.
+    """
+    main = plan.programs[plan.main]
+    memory = main.memory_gib
     name = device(plan)
 
     # Which experiment, and whether it fits.
+    title = (
+        f"{plan.model} on {plan.topology}: {plan.cores} {name}s, {table.count(plan.weights)} "
+        "weights"
+    )
+    if plan.has_step:
+        title += f", {plan.tokens_per_core:.0f} {plan.unit}s a {name}"
     outcome = verdict(plan)
-    if not step.fits:
+    if not main.fits:
         outcome = f"does NOT fit, by {memory.peak - memory.capacity:.2f} GiB or more"
     lines = [
-        f"{plan.model} on {plan.topology}: {plan.cores} {name}s, {table.count(plan.weights)} "
-        f"weights, {plan.tokens_per_core:.0f} {plan.unit}s a {name}",
+        title,
         f"settings: {', '.join(plan.settings) or 'none'}",
-        f"{outcome}; a step needs {memory.peak:.2f} of {memory.capacity:.2f} GiB a {name}",
+        f"{outcome}; {_call(plan)} needs {memory.peak:.2f} of {memory.capacity:.2f} GiB a {name}",
         f"  replicated weights {memory.replicated_weights:.2f}, "
         f"expert weights {memory.expert_weights:.2f}, "
         f"optimizer slots {memory.optimizer_slots:.2f}, temporaries {memory.temporaries:.2f}",
     ]
     # What to shrink if it does not fit.
-    lines += [_buffer_line(buffer) for buffer in step.largest_buffers[:_NUM_BUFFERS]]
+    lines += [_buffer_line(buffer) for buffer in main.largest_buffers[:_NUM_BUFFERS]]
 
-    # What a step takes, and what planning it took.
-    if step.cost is not None:
-        lines += _cost_lines(plan, step.cost)
+    # What a call takes, and what planning it took.
+    if main.cost is not None:
+        lines += _cost_lines(plan, main.cost)
+        if plan.has_step:
+            lines += _training_lines(plan, main.cost)
+        else:
+            rate = f"{_amount(main.tokens_per_sec())}{plan.noun}s/s"
+            lines.append(f"bound, at the roofline: {main.cost.step_secs:.3g} s a call, {rate}")
+        lines.append(_size_line(main.cost))
     lines.append(
-        f"lowered in {step.lower_secs:.1f} s, compiled in {step.compile_secs:.1f} s "
-        f"({step.compile_cpu_secs:.1f} of CPU), {plan.host_peak_gib:.1f} GiB of this machine"
+        f"lowered in {main.lower_secs:.1f} s, compiled in {main.compile_secs:.1f} s "
+        f"({main.compile_cpu_secs:.1f} of CPU), {plan.host_peak_gib:.1f} GiB of this machine"
     )
 
     lines.append(programs(plan))
@@ -82,8 +98,13 @@ def device(plan: Plan) -> str:
     return "GPU" if topology.is_gpu(plan.topology) else "core"
 
 
+def _call(plan: Plan) -> str:
+    """Returns what one run of the main program is called."""
+    return "a step" if plan.has_step else f"a call of {plan.main}"
+
+
 def programs(plan: Plan) -> str:
-    """Returns the table of all programs, and what is remarkable in those besides the step."""
+    """Returns the table of all programs, and what is remarkable in those besides the main one."""
     columns = ("GiB", "all-to-alls", "ms", f"K {plan.noun}s/s", "compile s")
     rows = [["of a call", "fits", *columns]]
     for name, program in plan.programs.items():
@@ -92,9 +113,9 @@ def programs(plan: Plan) -> str:
         rows.append([name, "yes" if program.fits else "NO", *cells])
     lines = [table.text(rows, indent="  ")]
 
-    # What is suspicious in the training step has its place among the step's collectives.
+    # What is suspicious in the main program has its place among its collectives.
     for name, program in plan.programs.items():
-        if name != TRAIN:
+        if name != plan.main:
             lines += [f"suspicious in {name}: {text}" for text in program.suspicious]
     lines += caveats(plan)
     return "\n".join(lines)
@@ -102,7 +123,7 @@ def programs(plan: Plan) -> str:
 
 def caveats(plan: Plan) -> Iterator[str]:
     """Yields what the times of the programs leave out, or count in full."""
-    if plan.bubble:
+    if plan.bubble and plan.has_step:
         yield f"{TRAIN}: counts the pipeline's bubble, {plan.bubble:.1%} of the ticks of a stage"
 
     for name, program in plan.programs.items():
@@ -139,7 +160,10 @@ def comparison(plans: Sequence[Plan]) -> str:
 
 def expectations(plans: Sequence[Plan]) -> list[str]:
     """Returns what the expected times rest on, a line for each machine that has a time at all."""
-    lines = [factors_text.basis(plan.topology) for plan in plans if plan.step.cost is not None]
+    lines = []
+    for plan in plans:
+        if plan.has_step and plan.step.cost is not None:
+            lines.append(factors_text.basis(plan.topology))
     return list(dict.fromkeys(lines))
 
 
@@ -164,19 +188,18 @@ def side_by_side(columns: Mapping[str, Mapping[str, float | None]]) -> str:
 def figures(plan: Plan) -> dict[str, float]:
     """Returns the figures of a plan by name, with units; what does not fit has no times."""
     # The size of the task, and the memory that a step needs.
-    step = plan.step
-    named: dict[str, float] = {
-        "cores": plan.cores,
-        "weights B": plan.weights / 1e9,
-        f"{plan.unit}s a core": plan.tokens_per_core,
-        "fits": plan.all_fit,
-    }
-    for part, gib in dataclasses.asdict(step.memory_gib).items():
-        named[f"{part} GiB"] = gib
-    # What planning took on this machine.
-    named["lower s"] = step.lower_secs
-    named["compile s"] = step.compile_secs
-    named["compile CPU s"] = step.compile_cpu_secs
+    step = plan.step if plan.has_step else None
+    named: dict[str, float] = {"cores": plan.cores, "weights B": plan.weights / 1e9}
+    if step is not None:
+        named[f"{plan.unit}s a core"] = plan.tokens_per_core
+    named["fits"] = plan.all_fit
+    if step is not None:
+        for part, gib in dataclasses.asdict(step.memory_gib).items():
+            named[f"{part} GiB"] = gib
+        # What planning took on this machine.
+        named["lower s"] = step.lower_secs
+        named["compile s"] = step.compile_secs
+        named["compile CPU s"] = step.compile_cpu_secs
     named["host's peak GiB"] = plan.host_peak_gib
 
     # The other programs have fewer figures, and the step has all of them.
@@ -185,7 +208,7 @@ def figures(plan: Plan) -> dict[str, float]:
             for name, value in _program_figures(program, plan.noun).items():
                 named[f"{program_name} {name}"] = value
 
-    if step.cost is not None:
+    if step is not None and step.cost is not None:
         named |= _cost_figures(plan, step.cost)
     return named
 
@@ -259,42 +282,50 @@ def _buffer_line(buffer: Buffer) -> str:
 
 
 def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
-    """Yields what a training step sends, computes and takes."""
+    """Yields what the main program sends and computes, and where its time goes."""
     # What it sends.
     name = device(plan)
-    yield _collectives(cost, name)
-    for description in plan.step.suspicious or ("nothing",):
+    yield _collectives(plan, cost)
+    for description in plan.programs[plan.main].suspicious or ("nothing",):
         yield f"suspicious: {description}"
 
-    # What it computes, where its time goes, and how much of the products is needed.
-    yield _categories(cost)
-    yield (
-        f"products {sum(cost.flops_per_core.values()) / 1e12:.2f} Tflop a {name}, of "
-        f"which the mathematics asks for {plan.model_flops_per_core / 1e12:.2f}"
-    )
-    yield (
-        f"recomputed for the gradient: {cost.recomputed_flops_share:.0%} of the products, "
-        f"{cost.recomputed_time_share:.0%} of the roofline's time"
-    )
+    # What it computes, where its time goes, and in training how much of the products is needed.
+    yield _categories(plan, cost)
+    products = f"products {sum(cost.flops_per_core.values()) / 1e12:.2f} Tflop a {name}"
+    if plan.has_step:
+        products += f", of which the mathematics asks for {plan.model_flops_per_core / 1e12:.2f}"
+    yield products
+    if plan.has_step:
+        yield (
+            f"recomputed for the gradient: {cost.recomputed_flops_share:.0%} of the products, "
+            f"{cost.recomputed_time_share:.0%} of the roofline's time"
+        )
     if cost.overlapped_secs:
         yield (
             f"beside computation, by the schedule: {1e3 * cost.overlapped_secs:.2f} of "
             f"{1e3 * cost.roofline_secs.network:.2f} ms of the network"
         )
-    # How fast it trains if everything is at its peak, and if it comes as near as others did.
+
+
+def _training_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
+    """Yields how fast a run trains if all is at its peak, and if it comes as near as others did."""
     yield f"bound, at the roofline: {cost.step_secs:.3g} s a step, {_rates(plan, 1.0)}"
     factor = plan.factor
     if factor is not None:
         secs = factors_text.expected_secs(factor, cost.step_secs)
         yield f"expected: {secs}, {_rates(plan, factor.value)}"
     yield factors_text.basis(plan.topology)
+
+
+def _size_line(cost: StepCost) -> str:
+    """Returns how large the compiled program is, with its time by XLA, if XLA gives one."""
     size = f"{cost.instructions} instructions"
-    if cost.xla_optimal_secs:
-        size = (
-            f"XLA's optimal_seconds {cost.xla_optimal_secs:.3g} s (its loops once: "
-            f"{cost.xla_optimal_secs_once:.3g}), {size}"
-        )
-    yield size
+    if not cost.xla_optimal_secs:
+        return size
+    return (
+        f"XLA's optimal_seconds {cost.xla_optimal_secs:.3g} s (its loops once: "
+        f"{cost.xla_optimal_secs_once:.3g}), {size}"
+    )
 
 
 def _rates(plan: Plan, share: float) -> str:
@@ -339,11 +370,12 @@ def _by_kind(cost: StepCost) -> dict[str, _KindTotal]:
     return dict(totals)
 
 
-def _collectives(cost: StepCost, device_name: str) -> str:
+def _collectives(plan: Plan, cost: StepCost) -> str:
     """Returns the table of collectives by kind, with the layers of the most bytes."""
     ranked = sorted(_by_kind(cost).items(), key=lambda item: -item[1].count)
 
-    rows: list[Sequence[object]] = [(f"collectives of a step on one {device_name}", "count", "MiB")]
+    title = f"collectives of {_call(plan)} on one {device(plan)}"
+    rows: list[Sequence[object]] = [(title, "count", "MiB")]
     for kind, total in ranked:
         layers = ", ".join(total.layers[:_NUM_SOURCES])
         if len(total.layers) > _NUM_SOURCES:
@@ -352,10 +384,11 @@ def _collectives(cost: StepCost, device_name: str) -> str:
     return table.text(rows)
 
 
-def _categories(cost: StepCost) -> str:
+def _categories(plan: Plan, cost: StepCost) -> str:
     """Returns the table of flops and times by category, the longest first."""
     ranked = sorted(cost.roofline_secs_by_category.items(), key=lambda item: -item[1].step)
-    rows = [["of a step", "Gflop", "compute ms", "memory ms", "network ms", "step ms"]]
+    of_what, all_ms = ("of a step", "step ms") if plan.has_step else ("of a call", "call ms")
+    rows = [[of_what, "Gflop", "compute ms", "memory ms", "network ms", all_ms]]
     for name, secs in ranked:
         rows.append([name, *_category_cells(cost.flops_per_core[name], secs)])
 

@@ -42,6 +42,15 @@ class Request:
         """Returns the same request for the training step alone."""
         return dataclasses.replace(self, programs=(plan.TRAIN,))
 
+    def only(self, names: Sequence[str]) -> Self:
+        """Returns the same request for these programs. Raises ValueError for one it lacks."""
+        for name in names:
+            if name not in self.programs:
+                expected = ", ".join(self.programs)
+                raise ValueError(f"{self.model} has no program {name!r}; expected of {expected}.")
+        programs = tuple(name for name in self.programs if name in names)
+        return dataclasses.replace(self, programs=programs)
+
     def changed(self, settings: Sequence[str]) -> Self:
         """Returns the same request with more settings."""
         params = self.params.Copy()  # Params are mutable, and those of this request stay.

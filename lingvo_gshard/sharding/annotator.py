@@ -35,11 +35,6 @@ class Annotator:
     mapped: str = ""
     stack: str = ""  # Whose rows the partitioning has; empty for those of the whole model.
 
-    @property
-    def num_partitions(self) -> int:
-        """The partitions of the mesh."""
-        return self.partitioning.mesh.num_partitions
-
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates `tensor` of rank len(dims) with the sharding that the table gives its dims.
 

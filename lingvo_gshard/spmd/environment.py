@@ -101,6 +101,16 @@ def prepare(num_devices: int | None = None, platform: str | None = None) -> None
         _keep_freed_memory()
 
 
+def return_freed_memory() -> None:
+    """Returns to the kernel what this process has freed, if the C library is glibc.
+
+    It is for the end of work that takes more memory than what comes after it.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(ctypes.c_size_t(0))
+
+
 def prepare_tracing() -> None:
     """Prepares a process that traces and lowers alone, with TensorFlow and JAX on the CPU.
 

@@ -130,6 +130,7 @@ def test_planned_step_times_follow_the_measured_one(tmp_path, monkeypatch, share
 
     class _Planned:
         topology = "v3:8x8"
+        has_step = True
         factor = known["v3"] if share else None
 
         def steps_per_sec(self, share):

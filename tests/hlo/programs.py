@@ -88,5 +88,4 @@ def computation(name: str, *instructions: Instruction) -> Computation:
 
 def every(module: Module, opcode: str) -> list[Instruction]:
     """The instructions of one opcode in all computations."""
-    instructions = itertools.chain(*(each.instructions for each in module.computations))
-    return [each for each in instructions if each.opcode == opcode]
+    return [each for each in module.instructions() if each.opcode == opcode]

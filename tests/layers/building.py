@@ -27,7 +27,6 @@ class Unannotated:
     """An annotator for tests of a layer's arithmetic alone, which run eagerly."""
 
     stack = ""
-    num_partitions = 1
 
     def in_stack(self, stack: str) -> Unannotated:
         """This one: no stack is split."""

@@ -3,6 +3,7 @@
 B batch, L length, M model, k beam, P cache length.
 """
 
+import functools
 import math
 import re
 
@@ -16,10 +17,14 @@ from lingvo_gshard.layers import cached_decoding
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.layers.slices import Item
 from lingvo_gshard.layers.transformer import Attended
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.sharding.annotator import Annotator
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
 from tests.layers import building, small_stack, stacking
 from tests.layers.small_stack import B, L, M, T
+from tests.spmd import functions
 
 _K = 2
 _PREDICT = Context(Mode.PREDICT)
@@ -135,6 +140,14 @@ def test_decoding_with_stacked_weights_equals_unrolled():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def _first_step(stack, theta, inputs):
+    """Returns what the first step of a beam makes of `inputs.x`."""
+    cache = stack.InitCache(theta, inputs.encoded, _K, _PREDICT)
+    attended = _attended(tf.ones([B, _K, _K]))
+    x, *_ = stack.ExtendStep(theta, inputs.x, cache, attended, tf.constant(0), _PREDICT)
+    return NestedMap(x=x)
+
+
 def test_a_step_reads_experts_in_their_stack():
     """Nothing has the shape of all experts of a layer, [3, 8, 5]: so none are copied."""
     loop = small_stack.stack(has_source=True, layers_as=Layers.LOOP)
@@ -142,13 +155,59 @@ def test_a_step_reads_experts_in_their_stack():
 
     @tf.function(jit_compile=True, autograph=False)
     def step(*weights):
-        weights = theta.Pack(weights)
-        x = small_stack.x_BLM()[:, :_K]
-        cache = loop.InitCache(weights, small_stack.encoded_BTM(), _K, _PREDICT)
-        mask = tf.ones([B, _K, _K])
-        return loop.ExtendStep(weights, x, cache, _attended(mask), tf.constant(0), _PREDICT)[0]
+        inputs = NestedMap(encoded=small_stack.encoded_BTM(), x=small_stack.x_BLM()[:, :_K])
+        return _first_step(loop, theta.Pack(weights), inputs).x
 
     read_hlo = step.experimental_get_compiler_ir(*theta.Transform(tf.constant).Flatten())
     hlo = read_hlo(stage="optimized_hlo")
     assert "f32[2,3,8,5]" in hlo
     assert "f32[3,8,5]" not in hlo
+
+
+@pytest.mark.slow
+def test_a_partition_reads_its_own_experts_in_their_stack():
+    """Nothing has the shape of a layer's experts of one partition, [2, 8, 5], or of their parts."""
+    settings = small_stack.params(has_source=True, layers_as=Layers.LOOP)
+    settings.moe.num_experts = 4
+    parts = functions.partitioning(2)
+    loop = settings.Instantiate(Annotator(parts), "stack")
+
+    inputs = NestedMap(
+        encoded=TensorSpec((B, T, M), "float32", "BTM"), x=TensorSpec((B, _K, M), "float32", "BLM")
+    )
+    run = building.compile_fn(
+        functools.partial(_first_step, loop),
+        parts,
+        {"x": "BLM"},
+        theta=building.theta_specs(loop),
+        inputs=inputs,
+    )
+    hlo = run.compiled.as_text()
+    assert "f32[2,2,8,5]" in hlo
+    assert "f32[2,8,5]" not in hlo and "f32[1,2,8,5]" not in hlo
+
+    # As on one partition.
+    unsplit = settings.Instantiate(building.Unannotated(), "stack")
+    theta = building.random_theta(unsplit)
+    values = NestedMap(encoded=small_stack.encoded_BTM(), x=small_stack.x_BLM()[:, :_K])
+    want = tf.function(
+        lambda: _first_step(unsplit, theta.Transform(tf.constant), values).x, jit_compile=True
+    )()
+    got = run(theta, values.Transform(np.asarray)).x
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_only_experts_that_are_whole_on_a_partition_stay_in_their_stack():
+    mesh = Mesh(("x", "y"), (2, 2))
+
+    def unread(table):
+        parts = Partitioning.parse(mesh, table)
+        settings = small_stack.params(has_source=True, layers_as=Layers.LOOP)
+        loop = settings.Instantiate(Annotator(parts), "stack")
+        weights = building.random_theta(loop).Transform(tf.constant)
+        (_, _), (_, experts), *_ = loop._layers_and_weights(weights)
+        items = experts.FlattenItems()
+        return [path for path, leaf in items if isinstance(leaf, Item)]
+
+    assert unread("BG:x+y,E:x") == ["feed_forward.wi", "feed_forward.wo"]
+    assert unread("BG:x,E:x,H:y") == []

@@ -86,6 +86,16 @@ def test_executables_are_saved_of_a_plan_that_fits(monkeypatch, tmp_path):
         _told(_request(), tmp_path, save=True)
 
 
+def test_decoding_alone_has_no_remedies_and_nothing_to_save(monkeypatch, tmp_path):
+    decoding = _request().only(["decode"])
+    unfit = plans.without_a_step(decode=plans.program(None))
+    monkeypatch.setattr(kept_plans, "load_or_make", lambda *_: unfit)
+    (text,) = _told(decoding, tmp_path)
+    assert "does NOT fit" in text
+    with pytest.raises(ValueError, match="--save saves training steps; expected train among --pr"):
+        _told(decoding, tmp_path, save=True)
+
+
 # A search.
 
 

@@ -20,7 +20,7 @@ def asked(monkeypatch):
     requests = []
 
     def make(function, request):
-        assert function is run_programs.make_plan
+        assert function.func is run_programs.make_plan
         requests.append(request)
         made = plans.plan(plans.cost(), settings=request.settings)
         programs = dict.fromkeys(request.programs, made.step)
@@ -81,6 +81,14 @@ def test_programs_that_a_kept_plan_lacks_are_added(asked, tmp_path):
     assert kept_plans.load_or_make(tiny.request(), tmp_path) == whole
     assert kept_plans.load_or_make(everything, tmp_path) == whole
     assert len(asked) == 4
+
+
+def test_a_step_that_is_planned_after_decoding_comes_first(asked, tmp_path):
+    decoding = tiny.request(programs=("decode",))
+    assert list(kept_plans.load_or_make(decoding, tmp_path).programs) == ["decode"]
+    whole = kept_plans.load_or_make(tiny.request(), tmp_path)
+    assert list(whole.programs) == ["train", "decode"] and whole.main == "train"
+    assert len(asked) == 2
 
 
 def test_every_program_is_reported_and_the_pictures_are_drawn_once(asked, monkeypatch, tmp_path):

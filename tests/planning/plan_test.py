@@ -87,6 +87,18 @@ def test_a_plan_that_does_not_fit_has_no_times(tmp_path):
     assert values["roofline_secs"] is values["collectives"] is values["steps_per_sec"] is None
 
 
+def test_a_plan_without_a_training_step_has_none_of_its_fields(tmp_path):
+    decoding = plans.without_a_step(decode=plans.program(plans.cost()))
+    plan.save(decoding, tmp_path)
+    assert plan.load(tmp_path) == decoding and decoding.main == "decode"
+    values = json.loads((tmp_path / "plan.json").read_text())
+    assert values["all_fit"] is True and values["programs"]["decode"]["fits"] is True
+    for name in ("fits", "memory_gib", "roofline_secs", "expected", "tokens_per_sec"):
+        assert values[name] is None, name
+    with pytest.raises(ValueError, match="on v3:8x8 has no training step; `plan --programs=train`"):
+        decoding.tokens_per_sec()
+
+
 def test_rates_and_core_years():
     kept = plans.plan(plans.cost(step_secs=0.5), cores=128)
     assert kept.steps_per_sec() == 2.0 and kept.steps_per_sec(0.48) == 0.96

@@ -153,6 +153,31 @@ def test_figures_of_other_programs_follow_the_steps():
     assert figures["initialize ms"] == 500.0 and "train ms" not in figures
 
 
+def test_without_a_training_step_the_first_program_is_told(published):
+    decode = plans.program(plans.cost(4.0), batch=Batch(128, 256, 64), suspicious=("a copy",))
+    kept = plans.without_a_step(decode=decode)
+    text = plan_text.screen(kept)
+    for part in (
+        "m4.MoE128E12L on v3:8x8: 128 cores, 12.50 B weights\n",
+        "fits; a call of decode needs 9.00 of 15.48 GiB a core",
+        "collectives of a call of decode on one core",
+        "suspicious: a copy\n",
+        "of a call",
+        "products 3.00 Tflop a core\n",
+        "bound, at the roofline: 4 s a call, 2.0 K tokens/s\n",
+        "decode: counts all 64 steps",
+    ):
+        assert part in text
+    # Nothing is published of other programs than training steps.
+    for part in ("a step", "recomputed", "expected", "core-years"):
+        assert part not in text
+    assert ".png" not in plan_text.markdown(kept)
+
+    lines = plan_text.comparison([kept, plans.plan(plans.cost())]).splitlines()
+    rows = {line.rsplit(maxsplit=3)[0]: line.split()[-3:] for line in lines[4:]}
+    assert rows["decode ms"] == ["4000", "-", "-"] and rows["peak GiB"] == ["-", "9", "-"]
+
+
 def test_gpus_are_called_so():
     text = plan_text.screen(plans.plan(plans.cost(), topology="h100:16x8"))
     assert "collectives of a step on one GPU" in text and "core" not in text

@@ -71,3 +71,8 @@ def plan(made: StepCost | None, cores: int = 128, programs=None, **changes) -> P
         programs={TRAIN: program(made, **of_the_step), **(programs or {})},
     )
     return Plan(**(fields | changes))
+
+
+def without_a_step(**programs) -> Plan:
+    """Returns a plan of other programs than the training step, by name."""
+    return dataclasses.replace(plan(None), programs=programs)

@@ -41,6 +41,13 @@ def test_the_batches_are_those_of_the_requested_programs():
     assert request.step_only().batches == ["input"]
 
 
+def test_some_programs_are_requested_in_the_order_of_a_plan():
+    request = tiny.request(programs=plan.PROGRAMS)
+    assert request.only(["decode", "evaluate"]).programs == ("evaluate", "decode")
+    with pytest.raises(ValueError, match="'serve'; expected of train, initialize, evaluate, dec"):
+        request.only(["train", "serve"])
+
+
 def test_more_settings_may_change_the_partitioning():
     request = tiny.request()
     changed = request.changed(["mesh=data:2,experts:4", "sharding=BG:data+experts,E:experts"])

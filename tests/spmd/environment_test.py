@@ -230,6 +230,27 @@ print(min(after - before for before, after in zip(taken, taken[1:])))
     assert int(_run(code).stdout) < 1000
 
 
+def test_freed_memory_is_returned_when_asked():
+    code = """
+import re
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=1)
+import numpy as np
+
+def used_mib():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+
+before = used_mib()
+blocks = [np.ones(2**20) for _ in range(32)]  # 8 MiB each
+last = blocks[-1]
+del blocks  # Below one that stays, so that the heap's end stays where it is.
+freed = used_mib()
+environment.return_freed_memory()
+print(freed - before > 200, used_mib() - before < 50)
+"""
+    assert _run(code).stdout.split() == ["True", "True"]
+
+
 @pytest.mark.skipif(
     not pathlib.Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages"
 )

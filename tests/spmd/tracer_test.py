@@ -162,7 +162,7 @@ def test_a_child_that_the_kernel_killed_may_have_lacked_memory():
         tracer.traced(tracing.is_killed)
 
 
-def test_the_child_outlives_an_interrupt_and_ends_when_it_is_idle(monkeypatch):
+def test_the_child_outlives_an_interrupt_and_ends_when_it_is_idle_or_told_to(monkeypatch):
     name = tracer.traced(tracing.pid, "a").name
     pid = int(name.removeprefix("a_"))
     os.kill(pid, signal.SIGINT)
@@ -173,6 +173,9 @@ def test_the_child_outlives_an_interrupt_and_ends_when_it_is_idle(monkeypatch):
     assert tracer._child._process is None
     monkeypatch.setattr(tracer, "_IDLE_SECS", 60.0)
     assert tracer.traced(tracing.pid, "a").name != name
+
+    tracer.end()
+    assert tracer._child._process is None
 
 
 def test_a_child_without_tensorflow_says_so(tmp_path):

@@ -67,7 +67,7 @@ def test_a_trace_has_what_both_devices_ran_in_each_call(profiles, tmp_path):
 
     # All names are those of the compiled program, within the calls.
     module = profile.calls[0].executable.module
-    names = {each.name for computation in module.computations for each in computation.instructions}
+    names = {each.name for each in module.instructions()}
     assert {run.instruction for run in trace.runs} <= names
     assert {run.device for run in trace.runs} == {device.id for device in jax.devices()[:2]}
     for run in trace.runs:

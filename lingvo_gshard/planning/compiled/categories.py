@@ -27,6 +27,8 @@ _WRAPPING = re.compile(
 _TRANSFORMED = re.compile(r"(?:transpose\((?=(?:jvp|vmap)\()|jvp\(|vmap\()(.*)\)")
 # Those of them that the gradient adds, around the scope of the operation that it belongs to.
 _GRADIENT = ("gradient_tape", "gradients")
+# XLA's name of instructions that it combined, such as `decoder/(block_0/add/Sum:block_1/add/Sum)`.
+_COMBINED = re.compile(r"\(([^():]*):[^()]*\)")
 # JAX's scope of what the transposition of a linear function, the gradient's last part, computes.
 _TRANSPOSE = "transpose("
 
@@ -160,10 +162,14 @@ def label(name: str) -> str:
 
 
 def source(op_name: str) -> str:
-    """Returns an instruction's layer, such as `encoder/layers_1/feed_forward`, or its own name."""
-    names = scopes(op_name)
-    layer = names[:-1] or names
-    return "/".join(layer) or "unnamed"
+    """Returns an instruction's layer, such as `encoder/layers_1/feed_forward`, or its own name.
+
+    Of several that were combined it is the first one's, `and others`: there may be hundreds.
+    """
+    first = _COMBINED.sub(r"\1", op_name)
+    names = scopes(first)
+    layer = "/".join(names[:-1] or names) or "unnamed"
+    return layer if first == op_name else f"{layer} and others"
 
 
 def _first_name(op_name: str) -> str:

@@ -77,10 +77,9 @@ def sum_by_source(collectives: Iterable[Collective]) -> tuple[CollectiveSum, ...
 def _uncounted_loops(module: Module, report: CompiledReport) -> tuple[str, ...]:
     """Returns the layers of loops whose length the compiler does not know, each once."""
     layers = []
-    for computation in module.computations:
-        for instruction in computation.instructions:
-            # The report has every loop by its name, with None for an unknown length.
-            is_loop = instruction.name in report.loops
-            if is_loop and report.loops[instruction.name] is None:
-                layers.append(source(instruction.op_name))
+    for instruction in module.instructions():
+        # The report has every loop by its name, with None for an unknown length.
+        is_loop = instruction.name in report.loops
+        if is_loop and report.loops[instruction.name] is None:
+            layers.append(source(instruction.op_name))
     return tuple(dict.fromkeys(layers))

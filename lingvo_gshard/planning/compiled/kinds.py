@@ -81,10 +81,7 @@ def _kind(instruction: Cost | Collective, is_batched: bool) -> Kind:
 def _batched(module: Module) -> frozenset[str]:
     """Returns the op_names of products of many pairs of matrices."""
     return frozenset(
-        instruction.op_name
-        for computation in module.computations
-        for instruction in computation.instructions
-        if _is_batched(instruction)
+        instruction.op_name for instruction in module.instructions() if _is_batched(instruction)
     )
 
 

@@ -139,12 +139,11 @@ def _program(executable: Executable, network: Network | None) -> _Program:
         flops[part] += cost.times * cost.flops
 
     # The end of an asynchronous collective costs nothing, but a device may wait in it.
-    for computation in executable.module.computations:
-        for instruction in computation.instructions:
-            opcode = hlo_cost.opcode_of(instruction)
-            kind = opcode.removesuffix("-start").removesuffix("-done")
-            if kind in COLLECTIVES:
-                roles[instruction.name] = _Role(kind, _EXCHANGES)
+    for instruction in executable.module.instructions():
+        opcode = hlo_cost.opcode_of(instruction)
+        kind = opcode.removesuffix("-start").removesuffix("-done")
+        if kind in COLLECTIVES:
+            roles[instruction.name] = _Role(kind, _EXCHANGES)
 
     roofline_secs: dict[str, float] = {}
     if network is not None:

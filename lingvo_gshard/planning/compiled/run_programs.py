@@ -28,24 +28,26 @@ from lingvo_gshard.planning.plan import (
 from lingvo_gshard.planning.request import Request
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.sharding.mesh import names_of
-from lingvo_gshard.spmd import topology
+from lingvo_gshard.spmd import topology, tracer
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.topology import TopologyExecutable
 
 
-def make_plan(request: Request) -> Plan:
+def make_plan(request: Request, is_last: bool = False) -> Plan:
     """Compiles the requested programs and returns what was read of them.
 
-    Raises ValueError as topology.compile_program.
+    `is_last` tells that this process plans nothing more. Raises ValueError as
+    topology.compile_program.
     """
     params = request.params
     partitioning = request.partitioning
     model = TaskModel(params, partitioning)
 
     # This is what takes minutes.
-    programs = {
-        name: plan_program(name, model, params, request.topology) for name in request.programs
-    }
+    programs = {}
+    for name in request.programs:
+        is_last_program = is_last and name == request.programs[-1]
+        programs[name] = plan_program(name, model, params, request.topology, is_last_program)
 
     # The flops of the mathematics show how much of the program's is of use.
     batch = params.input
@@ -67,16 +69,21 @@ def make_plan(request: Request) -> Plan:
     )
 
 
-def plan_program(name: str, model: TaskModel, params: Params, topology_name: str) -> ProgramPlan:
+def plan_program(
+    name: str, model: TaskModel, params: Params, topology_name: str, is_last: bool
+) -> ProgramPlan:
     """Compiles a program for a topology and returns what was read of it.
 
-    Raises ValueError as topology.compile_program, but not for a program that is too large.
+    `is_last` tells that this process traces no other. Raises ValueError as
+    topology.compile_program, but not for a program that is too large.
     """
     capacity_gib = hardware.generation(topology_name).capacity_gib
 
     # From the layers to an exported program, and from there to the cores' own program.
     started = time.monotonic()
     exported = export(name, model, params)
+    if is_last:
+        tracer.end()  # The compiler needs gigabytes, too.
     lowered = time.monotonic()
     lowered_cpu = time.process_time()
     compiled = _compile(exported, topology_name)

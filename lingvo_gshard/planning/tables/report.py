@@ -181,7 +181,7 @@ def machines_table(machines: Iterable[Machine]) -> str:
 def _machine_figures(plan: Plan) -> dict[str, float]:
     figures = plan_text.figures(plan)
     column = {row: figures[name] for name, row in _MACHINE_FIGURES.items() if name in figures}
-    if plan.step.cost is not None:
+    if plan.has_step and plan.step.cost is not None:
         column["device-hours for 10^12 tokens"] = _HOURS_PER_YEAR * plan.core_years()
         if plan.factor is not None:
             column["expected device-hours"] = _HOURS_PER_YEAR * plan.core_years(plan.factor.value)

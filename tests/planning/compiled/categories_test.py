@@ -75,6 +75,12 @@ def test_the_source_is_the_layer():
     assert source(_PREFIX + "add_3") == "add_3" and source("") == "unnamed"
 
 
+def test_the_source_of_what_was_combined_is_the_first_layer():
+    name = _PREFIX + "decoder/(block_0/add/Sum:block_1/norm/Sum:block_2/add/Sum)"
+    assert source(name) == "decoder/block_0/add and others"
+    assert source(_PREFIX + "(Sum_6:optimizer/Sum_5)") == "Sum_6 and others"
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

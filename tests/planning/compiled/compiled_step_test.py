@@ -29,10 +29,7 @@ def test_a_program_is_read_with_the_cost_of_each_instruction():
 
 
 def test_loops_of_unknown_length_are_named_by_their_layers():
-    instructions = {}
-    for computation in _MODULE.computations:
-        for instruction in computation.instructions:
-            instructions[instruction.name] = instruction
+    instructions = {instruction.name: instruction for instruction in _MODULE.instructions()}
     loops = trip_counts.count(_MODULE).trip_counts
     first, *others = loops
 

@@ -33,8 +33,7 @@ def _of_all_groups(arrays, num_partitions):
 
 
 def _arrays(module):
-    instructions = (i for each in module.computations for i in each.instructions)
-    return [array for instruction in instructions for array in instruction.arrays]
+    return [array for instruction in module.instructions() for array in instruction.arrays]
 
 
 def test_a_tensor_of_all_groups_is_seen():
