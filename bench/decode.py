@@ -186,7 +186,7 @@ def _names() -> list[str]:
 
 def _peers_with_experts(stack: contextlib.ExitStack, params: Params) -> dict[str, Decoder]:
     sizes = peer.sizes_json(params)
-    worker = peer.Peer("bench.torch_peer.beam_worker", sizes, _TORCH.value)
+    worker = peer.Peer("bench.torch_peer.beam_worker", sizes, python=_TORCH.value)
     stack.enter_context(worker)
     return {
         "transformers": functools.partial(_torch_decoder, worker, bfloat16=False),
