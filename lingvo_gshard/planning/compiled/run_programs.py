@@ -70,7 +70,7 @@ def make_plan(request: Request, is_last: bool = False) -> Plan:
 
 
 def plan_program(
-    name: str, model: TaskModel, params: Params, topology_name: str, is_last: bool
+    name: str, model: TaskModel, params: Params, topology_name: str, is_last: bool = False
 ) -> ProgramPlan:
     """Compiles a program for a topology and returns what was read of it.
 
