@@ -44,7 +44,7 @@ def make_plan(request: Request, is_last: bool = False) -> Plan:
     model = TaskModel(params, partitioning)
 
     # This is what takes minutes.
-    programs = {}
+    programs: dict[str, ProgramPlan] = {}
     for name in request.programs:
         is_last_program = is_last and name == request.programs[-1]
         programs[name] = plan_program(name, model, params, request.topology, is_last_program)
