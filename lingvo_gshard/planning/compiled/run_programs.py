@@ -44,7 +44,7 @@ def make_plan(request: Request, is_last: bool = False) -> Plan:
     model = TaskModel(params, partitioning)
 
     # This is what takes minutes.
-    programs = {}
+    programs: dict[str, ProgramPlan] = {}
     for name in request.programs:
         is_last_program = is_last and name == request.programs[-1]
         programs[name] = plan_program(name, model, params, request.topology, is_last_program)
@@ -70,7 +70,7 @@ def make_plan(request: Request, is_last: bool = False) -> Plan:
 
 
 def plan_program(
-    name: str, model: TaskModel, params: Params, topology_name: str, is_last: bool
+    name: str, model: TaskModel, params: Params, topology_name: str, is_last: bool = False
 ) -> ProgramPlan:
     """Compiles a program for a topology and returns what was read of it.
 

@@ -41,8 +41,7 @@ def executable(monkeypatch):
         _instruction("exchange.done", "all-to-all-done"),
         _instruction("while", "while"),
     )
-    computation = types.SimpleNamespace(instructions=instructions)
-    return _Executable(types.SimpleNamespace(computations=(computation,)))
+    return _Executable(types.SimpleNamespace(instructions=lambda: instructions))
 
 
 class _Executable:
