@@ -109,6 +109,8 @@ def return_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))
+        # The addresses at the heap's end are gone, and with them the advice that held for these.
+        _ask_for_huge_pages(libc)
 
 
 def prepare_tracing() -> None:
@@ -360,10 +362,16 @@ def _keep_freed_memory() -> None:
         return
     for option, value in _KEEP_MEMORY.items():
         libc.mallopt(option, value)
+    _ask_for_huge_pages(libc)
 
-    # The heap keeps the addresses of a block once it is freed, and the advice holds for these. So
-    # huge pages are asked for in a block as large as half the memory. It takes no memory itself, as
-    # nothing is written to it.
+
+def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:
+    """Asks for huge pages at the end of the heap, if this process keeps what it has freed.
+
+    The heap then keeps the addresses of a block once it is freed, and the advice holds for these.
+    So it is given for a block as large as half the memory, which takes none itself, as nothing is
+    written to it.
+    """
     libc.malloc.restype = ctypes.c_void_p
     size_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     block = libc.malloc(ctypes.c_size_t(size_bytes))

@@ -255,16 +255,33 @@ print(freed - before > 200, used_mib() - before < 50)
     not pathlib.Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages"
 )
 def test_the_heap_asks_for_huge_pages_and_takes_no_memory_for_it():
+    """When it is prepared, and again for a new end of the heap once memory was returned."""
     code = """
+import ctypes
 import re
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=1)
-areas = open("/proc/self/smaps").read()
-flags = re.findall(r"\\[heap\\].*?VmFlags:([^\\n]*)", areas, re.DOTALL)
-print(any("hg" in each.split() for each in flags))
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+
+def block_has_advice():
+    address = libc.malloc(ctypes.c_size_t(2**28))
+    libc.free(ctypes.c_void_p(address))
+    middle = address + 2**27
+    areas = open("/proc/self/smaps").read()
+    for begin, end, flags in re.findall(
+        r"^([0-9a-f]+)-([0-9a-f]+) .*?^VmFlags:([^\\n]*)", areas, re.DOTALL | re.MULTILINE
+    ):
+        if int(begin, 16) <= middle < int(end, 16):
+            return "hg" in flags.split()
+
+print(block_has_advice())
+environment.return_freed_memory()
+print(block_has_advice())
 print(int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) < 2**17)
 """
-    assert _run(code).stdout.split() == ["True", "True"]
+    assert _run(code).stdout.split() == ["True", "True", "True"]
 
 
 _QUIETLY = """
