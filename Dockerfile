@@ -9,11 +9,13 @@ ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS wheel
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE requirements*.txt ./
-COPY bench/torch_peer/requirements.txt bench/torch_peer/
+COPY pyproject.toml README.md LICENSE requirements.txt ./
+COPY requirements requirements
 COPY lingvo_gshard lingvo_gshard
 COPY data_prep data_prep
 COPY params params
+COPY xla_plan xla_plan
+COPY xla_spmd xla_spmd
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON}-slim

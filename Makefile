@@ -23,24 +23,24 @@ JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 
 setup: .venv/ready
 
-.venv/ready: $(wildcard requirements*.txt constraints/*.txt) tools/setup.sh
+.venv/ready: $(wildcard requirements/*.txt constraints/*.txt) tools/setup.sh
 	tools/setup.sh
 
 # Needed to compute on TPUs, and to compile for TPU topologies without one.
 setup-tpu: setup
-	$(PY) -m pip install --quiet -r requirements-tpu.txt -c .venv/constraints.txt
+	$(PY) -m pip install --quiet -r requirements/tpu.txt -c .venv/constraints.txt
 
 # Needed to compute on NVIDIA GPUs, by the CUDA version of their driver.
 setup-cuda12 setup-cuda13: setup-%: setup
-	$(PY) -m pip install --quiet -r requirements-$*.txt -c .venv/constraints.txt
+	$(PY) -m pip install --quiet -r requirements/$*.txt -c .venv/constraints.txt
 
 # Needed only to compile for GPU topologies without a GPU.
 setup-plan-gpu: setup
-	$(PY) -m pip install --quiet -r requirements-plan-gpu.txt -c .venv/constraints.txt
+	$(PY) -m pip install --quiet -r requirements/plan-gpu.txt -c .venv/constraints.txt
 
 # Both, by one call of pip, for the slow tests.
 setup-compilers: setup
-	$(PY) -m pip install --quiet -r requirements-tpu.txt -r requirements-plan-gpu.txt -c .venv/constraints.txt
+	$(PY) -m pip install --quiet -r requirements/tpu.txt -r requirements/plan-gpu.txt -c .venv/constraints.txt
 
 # The tests of the server's page run in Chromium.
 setup-chromium:
@@ -50,7 +50,7 @@ test: setup setup-chromium
 	$(PY) -m pytest -q -n $(JOBS)
 
 # After .venv, since both may need apt, which serves one at a time.
-.venv-oldest/ready: $(wildcard requirements*.txt constraints/*.txt) tools/setup.sh | setup
+.venv-oldest/ready: $(wildcard requirements/*.txt constraints/*.txt) tools/setup.sh | setup
 	VERSIONS=3.11 VENV=.venv-oldest tools/setup.sh
 
 # The quick tests on the oldest Python that is supported.
@@ -86,6 +86,7 @@ check: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m tools.check_prose
 
 # The environments of the benchmarks' peers.
 .venv-torch/ready .venv-ctranslate2/ready: .venv-%/ready: bench/%_peer/requirements.txt | setup
@@ -94,7 +95,7 @@ check: setup
 	touch $@
 
 # The documentation site, in site/: docs/ and the docstrings. Every warning is an error.
-.venv-docs/ready: requirements-docs.txt | setup
+.venv-docs/ready: requirements/docs.txt | setup
 	.venv/bin/python -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet -r $<
 	touch $@
@@ -118,6 +119,9 @@ demo: $(DEMO)/data/manifest.json
 	$(DEMO_TRAINER) --mode=train_and_eval
 	$(DEMO_TRAINER) --mode=decode
 	@echo "Pictures: $(DEMO)/run/decode_test/bleu.png and $(DEMO)/run/expert_load.png"
+	@echo "Three sentences of test, and their translations:"
+	@source=$$(ls $(DEMO)/run/decode_test/*.source.txt | head -n 1); \
+	paste -d '\n' "$$source" "$${source%.source.txt}.txt" | head -n 6 | sed 'n; s/^/    /'
 
 $(DEMO)/data/manifest.json: | setup $(if $(CORPUS),,$(DEMO)/corpus/.complete)
 	$(PY) -m data_prep.build '--input=$(DEMO_CORPUS)' --out=$(DEMO)/data $(DEMO_VOCABULARIES)

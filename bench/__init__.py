@@ -1,15 +1,18 @@
 """Benchmarks, each of which compares alternatives side by side in one run on the same machine.
 
-Importing this package prepares the environment that TensorFlow and JAX read when they are imported,
-and imports TensorFlow without its greetings. The peers' environments have neither.
+Importing this package sets the environment variables that TensorFlow and JAX read when they are
+imported, and imports TensorFlow without its startup messages. The peers' environments contain
+neither library.
 """
 
 import importlib
 import importlib.util
 
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 
 if importlib.util.find_spec("tensorflow"):
     environment.prepare()
     with environment.quiet_stderr():
-        importlib.import_module("tensorflow")
+        tensorflow = importlib.import_module("tensorflow")
+        # Otherwise absl's app.run looks for GPUs, and a missing driver is logged past the filter.
+        tensorflow.config.list_physical_devices("GPU")

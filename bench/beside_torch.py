@@ -1,12 +1,12 @@
 """Times a function of ours beside PyTorch's, for several group sizes, dispatches and device counts.
 
-The peer (bench/torch_peer) does the same mathematics with the same weights, on 2 threads or on the
-GPU. Both run with float32 products and with bfloat16 ones: ours by task.product_dtype and, if that
-is asked for, task.activation_dtype; the peer's by autocast. Calls of ours, calls of the peer, and
-matrix products alone alternate, so that all of them run under the same load. The best time of each
-counts. The products alone are NumPy's in float32 and XLA's in bfloat16, on all cores, or XLA's of
-both on a GPU; the columns after ours tell how much of their rates is reached. The last two columns
-are what the peer takes with bfloat16 and with float32, over what ours takes with bfloat16.
+The peer (bench/torch_peer) computes the same function with the same weights, on 2 threads or on the
+GPU. Both run with float32 products and with bfloat16 products: ours by task.product_dtype and, with
+--bfloat16_activations, task.activation_dtype; the peer by autocast. Calls of our function, calls of
+the peer and plain matrix products alternate, so that all of them run under the same load. The best
+time of each counts. On CPUs, NumPy computes the plain float32 products and XLA the bfloat16 ones,
+on all cores; on a GPU, XLA computes both. The percentages compare our rates with theirs. The last
+two columns divide the peer's times with bfloat16 and with float32 by our time with bfloat16.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from absl import flags
 from bench import peer, platforms, synthetic
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import table
 from lingvo_gshard.layers.dispatch import Dispatch
+from xla_spmd.files import table
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E8L", "A registered experiment.")
 _PARTITIONS = flags.DEFINE_list("partitions", ["1", "2", "4"], "The device counts to try.")
@@ -35,7 +35,7 @@ _DISPATCHES = flags.DEFINE_list("dispatches", ["einsum", "gather"], "The dispatc
 _CALLS = flags.DEFINE_integer("calls", 6, "The number of timed calls of each.")
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _BFLOAT16_ACTIVATIONS = flags.DEFINE_bool(
-    "bfloat16_activations", False, "Whether ours keeps activations in bfloat16 where products are."
+    "bfloat16_activations", False, "Whether our bfloat16 runs keep activations in bfloat16, too."
 )
 _TORCH = flags.DEFINE_string(
     "torch_python", peer.PYTHON, "The Python of an environment with torch_peer's requirements."
@@ -44,7 +44,7 @@ _TORCH_COMPILE = flags.DEFINE_bool(
     "torch_compile", False, "Whether the peer's model is compiled, by torch.compile."
 )
 
-# Of a product's matrices: enough to keep the device busy.
+# The sizes of a plain product's matrices, large enough to keep the device busy.
 _PRODUCT_SIZES = {"cpu": 2048, "cuda": 8192}
 _HEADER = (
     "group size",
@@ -70,10 +70,10 @@ class Work:
     """A function to time.
 
     Attributes:
-      call: does the work, and returns when the devices have finished.
+      call: the function that does the work, and returns when the devices have finished.
       theta: the model's weights; the first call may donate their memory.
       batch: the batch that the peer works on.
-      gflop: the work's matrix products, as model.flops counts them.
+      gflop: the work's matrix products, counted like in model.flops, in GFLOP.
       tokens: the number of target tokens.
     """
 
@@ -88,8 +88,8 @@ def compare(title: str, command: str, prepare: Callable[[Params, int], Work]) ->
     """Prints a table of times and ratios with a line for every setting that the flags select.
 
     Args:
-      title: what is compared.
-      command: the peer's command for it.
+      title: the name of the work.
+      command: the peer's command for the work.
       prepare: (params, number of devices) -> the Work.
     """
     description = platforms.start(max(map(int, _PARTITIONS.value)))
@@ -113,7 +113,7 @@ def compare(title: str, command: str, prepare: Callable[[Params, int], Work]) ->
 
 
 def start_worker(folder: str, params: Params, theta: NestedMap, batch: NestedMap) -> peer.Peer:
-    """Starts the peer on the platform; raises as peer.start_worker."""
+    """Starts the peer on the platform. Raises FileNotFoundError if its Python is missing."""
     how = ["compiled"] if _TORCH_COMPILE.value else []
     return peer.start_worker(
         folder, params, theta, batch, platforms.chosen(), *how, python=_TORCH.value
@@ -154,7 +154,7 @@ class _Rates:
     """The best rates of matrix products alone, in GFLOP/s: the machine's limits in this run."""
 
     def __init__(self, *products: Callable[[], float]) -> None:
-        """Takes functions that compute products in float32 and in bfloat16; return their GFLOP."""
+        """Takes the functions of the products: float32, then bfloat16; each returns its GFLOP."""
         self._products = products
         self._best = [0.0 for _ in products]
 
@@ -176,7 +176,7 @@ class _Rates:
 
 
 def _numpy_product(size: int) -> Callable[[], float]:
-    """Returns a function that multiplies two matrices by NumPy."""
+    """Returns a function that multiplies two matrices with NumPy."""
     factors = _random(size)
 
     def multiply() -> float:
@@ -187,7 +187,7 @@ def _numpy_product(size: int) -> Callable[[], float]:
 
 
 def _xla_product(size: int, dtype: str) -> Callable[[], float]:
-    """Returns a function that multiplies matrices, two on each device, at once."""
+    """Returns a function that multiplies two matrices on each device, at the same time."""
     pair = _random(size).astype(jnp.dtype(dtype))
     factors = [jax.device_put(pair, device) for device in jax.local_devices()]
     product = jax.jit(lambda pair: pair[0] @ pair[1])
@@ -231,7 +231,7 @@ def _time(
     work = works[0]
     questions = [command, f"{command}_bfloat16"]
 
-    # All alternate, and the best of each counts; the first call compiles.
+    # The calls alternate, and the best time of each counts; the first call compiles.
     secs = []
     with (
         tempfile.TemporaryDirectory() as folder,

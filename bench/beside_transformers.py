@@ -2,12 +2,13 @@
 
     python -m bench.beside_transformers [--python=ENV/bin/python] [--num_experts=32]
 
-ENV has torch and transformers 4, by default torch_peer's. The model has random weights, 4 + 4
-layers of 512 and 2048, and experts in every other one. Both search with a beam of 4 for 32 tokens
-of 16 sources of 32 tokens each, one after the other, on the cores that this process may use:
-transformers in float32, and ours with its layers in a LOOP, as they are imported by default, on one
-device and on two, and UNROLLED. Ours also keeps its weights in fewer bits, by decode.weights. The
-best of a few calls counts, and the peak memory of each process, with its compilation.
+ENV is an environment with torch and transformers 4, by default torch_peer's. The model has random
+weights, 4 + 4 layers of dims 512 and 2048, and experts in every other layer. Each system searches
+with a beam of 4 for 32 target tokens, for 16 sources of 32 tokens, on the cores that this process
+may use. The systems run one after the other: transformers in float32; ours with its layers in a
+LOOP (the default of an import) on one device and on two, and UNROLLED; and ours with its weights in
+fewer bits, by decode.weights. The best of a few calls counts, and the peak memory of the process,
+including compilation.
 """
 
 import dataclasses
@@ -24,21 +25,21 @@ from absl import flags
 
 from bench import import_model, peer
 from lingvo_gshard import cli
-from lingvo_gshard.files import table
 from lingvo_gshard.hugging_face import importing
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.layers.stored_weights import Numbers
+from xla_spmd.files import table
 
 _PYTHON = flags.DEFINE_string("python", peer.PYTHON, "A Python with torch and transformers.")
 _CALLS = flags.DEFINE_integer("calls", 3, "The number of timed calls of each.", 1)
-_EXPERTS = flags.DEFINE_integer("num_experts", 32, "Experts of each of the four layers.", 1)
+_EXPERTS = flags.DEFINE_integer("num_experts", 32, "The experts of each of the four layers.", 1)
 
 _ROWS = 16
 _SOURCE_LEN = 32
 _TARGET_LEN = 32
 _BEAM = 4
 _FORCED = 7
-# The ids of transformers.
+# The ids in transformers.
 _PAD = 1
 _EOS = 2
 _SEARCH = pathlib.Path(__file__).with_name("search_of_run.py")
@@ -46,7 +47,7 @@ _SEARCH = pathlib.Path(__file__).with_name("search_of_run.py")
 
 @dataclasses.dataclass(frozen=True)
 class _Ours:
-    """How this project searches with the model."""
+    """A configuration in which this project searches with the model."""
 
     form: Layers
     num_devices: int = 1
@@ -75,13 +76,13 @@ def main() -> None:
         theirs = folder / "theirs"
         num_bytes = import_model.write(theirs, _EXPERTS.value, num_parts=4)
 
-        # The same weights as a loop over blocks, and layer by layer.
+        # The same weights are imported as a loop over blocks, and layer by layer.
         for form in Layers:
             settings = [f"task.{side}.layers_as={form.name}" for side in ("encoder", "decoder")]
             importing.import_folder(theirs, folder / form.name, settings)
         _write_batch(folder / "batch.npz")
 
-        # Each in a process of its own, whose peak memory is then its own.
+        # Each system runs in a separate process, so that its peak memory can be read.
         results = {"transformers": _transformers(theirs, folder / "batch.npz")}
         for ours in _OURS:
             run = folder / ours.form.name
@@ -135,7 +136,7 @@ def _ours(run: pathlib.Path, batch: pathlib.Path, ours: _Ours) -> dict[str, Any]
     command = [sys.executable, "-P", str(_SEARCH), str(run), str(batch), json.dumps(settings)]
     result = _output(command, PYTHONPATH=str(_SEARCH.parents[1]))
 
-    # As transformers returns them: EOS first, and padding last.
+    # The rows get the form that transformers returns: EOS first, and padding last.
     for row in result["ids"]:
         row[:] = [_EOS, *row, *[_PAD] * (_TARGET_LEN - len(row))]
     return result

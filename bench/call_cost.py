@@ -1,4 +1,4 @@
-"""The time and memory that a call takes in a peer's process; needs Linux and no packages."""
+"""The time and memory that a call takes in a peer's process, on Linux and without packages."""
 
 import dataclasses
 import pathlib
@@ -14,7 +14,7 @@ _PROCESS = pathlib.Path("/proc/self")
 
 @dataclasses.dataclass(frozen=True)
 class CallCost:
-    """The result of a call, its time, and how far the process's resident memory rose, in MiB."""
+    """The result of a call, its seconds, and the growth of the process's resident memory in MiB."""
 
     result: Any
     secs: float
@@ -23,7 +23,7 @@ class CallCost:
 
 def measure(call: Callable[[], Any], clock: str) -> CallCost:
     """Returns a call's result and cost; `clock` is a key of CLOCKS."""
-    # Resets the peak to the present memory.
+    # This resets the peak of the memory to the memory that is used now.
     (_PROCESS / "clear_refs").write_text("5", encoding="utf-8")
     before = _status_kib("VmRSS")
 

@@ -1,6 +1,6 @@
 """Beam search with classic caches: a row for each hypothesis, and rows reordered at every step.
 
-The model and the search are those of the flat beam, which needs no reordering.
+It uses the model and the search of the flat beam, which does not reorder its caches.
 
 B batch, k beam, T steps, P = T * k places of the flat sequence.
 """
@@ -23,14 +23,14 @@ def init_state(
 
 
 def grow(task: TranslationTask, config: BeamSearch) -> Grow:
-    """Returns flat_beam_search.search's `grow`: a row's cache has one place for k flat ones."""
+    """Returns `grow` for flat_beam_search.search: one place of a row's cache is k flat places."""
     return lambda state, places: task.GrowDecode(state, places // config.beam_size)
 
 
 def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> DecodeStep:
-    """Returns flat_beam_search.search's `decode_step` for the state from init_state.
+    """Returns `decode_step` for flat_beam_search.search, with the state from init_state.
 
-    The last step before this one, in a hypothesis' mask, shows which hypothesis it continues.
+    In a hypothesis' mask, the previous step shows which hypothesis it continues.
     """
     k = config.beam_size
 
@@ -39,7 +39,7 @@ def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> 
     ) -> tuple[tf.Tensor, NestedMap]:
         batch_size = ids.shape[0]
 
-        # The place of the step before is the hypothesis that this one continues.
+        # Its place in the previous step is the hypothesis that it continues.
         by_step = tf.reshape(mask, [batch_size, k, -1, k])
         parents = tf.argmax(tf.gather(by_step, tf.maximum(index - 1, 0), axis=2), -1)  # [B, k]
 
@@ -52,7 +52,7 @@ def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> 
             caches = {name: reordered(layer[name]) for name in _REORDERED}
             layers.append(NestedMap(layer, **caches))
 
-        # Each row is a beam of one hypothesis, which attends to its place of every step so far.
+        # Each row is a beam of one hypothesis, which attends to its place in every step so far.
         state = NestedMap(state, cache=NestedMap(layers=layers))
         past = tf.reshape(tf.reduce_sum(by_step, -1), [batch_size * k, 1, -1])
         logits, state = task.DecodeStep(

@@ -1,15 +1,16 @@
-"""Times collectives by size and number of devices: Figure 9, section 5.3, on the devices at hand.
+"""Times collectives by size and number of devices: Figure 9, section 5.3, on these devices.
 
     python -m bench.collectives [--mib=8,32] [--num_partitions=8]
 
-It takes 2, 4, 8, ... of the devices, and all of them. As in the paper, the size is what each device
-has before the collective: an AllToAll sends equal parts of it to all devices, an AllGather's result
-is as many times larger, and a ReduceScatter's as many times smaller. Each program is a collective
-and nothing else, which is checked in what the compiler made of it.
+The benchmark uses 2, 4, 8, ... of the devices, and all of them. As in the paper, the size is the
+size of a device's part before the collective: an AllToAll sends equal pieces of it to all devices;
+with D devices, an AllGather's result is D times larger, and a ReduceScatter's D times smaller. Each
+program is one collective and nothing else; the compiled program is checked for this.
 
-Beside the time stands that of the network's model (planning/estimate/networks.py), a best case, if
-the kind of devices is known. Beside all stands the time of a copy of as much on the same devices at
-once. On virtual devices of a CPU, collectives are copies through its memory.
+If the kind of the devices is known, the table also has the time from the network's model
+(xla_plan/machines/networks.py), a best case. Each collective is also compared with a copy of the
+same size on the same devices at the same time. On virtual devices of a CPU, collectives are copies
+in its memory.
 """
 
 import dataclasses
@@ -26,20 +27,20 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard import cli
-from lingvo_gshard.files import table
-from lingvo_gshard.hlo import collectives, hlo_module
-from lingvo_gshard.hlo.collectives import Collective
-from lingvo_gshard.planning.estimate import networks
 from lingvo_gshard.spmd import devices as devices_at_hand
 from lingvo_gshard.spmd import processes
+from xla_plan.machines import networks
+from xla_spmd.files import table
+from xla_spmd.hlo import collectives, hlo_module
+from xla_spmd.hlo.collectives import Collective
 
 _MIB = flags.DEFINE_list("mib", ["8", "32"], "MiB that each device has before a collective.")
-_RUNS = flags.DEFINE_integer("runs", 9, "Timed runs, of which the median counts.", lower_bound=1)
+_RUNS = flags.DEFINE_integer("runs", 9, "Timed runs; their median counts.", lower_bound=1)
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
 
-_CPU_DEVICES = 8  # By default.
-# Elsewhere than on CPUs, a run is of several calls, so that starting a call is hidden.
+_CPU_DEVICES = 8  # The default.
+# On TPUs and GPUs, a run consists of several calls, so that the start of a call is hidden.
 _CALLS = 10
 _AXIS = "d"
 _COPY = "copy"
@@ -48,12 +49,12 @@ _WARM_UP = 3  # Runs that are not timed: the first ones get their memory from th
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A program of one collective, and its argument: as many bytes on each device as asked for."""
+    """A program of one collective, and its argument, with the given number of bytes per device."""
 
     kind: str
     compiled: Any  # A jax.stages.Compiled.
     x: jax.Array  # [D * n], float32, where each of D devices has n.
-    collective: Collective | None  # As the compiler made it; None for a copy.
+    collective: Collective | None  # The compiled one; None for a copy.
 
 
 def main() -> None:
@@ -92,7 +93,7 @@ def _measured(devices: Sequence[Any], sizes_mib: Sequence[int], runs: int) -> It
     has_model = networks.of_devices(devices) is not None
     yield ["", *columns, *(["model ms", "of the model"] if has_model else [])]
 
-    # A copy of as much on as many devices stands beside each collective.
+    # Each collective is compared with a copy of the same size on the same devices.
     copy_secs: dict[tuple[int, int], float] = {}
     for kind in (_COPY, *BODIES):
         for mib in sizes_mib:
@@ -111,7 +112,7 @@ def _measured(devices: Sequence[Any], sizes_mib: Sequence[int], runs: int) -> It
 
 
 def _model_cells(prepared: Prepared, devices: Sequence[Any], secs: float) -> list[str]:
-    """Returns the time of the network's model, and how much of it the measured one reaches."""
+    """Returns the time in the network's model, and its share of the measured time."""
     network = networks.of_devices(devices)
     if network is None or prepared.collective is None:
         return ["-", "-"]
@@ -120,7 +121,7 @@ def _model_cells(prepared: Prepared, devices: Sequence[Any], secs: float) -> lis
 
 
 def counts(num_devices: int) -> list[int]:
-    """Returns 2, 4, 8, ... below the number of devices, and that number."""
+    """Returns 2, 4, 8, ... below the number of devices, and the number itself."""
     powers = [2**exponent for exponent in range(1, num_devices.bit_length())]
     return sorted({*powers, num_devices})
 
@@ -149,7 +150,7 @@ def _reduce_scatter(x: jax.Array) -> jax.Array:
     return lax.psum_scatter(x, _AXIS, tiled=True)
 
 
-# What a device does with its part [n] of the argument, by XLA's name of the collective.
+# The function of a device's part [n] of the argument, by XLA's name of the collective.
 BODIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "all-reduce": _all_reduce,
     "all-to-all": _all_to_all,
@@ -162,15 +163,15 @@ BODIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 def prepare(kind: str, devices: Sequence[Any], num_bytes: int) -> Prepared:
     """Compiles a collective, or a copy, of `num_bytes` on each device, and makes its argument.
 
-    Raises AssertionError if the compiler made something else of it.
+    Raises AssertionError if the compiled program is not this one collective.
     """
-    # A sum with a constant reads and writes everything, and no compiler leaves it out.
+    # A sum with a constant reads and writes everything, and compilers do not remove it.
     body = BODIES.get(kind, lambda x: x + 1.0)
     mesh = Mesh(np.array(devices), (_AXIS,))
     split = PartitionSpec(_AXIS)
     mapped = jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
 
-    # Each device makes its own part, so that no host has the whole.
+    # Each device makes its own part, so that hosts do not need memory for the whole array.
     shape = (len(devices) * num_bytes // 4,)
     made = jax.jit(lambda: lax.iota(np.float32, shape[0]), out_shardings=NamedSharding(mesh, split))
     x = made()
@@ -187,7 +188,7 @@ def prepare(kind: str, devices: Sequence[Any], num_bytes: int) -> Prepared:
 
 def median_secs(prepared: Prepared, runs: int) -> float:
     """Returns the median time of a call over some runs."""
-    # Two programs at once can deadlock on CPU devices, so each call is waited for there.
+    # Two programs at once can deadlock on CPU devices, so each call there must end first.
     is_cpu = next(iter(prepared.x.devices())).platform == "cpu"
     calls = 1 if is_cpu else _CALLS
 

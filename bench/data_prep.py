@@ -2,9 +2,9 @@
 
     python -m bench.data_prep
 
-Both read the same gzip files, normalize, drop by length, tokenize with the same two vocabularies
-and write records. Only data_prep repairs text, examines scripts and repetition, and finds
-duplicates. Training the vocabularies counts for neither.
+Both read the same gzip files, normalize, drop pairs by length, tokenize with the same two
+vocabularies and write records. Only data_prep repairs text, checks scripts and repetition, and
+finds duplicates. The time to train the vocabularies is not counted.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ from bench import corpus
 from data_prep import config, engines, pipeline, tsv_folder
 from data_prep.pipeline import Step
 from lingvo_gshard import cli
-from lingvo_gshard.files import table
+from xla_spmd.files import table
 
 _CONFIG = config.BuildConfig(source_vocab_size=8000, target_vocab_size=4000)
 _BATCH_LINES = 2048

@@ -1,14 +1,15 @@
-"""The memory that data_prep needs for a corpus and for one that is several times as large.
+"""The memory that data_prep needs for a corpus, and for a corpus that is several times as large.
 
     python -m bench.data_prep_memory [--text=TEXT_DIR] [--times=10]
 
-The larger corpus repeats the smaller one with edits: in each copy, one word of either side moves,
-so that no pair is dropped as a duplicate. Both are prepared step by step, and the peak memory of
-all processes together is printed for each step. Shared pages count once. Pages of files do not
-count, because libraries are the same for any corpus and may be shared with unrelated processes.
+The larger corpus repeats the smaller one with edits: in each copy of a pair, one word moves on
+either side, so that the pair is not dropped as a duplicate. Both corpora are prepared step by step,
+and the peak memory of all processes together is printed for each step. Shared pages count once.
+Pages of files do not count, because libraries are the same for any corpus and may be shared with
+unrelated processes.
 
-The vocabularies are trained on all sentences up to max_vocab_sentences, so this step needs more
-memory for the larger corpus if the smaller one has fewer, as the synthetic one has. To avoid that:
+The vocabularies are trained on at most max_vocab_sentences sentences. If the smaller corpus has
+fewer, like the synthetic one, this step needs more memory for the larger corpus. To avoid this:
 
     --set=max_vocab_sentences=30000
 """
@@ -29,18 +30,20 @@ from bench import corpus
 from data_prep import tsv, tsv_folder
 from data_prep.pipeline import Step
 from lingvo_gshard import cli
-from lingvo_gshard.files import table
+from xla_spmd.files import table
 
-_TEXT = flags.DEFINE_string("text", None, "A folder of split text; by default a synthetic one.")
+_TEXT = flags.DEFINE_string("text", None, "A folder of split text; by default, synthetic text.")
 _TIMES = flags.DEFINE_integer("times", 10, "The larger corpus' size relative to the smaller one's.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "The number of worker processes.")
-_SETTINGS = flags.DEFINE_multi_string("set", [], "Another flag of data_prep.build, NAME=VALUE.")
+_SETTINGS = flags.DEFINE_multi_string(
+    "build_flag", [], "A flag of data_prep.build, NAME=VALUE; repeatable."
+)
 _SAMPLE_SECS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The peak memory of a step's processes together, and the step's time."""
+    """The peak memory of all processes of a step together, and the step's time."""
 
     peak_mib: float
     secs: float
@@ -91,7 +94,7 @@ def _edited(pair: tsv.Pair, rng: np.random.Generator) -> tsv.Pair:
 
 
 def _with_a_word_moved(text: str, rng: np.random.Generator) -> str:
-    # Text without spaces, such as Chinese or Japanese, has a character moved instead.
+    # In text without spaces, such as Chinese or Japanese, a character moves instead.
     separator = " " if " " in text or text.isascii() else ""
     words = text.split(" ") if separator else list(text)
     start, end = rng.integers(0, len(words), 2)
@@ -118,7 +121,7 @@ def _cost(command: list[str]) -> Cost:
 
 
 def _process_tree(pid: int) -> list[int]:
-    """Returns a process and all its descendants; nothing if it has ended."""
+    """Returns the ids of a process and all its descendants; empty if the process has ended."""
     children: list[str] = []
     try:
         for task in pathlib.Path(f"/proc/{pid}/task").iterdir():

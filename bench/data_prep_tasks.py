@@ -1,11 +1,11 @@
-"""How data_prep's tasks grow with a corpus, and what a second worker brings.
+"""How data_prep's tasks grow with a corpus, and the gain from a second worker.
 
     python -m bench.data_prep_tasks [--text=TEXT_DIR] [--times=10] [--notimed]
 
-The corpora are those of bench/data_prep_memory.py. For each, an engine that runs one task after
-another counts the files that Python opens in the folders of text and data, and what the process
-reads and writes. Then the larger one is built with one worker and with two. Last comes a count of
-the files that the deduplication of one language opens, without running it.
+The corpora are made by bench/data_prep_memory.py. For each, an engine that runs one task after the
+other counts the files that Python opens in the folders of text and data, and the bytes that the
+process reads and writes. Then the larger corpus is built with one worker and with two. Finally, the
+benchmark counts the files that the deduplication of one language would open, without running it.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from data_prep import config, deduplication, pipeline, tsv_folder
 from data_prep.engines import Call
 from data_prep.text_chunks import Chunk
 from lingvo_gshard import cli
-from lingvo_gshard.files import table
+from xla_spmd.files import table
 
 _TIMED = flags.DEFINE_bool("timed", True, "Also build the larger corpus with 1 and 2 workers.")
 _CONFIG = config.BuildConfig(max_vocab_sentences=30_000)
@@ -31,7 +31,7 @@ _CONFIG = config.BuildConfig(max_vocab_sentences=30_000)
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What a process has done so far, or in between."""
+    """The resources that a process has used, since its start or between two moments."""
 
     opens: int
     read_bytes: int
@@ -59,7 +59,7 @@ class Meter:
             self.tasks.append(self.usage() - before)
 
     def usage(self) -> Usage:
-        """Returns what this process has done so far."""
+        """Returns the resources that this process has used so far."""
         lines = pathlib.Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
         done = dict(line.split(": ") for line in lines)
         return Usage(self._opens, int(done["rchar"]), int(done["wchar"]), time.process_time())
@@ -111,7 +111,7 @@ def _build_secs(text: pathlib.Path, folder: pathlib.Path, workers: int) -> float
 
 
 def _num_opens(folder: pathlib.Path, num_pairs: int) -> int:
-    """Returns how many files the tasks of deduplication.py are given for one language."""
+    """Returns the number of files that deduplication.py's tasks get for one language."""
     size = _CONFIG.pairs_per_chunk
     starts = range(0, num_pairs, size)
     chunks = [Chunk("train", "de", pathlib.Path(f"{start}.tsv"), size, start) for start in starts]

@@ -4,26 +4,26 @@
     taskset -c 0 python -m bench.decode --model=bilingual.TransformerBase --partitions=1 \
         --decoders=ctranslate2,flat --beams=4 --batches=1,8
 
-With experts, the peer is Hugging Face transformers' beam search over a PyTorch model of the same
-sizes (bench/torch_peer/beam_worker.py). Beside a dense model it is CTranslate2, with the same
-weights (bench/ctranslate2_peer): its hypotheses are compared with ours. A peer runs if its
+For a model with experts, the peer is Hugging Face transformers' beam search over a PyTorch model of
+the same sizes (bench/torch_peer/beam_worker.py). For a dense model, it is CTranslate2 with the same
+weights (bench/ctranslate2_peer), and its hypotheses are compared with ours. A peer runs if its
 environment exists.
 
     flat                the flat beam in float32
     flat_laid_out       the same; decode.weights lays the large weights out for few rows
     flat16              its products multiply bfloat16 numbers, by task.product_dtype
-    flat_bfloat16       its large weights are kept in bfloat16, by decode.weights
+    flat_bfloat16       its large weights are stored in bfloat16, by decode.weights
     flat_int8           the same in int8
     classic             reordered caches in float32
-    transformers        the peer in float32; transformers16 has bfloat16 by autocast
-    ctranslate2         the peer in float32; ctranslate2_int8 has its int8
+    transformers        the peer in float32; transformers16 uses bfloat16 by autocast
+    ctranslate2         the peer in float32; ctranslate2_int8 uses int8
 
-Calls of all alternate, more of them where a call is short. All have the cores, and as many threads,
-as this process may use: taskset chooses them. The weights are untrained and no hypothesis may end,
-so the work is the same in every run. Tokens are those of the best hypotheses. `speed` is over the
-decoder that is named first, by the best and by the median time. MiB are memory beside the weights:
-for ours, the temporaries and results that XLA allocates; for a peer, the growth of its process.
-`same ids` counts the sentences whose ids are those of `flat`.
+Calls of all decoders alternate, and short calls are repeated more often. Each decoder uses the
+cores of this process, which taskset chooses, and a thread for each core. The weights are untrained
+and hypotheses may not end, so the work is the same in every run. Only the tokens of the best
+hypotheses count. `speed` is relative to the first decoder, by the best and by the median time. MiB
+is the memory besides the weights: for ours, the temporaries and results that XLA allocates; for a
+peer, the growth of its process. `same ids` is the number of sentences with the same ids as `flat`.
 """
 
 import contextlib
@@ -51,26 +51,26 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.layers.stored_weights import Numbers
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import lowering, tracer
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.spmd.program import Program
+from lingvo_gshard.train.programs import Programs
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E4L", "A registered experiment.")
 _DECODERS = flags.DEFINE_list(
-    "decoders", None, "Which of them run, the first of which is compared with; all by default."
+    "decoders", None, "The decoders to run; the first one is the reference. By default, all."
 )
 _PARTITIONS = flags.DEFINE_integer(
-    "partitions", 2, "Devices; 1 is used where they do not divide the batch."
+    "partitions", 2, "The number of devices; 1 is used if they do not divide the batch."
 )
 _BEAMS = flags.DEFINE_list("beams", ["1", "4", "8"], "The beam sizes to try.")
 _BATCHES = flags.DEFINE_list("batches", ["1", "32"], "The numbers of sentences in a batch to try.")
 _LENGTHS = flags.DEFINE_list("lengths", ["32", "128"], "Tokens of a source and of a hypothesis.")
 _MIN_STAGE_PLACES = flags.DEFINE_integer(
-    "min_stage_places", 128, "The least places of a stage of ours: decode.min_stage_places.", 1
+    "min_stage_places", 128, "decode.min_stage_places, the least places of a stage, for ours.", 1
 )
 _CALLS = flags.DEFINE_integer("calls", 3, "The least number of timed calls of each.")
 _SECS = flags.DEFINE_float("secs", 8.0, "The least time to spend on a case, in seconds.")
@@ -78,13 +78,13 @@ _TORCH = flags.DEFINE_string(
     "torch_python", peer.PYTHON, "The Python of an environment with torch_peer's requirements."
 )
 _CTRANSLATE2 = flags.DEFINE_string(
-    "ctranslate2_python", peer.CTRANSLATE2_PYTHON, "The same with ctranslate2_peer's."
+    "ctranslate2_python", peer.CTRANSLATE2_PYTHON, "The same, for ctranslate2_peer."
 )
 _CLOCK = flags.DEFINE_enum(
     "clock",
     "wall",
     ["wall", "cpu"],
-    "What is measured; cpu, the process' seconds on all cores, suits a busy machine.",
+    "The clock; cpu, the process' seconds on all cores, suits a busy machine.",
 )
 
 
@@ -120,9 +120,9 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a call took, its memory beside the weights, and the best hypotheses [batch, length].
+    """The time of a call, its memory besides the weights, and the best hypotheses [batch, length].
 
-    The ids are None for a peer whose weights are others.
+    The ids are None for a peer with other weights.
     """
 
     secs: float
@@ -154,7 +154,7 @@ def main() -> None:
 
 def _experiment() -> Params:
     params = synthetic.experiment(_MODEL.value)
-    # So that each layer has weights of its own, which a peer takes.
+    # Unrolled layers have separate weights, which a peer can load.
     params.task.encoder.layers_as = Layers.UNROLLED
     params.task.decoder.layers_as = Layers.UNROLLED
     return params
@@ -165,7 +165,7 @@ def _is_dense(params: Params) -> bool:
 
 
 def _names() -> list[str]:
-    """Returns the decoders to run; ValueError for a name that there is not."""
+    """Returns the decoders to run. Raises ValueError for an unknown name."""
     is_dense = _is_dense(_experiment())
     peers = _DENSE_PEERS if is_dense else _PEERS_WITH_EXPERTS
     names = [*_OURS, *peers]
@@ -173,7 +173,7 @@ def _names() -> list[str]:
     if _DECODERS.value is None:
         python = pathlib.Path(_CTRANSLATE2.value if is_dense else _TORCH.value)
         if not python.exists():
-            print(f"There is no {python}, so no peer runs.")
+            print(f"{python} is missing, so the benchmark runs without a peer.")
             return list(_OURS)
         return names
 
@@ -211,7 +211,7 @@ def _compare(decoders: dict[str, Decoder], description: str) -> None:
     cores = len(os.sched_getaffinity(0))
     print(
         f"{_MODEL.value}; {description}; cores: {cores}; {_CLOCK.value} time; "
-        f"speed is over {next(iter(decoders))}'s"
+        f"speed relative to {next(iter(decoders))}"
     )
     columns = ("tok/s best", "median", "speed best", "median", "MiB", "same ids")
     header = "".join(f"{column:>11}" for column in columns)
@@ -224,7 +224,7 @@ def _compare(decoders: dict[str, Decoder], description: str) -> None:
 
 
 def _outcomes(calls: dict[str, Call]) -> dict[str, list[Outcome]]:
-    """Returns the outcomes of each decoder's calls, which alternate; the first are not timed."""
+    """Returns the outcomes of each decoder's calls, which alternate, without the first calls."""
     outcomes = {name: [call()] for name, call in calls.items()}
     began = time.monotonic()
     num_calls = 0
@@ -265,11 +265,11 @@ def _params(ours: Ours) -> Params:
 
 @functools.cache
 def _model_and_weights(ours: Ours, num_partitions: int) -> tuple[TaskModel, NestedMap]:
-    """Returns the model, and its weights as its decoder keeps them."""
+    """Returns the model, and its weights in the form that its decoder keeps."""
     params = _params(ours)
     model = synthetic.partitioned_model(params, num_partitions)
-    theta = synthetic.programs(params, model).initialize(seed=1).theta
-    keep = compile_program(ExperimentPrograms(params, model.partitioning).keeper())
+    theta = synthetic.programs(model).initialize(seed=1).theta
+    keep = compile_program(Programs(model).weight_converter())
     return model, keep(NestedMap(theta=theta)).state.theta
 
 
@@ -331,7 +331,7 @@ def _search(
         grow = classic_beam.grow(task, config)
         state = classic_beam.init_state(task, theta, features, config)
         step = classic_beam.decode_step(task, theta, config)
-    # EOS is forbidden even at the last step, as it is to the peers.
+    # EOS is forbidden even at the last step, like for the peers.
     lengths = tf.fill([case.batch], case.length)
     requests = Requests(lengths + 1, lengths, tf.constant([0, 0]))
     annotate = Annotator(model.partitioning).annotate

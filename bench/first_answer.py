@@ -1,10 +1,10 @@
-"""How long the commands take to answer: mistakes, and the first line that `translate` writes.
+"""The time until the commands answer: errors for mistakes, and the first line of `translate`.
 
     python -m bench.first_answer --logdir=RUN
 
-A copy of RUN is translated with, and a bundle that is exported from it. Programs and compiled
-programs are kept as always, so the first start may take long, and the others show what a start
-costs. Times are wall seconds until the answer, and CPU seconds of the whole process.
+The benchmark translates with a copy of RUN, and with a bundle that is exported from it. Traced and
+compiled programs are cached as usual, so the first start may take long, and the later ones show the
+cost of a start. Times are wall seconds until the answer, and CPU seconds of the whole process.
 """
 
 import pathlib
@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.files import table
+from xla_spmd.files import table
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "A run with a checkpoint.", required=True)
-_LINE = flags.DEFINE_string("line", "a line to translate", "What is translated.")
-_WITH_MISTAKES = flags.DEFINE_bool("mistakes", True, "Whether mistakes are measured, too.")
+_LINE = flags.DEFINE_string("line", "a line to translate", "The line that is translated.")
+_WITH_MISTAKES = flags.DEFINE_bool("mistakes", True, "Whether to measure mistakes, too.")
 _STARTS = ("first", "second", "third")
 _PLAN = "--topology=v3:2x2 --out=/nowhere/plan"
 _MISTAKES = (
@@ -71,7 +71,7 @@ def _rows(run_dir: pathlib.Path) -> Iterator[tuple[str, ...]]:
 
 
 def _measured(command: str, run_dir: pathlib.Path) -> tuple[str, str, str]:
-    """Returns wall and CPU seconds, and the answer's beginning: on stdout, or else on stderr."""
+    """Returns wall and CPU seconds, and the answer's beginning, from stdout or else from stderr."""
     name, *args = command.replace("RUN", str(run_dir)).split()
     module = name if name.startswith("data_prep") else f"lingvo_gshard.{name}"
     pipe = subprocess.PIPE

@@ -1,11 +1,11 @@
-"""What `plan --search` finds for a training step that knows nothing of this project.
+"""The partitionings that `plan search` finds for a training step written without this library.
 
 python -m bench.foreign_search --topology=v5e:4x4 --out=FOLDER
 python -m bench.foreign_search --topology=h100:1x8 --out=FOLDER
 
-The step is a decoder-only Transformer in plain JAX, trained with Adam in float32 and computing in
-bfloat16. It is given as most people begin: the batch over all devices, and all weights and moments
-on each of them. The script prints the search, from which docs/planning.md has its figures.
+The step trains a decoder-only Transformer in plain JAX, with Adam in float32 and products in
+bfloat16. It is partitioned like most first programs: the batch is split over all devices, and each
+device has all weights and moments. docs/planning.md has its figures from the printed search.
 """
 
 import pathlib
@@ -16,14 +16,16 @@ import optax
 from absl import flags
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from lingvo_gshard import cli, planning
-from lingvo_gshard.planning import foreign_search
-from lingvo_gshard.spmd import environment, topology
+import xla_plan
+from lingvo_gshard import cli
+from xla_plan.machines import topology
+from xla_plan.searches import search
+from xla_spmd.runtime import environment
 
 _TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "As for plan.")
 _OUT = flags.DEFINE_string("out", None, "The folder for program_search.json and report.md.")
 _LAYERS = flags.DEFINE_integer("layers", 8, "The layers.")
-_DIM = flags.DEFINE_integer("dim", 2048, "The dim of the model, in heads of 128; 4 times hidden.")
+_DIM = flags.DEFINE_integer("dim", 2048, "The model's dim; heads have 128, hidden layers 4 * dim.")
 _VOCAB = flags.DEFINE_integer("vocab", 32768, "The vocabulary.")
 _BATCH = flags.DEFINE_integer("batch", 32, "The rows of a batch.")
 _LENGTH = flags.DEFINE_integer("length", 1024, "The tokens of a row.")
@@ -42,7 +44,7 @@ def _layer(x, layer):
     w = jax.tree.map(lambda weight: weight.astype(jnp.bfloat16), layer)
     batch, length, dim = x.shape
 
-    # One product for queries, keys and values, as in nanoGPT.
+    # Like in nanoGPT, one product computes queries, keys and values.
     qkv = _norm(x, w["ln_1"]) @ w["attn"]["qkv"]
     heads = (batch, length, dim // _HEAD_DIM, _HEAD_DIM)
     q, k, v = (part.reshape(heads) for part in jnp.split(qkv, 3, axis=-1))
@@ -70,14 +72,14 @@ _OPTIMIZER = optax.adam(1e-4)
 
 
 def train_step(state, tokens):
-    """A step of Adam."""
+    """Returns the state and the loss after a step of Adam."""
     loss, gradients = jax.value_and_grad(_loss)(state["params"], tokens)
     updates, opt = _OPTIMIZER.update(gradients, state["opt"])
     return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, loss
 
 
 def example(num_devices, layers, dim, vocab, batch, length):
-    """Returns the step and its arguments, whose batch alone is split."""
+    """Returns the step and its arguments; only the batch is split."""
 
     def layer():
         return {
@@ -102,7 +104,7 @@ def example(num_devices, layers, dim, vocab, batch, length):
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    # Weights and moments are whole on each device; of the batch each has a part.
+    # Each device has all weights and moments, and a part of the batch.
     state = jax.tree.map(spec, jax.eval_shape(make))
     tokens = spec(jax.ShapeDtypeStruct((batch, length), jnp.int32), "data")
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
@@ -117,10 +119,10 @@ def main():
     step, args = example(
         num_devices, _LAYERS.value, _DIM.value, _VOCAB.value, _BATCH.value, _LENGTH.value
     )
-    found = planning.search(step, args, name, progress=lambda line: print(line, flush=True))
-    print(planning.search_text(found))
+    found = xla_plan.search(step, args, name, progress=lambda line: print(line, flush=True))
+    print(xla_plan.search_text(found))
     if _OUT.value:
-        foreign_search.save(found, pathlib.Path(_OUT.value))
+        search.save(found, pathlib.Path(_OUT.value))
 
 
 if __name__ == "__main__":

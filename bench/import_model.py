@@ -1,11 +1,11 @@
-"""What it costs to import a checkpoint of NLLB-MoE's form, in parts: seconds and memory.
+"""The seconds and memory of importing a checkpoint of NLLB-MoE's form that has many parts.
 
     python -m bench.import_model [--experts=148] [--parts=64] [--killed]
 
-It writes random weights, by default 5 GB of them in 64 parts of safetensors, and imports them in a
-process of its own, which reports its peak memory, that of an import of nothing much, and the
-seconds. With --killed, the process is killed once half of the arrays are written, and a second one
-continues. The parts are in the page cache.
+The benchmark writes random weights, by default 5 GB in 64 safetensors files, and imports them in a
+separate process, which reports its peak memory and its seconds. A model with two experts is
+imported for comparison. With --killed, the process is killed after a hundred arrays, and a second
+process continues the import. The files are in the page cache.
 """
 
 import json
@@ -15,22 +15,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.files import safetensors_file, table
-from lingvo_gshard.hugging_face import config as configs
-from lingvo_gshard.hugging_face import names
-from lingvo_gshard.hugging_face.folder import block_size
+from lingvo_gshard.checkpoints import stack_forms
+from lingvo_gshard.files import safetensors_file
+from lingvo_gshard.hugging_face import families, names
 from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import launch as launches
+from xla_spmd.files import table
 
-_EXPERTS = flags.DEFINE_integer("experts", 148, "Experts of each of the four layers with some.", 1)
-_PARTS = flags.DEFINE_integer("parts", 64, "Files that the weights are in.", 1)
+_EXPERTS = flags.DEFINE_integer("experts", 148, "The experts of each of the four MoE layers.", 1)
+_PARTS = flags.DEFINE_integer("parts", 64, "The number of files of weights.", 1)
 _KILLED = flags.DEFINE_bool("killed", False, "Whether to kill the process in the middle.")
 
 # The importer's own program, which prints its peak memory at the end.
@@ -63,10 +64,10 @@ def main() -> None:
     print(table.text(rows))
 
 
-def write(folder: pathlib.Path, num_experts: int, num_parts: int, **sizes: int) -> int:
-    """Writes a model's folder with random weights; returns the size of these in bytes.
+def write(folder: pathlib.Path, num_experts: int, num_parts: int, **fields: Any) -> int:
+    """Writes a model's folder with random weights; returns the size of the weights in bytes.
 
-    `sizes` take the place of those in config.json.
+    `fields` replace fields of config.json.
     """
     config = {
         "model_type": "nllb-moe",
@@ -81,7 +82,7 @@ def write(folder: pathlib.Path, num_experts: int, num_parts: int, **sizes: int) 
         config[f"{side}_attention_heads"] = 8
         config[f"{side}_sparse_step"] = 2
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config | sizes))
+    (folder / "config.json").write_text(json.dumps(config | fields))
 
     shapes = list(_shapes(folder).items())
     weight_map: dict[str, str] = {}
@@ -102,29 +103,29 @@ def write(folder: pathlib.Path, num_experts: int, num_parts: int, **sizes: int) 
 
 
 def _shapes(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the tensors that a folder's config.json wants."""
-    config = configs.read(folder)
-    model, overrides = configs.launched_model(config)
+    """Returns the shapes of the tensors of a folder's model, computed from its config.json."""
+    config = families.read(folder)
+    model, overrides = config.launched_model()
     size = config["vocab_size"]
     params = launches.experiment_params(
         launches.Launch(model, overrides, None, DataFacts(size, size))
     )
     theta = TaskModel(params, placement.partitioning(params, 1)).state_spec.theta
 
+    forms = stack_forms.forms_of({f"theta.{path}": spec for path, spec in theta.FlattenItems()})
     shapes: dict[str, tuple[int, ...]] = {}
     for path, spec in theta.FlattenItems():
         weight = f"theta.{path}"
         if weight == names.TABLE:
             shapes["model.shared.weight"] = spec.shape
             continue
-        layers = block_size(params.task, weight)
-        for piece in names.pieces(weight, spec, config.family, layers):
+        for piece in names.pieces(weight, spec, forms, config.name):
             shapes[f"model.{piece.name}"] = piece.shape
     return shapes
 
 
 def imported(folder: pathlib.Path, logdir: pathlib.Path) -> tuple[int, float]:
-    """Imports in a process of its own; returns its peak memory in bytes, and the seconds."""
+    """Imports in a separate process; returns its peak memory in bytes, and the seconds."""
     began_secs = time.monotonic()
     output = subprocess.check_output(_command(folder, logdir), text=True)
     print(output.splitlines()[0], flush=True)
@@ -132,7 +133,7 @@ def imported(folder: pathlib.Path, logdir: pathlib.Path) -> tuple[int, float]:
 
 
 def kill_in_the_middle(folder: pathlib.Path, logdir: pathlib.Path) -> None:
-    """Imports, and kills the process once a hundred arrays are complete."""
+    """Starts an import, and kills its process when a hundred arrays are complete."""
     journal = logdir / "checkpoints/0.import/journal.jsonl"
     process = subprocess.Popen(_command(folder, logdir), stdout=subprocess.DEVNULL)
     while not journal.exists() or journal.read_text().count("\n") < 100:

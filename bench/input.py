@@ -3,9 +3,9 @@
     python -m bench.input [--data_dir=DIR] [--model=toy.MoE8E4L]
 
 tf.data does the same work on the same examples, from TFRecords: it shuffles each language, mixes
-the languages by temperature, packs pairs into rows as they come, and batches. Without DIR the
-corpus is synthetic. The ratio of a row's target length to its source length is that of the data's
-tokens, so that both sides can be full. Afterwards the model takes real steps, and the time that it
+the languages by temperature, packs pairs into rows in their order, and makes batches. Without DIR,
+the corpus is synthetic. The target and source lengths of a row have the same ratio as the numbers
+of tokens in the data, so that both sides can be full. Then the model trains, and the time that it
 waits for batches is measured.
 """
 
@@ -24,12 +24,12 @@ from bench import corpus, synthetic
 from data_prep import config, engines, pipeline, tsv_folder
 from lingvo_gshard import cli
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import table
 from lingvo_gshard.input import manifest, mixture
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.spmd import environment
+from xla_spmd.files import table
+from xla_spmd.runtime import environment
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A prepared folder.")
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E4L", "The registered experiment that is trained.")
@@ -77,7 +77,7 @@ def _row_lengths(data_dir: str) -> dict[str, int]:
     records = [language.records["train"] for language in languages]
     counts = [of_language.num_examples for of_language in records]
 
-    # Weighted as the languages are drawn.
+    # Each language counts with the probability with which it is drawn.
     weights = mixture.sampling(counts, _TEMPERATURE, None).probabilities / counts
     source = weights @ [of_language.num_source_tokens for of_language in records]
     target = weights @ [of_language.num_target_tokens for of_language in records]
@@ -85,8 +85,8 @@ def _row_lengths(data_dir: str) -> dict[str, int]:
 
 
 def _rates(iterator) -> Sequence[str]:
-    """Times the features of batches; returns a row's cells after the name."""
-    next(iterator)  # The first one fills buffers.
+    """Times batches of features; returns the cells of a row, without its name."""
+    next(iterator)  # The first batch fills the buffers.
     began = time.process_time()
     batches = [next(iterator) for _ in range(_BATCHES.value)]
     secs = time.process_time() - began
@@ -115,7 +115,7 @@ def _input(data_dir: str, batch_size: int, source_len: int, target_len: int) -> 
 
 
 def _tf_data(data_dir: str, folder: pathlib.Path, lengths: dict[str, int]):
-    """Returns an iterator of tf.data over the features of batches of packed rows."""
+    """Returns a tf.data iterator over the features of batches of packed rows."""
     languages = mixture.languages_of(manifest.load(data_dir), "train", None)
     counts = [language.num_examples("train") for language in languages]
     weights = mixture.sampling(counts, _TEMPERATURE, None).probabilities
@@ -132,7 +132,7 @@ def _tf_data(data_dir: str, folder: pathlib.Path, lengths: dict[str, int]):
         seed=1,
     )
 
-    # Pairs that fit are packed into rows as they come.
+    # Pairs that fit into a row are packed in their order.
     fitting = mixed.filter(
         lambda s, t: (tf.size(s) <= lengths["source"]) & (tf.size(t) <= lengths["target"])
     )
@@ -168,10 +168,10 @@ def _empty_row():
 
 
 def _next_fit(lengths, row, example):
-    """Adds an example to the row, or begins a new row with it if there is no room.
+    """Adds an example to the row, or begins a new row with it if the row is full.
 
     Returns:
-      (the row to go on with, (whether `row` is full, `row` padded to the lengths)).
+      (the row to continue, (whether `row` is full, `row` padded to the lengths)).
     """
     source, target = example
 
@@ -205,7 +205,7 @@ def _next_fit(lengths, row, example):
 
 
 def _time_waits(data_dir: str) -> tuple[float, float]:
-    """Trains; returns the seconds spent waiting for batches, and all seconds."""
+    """Trains the model; returns the seconds of waiting for batches, and all seconds."""
     params = synthetic.experiment(_MODEL.value)
     data = manifest.load(data_dir)
     params.task.Set(
@@ -215,7 +215,7 @@ def _time_waits(data_dir: str) -> tuple[float, float]:
 
     p = params.input
     source = _input(data_dir, p.batch_size, p.source_len, p.target_len)
-    run = synthetic.programs(params, model).get(Mode.TRAIN, source.specs)
+    run = synthetic.programs(model).get(Mode.TRAIN, source.specs)
 
     wait = 0.0
     total = 0.0

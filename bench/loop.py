@@ -5,7 +5,7 @@
 
 Calls of the loop, which include its feed, log and summaries, alternate with calls of the bare
 program on batches that are on the devices already. Saves, restores and file copies of a checkpoint
-alternate too; its state is another model's, of 100 MiB by default. Medians count.
+alternate, too; the checkpoint is another model's, by default with 100 MiB. Medians count.
 """
 
 import collections
@@ -24,12 +24,13 @@ from lingvo_gshard import cli
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import table
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.spmd import devices, environment, specs
+from lingvo_gshard.spmd import devices, specs
 from lingvo_gshard.spmd.executable import Executable
-from lingvo_gshard.train.estimator import TPUEstimator
+from lingvo_gshard.train.estimator import Estimator
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
+from xla_spmd.files import table
+from xla_spmd.runtime import environment
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E4L", "The registered experiment to train.")
 _CHECKPOINT_MODEL = flags.DEFINE_string(
@@ -56,7 +57,7 @@ def main() -> None:
 class _BareCalls(TrainHook):
     """Times the loop's calls, and a call of the bare program after each of them.
 
-    The hook must be the last one: then the time from its end to its next call is the loop's.
+    The hook must be the last one, so that the time from its end to its next call is the loop's.
     """
 
     def __init__(self, run: Executable, state: NestedMap, batches: NestedMap) -> None:
@@ -84,35 +85,27 @@ def _time_loop(folder: str) -> tuple[float, float]:
     num_steps = _ITERATIONS.value
     params.train.iterations_per_loop = num_steps
 
-    # The bare program, with a state of its own and batches that are on the devices.
+    # The bare program has a separate state, and its batches are on the devices.
     model, state = synthetic.model_and_state(params, _PARTITIONS.value)
     batch = synthetic.training_batch(params)
-    programs = synthetic.programs(params, model)
+    programs = synthetic.programs(model)
     run = programs.get(Mode.TRAIN, synthetic.specs_of(batch), num_steps)
     batches = run.place("batches", batch.Transform(lambda x: np.stack([x] * num_steps)))
     hook = _BareCalls(run, state, batches)
 
-    estimator = TPUEstimator(
-        model.model_fn,
-        folder,
-        params=params,
-        partitioning=model.partitioning,
-        state_spec=model.state_spec,
-        init_fn=model.init_state,
-        show_progress=False,
-    )
+    estimator = Estimator(model, folder, params=params, show_progress=False)
     estimator.train(
         lambda _: synthetic.RepeatedBatch(batch),
         steps=num_steps * (_CALLS.value + 1),
         hooks=[hook],
     )
 
-    # The hook has no time of the loop's first call, so the bare one after it is left out, too.
+    # The hook cannot time the loop's first call, so the bare call after it is left out, too.
     return statistics.median(hook.loop_secs), statistics.median(hook.bare_secs[1:])
 
 
 def _time_checkpoints(folder: pathlib.Path) -> None:
-    """Prints how fast checkpoints are saved, restored and copied."""
+    """Prints the speed of saving, restoring and copying checkpoints."""
     params = synthetic.experiment(_CHECKPOINT_MODEL.value)
     model, state = synthetic.model_and_state(params, _PARTITIONS.value)
     mebibytes = sum(array.nbytes for array in state.Flatten()) / 2**20
@@ -135,9 +128,9 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
             checkpoint = checkpoints.folder(folder) / str(i)
             timed("copy", shutil.copytree, checkpoint, folder / f"copy{i}")
 
-    # A save blocks training while it copies from the devices, and then goes on in a thread.
+    # A save blocks training while it copies from the devices, and then continues in a thread.
     secs["save"] = [sum(parts) for parts in zip(secs["blocked"], secs["finished"], strict=True)]
-    # The first of each is left out: it compiles.
+    # The first call of each is left out, because it compiles.
     median = {name: statistics.median(calls[1:]) for name, calls in secs.items()}
     print(
         f"{_CHECKPOINT_MODEL.value}, {mebibytes:.1f} MiB in {len(state.Flatten())} arrays: a save "

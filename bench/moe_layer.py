@@ -3,8 +3,8 @@
     python -m bench.moe_layer [--model=toy.MoE8E8L] [--partitions=1,2,4] [--group_sizes=64,256]
     python -m bench.moe_layer --platform=cuda --torch_python=python3 --partitions=1
 
-The layer is the encoder's first one with experts. bench.step checks that both sides compute the
-same.
+The layer is the encoder's first layer with experts. bench.step checks that both sides compute the
+same function.
 """
 
 import math
@@ -19,7 +19,7 @@ from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
-from lingvo_gshard.layers.products import Arithmetic
+from lingvo_gshard.layers.numerics import Numerics
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import lowering, tracer
@@ -37,7 +37,7 @@ def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
     layer = model.task.encoder.layers[1].feed_forward
     theta = state.theta.encoder.layers[1].feed_forward
 
-    # What enters the layer, and the gradient of what leaves it.
+    # The layer's input, and the gradient of its output.
     rows = params.input.batch_size
     length = params.input.source_len
     shape = (rows, length, params.task.dim)
@@ -60,13 +60,13 @@ def _layer(params: Params, num_partitions: int) -> beside_torch.Work:
 
 
 def _program(params: Params, partitioning: Partitioning, batch_spec: NestedMap) -> Program:
-    """Traces the layer forward and backward: gradients are the results, so nothing is left out."""
+    """Traces the layer forward and backward; the gradients are results, so XLA must compute all."""
     model = TaskModel(params, partitioning)
     layer = model.task.encoder.layers[1].feed_forward
     theta_spec = model.state_spec.theta.encoder.layers[1].feed_forward
     annotated = AnnotatedFn(
         "moe_layer",
-        _forward_and_backward(layer, Arithmetic(params.task.product_dtype)),
+        _forward_and_backward(layer, Numerics(params.task.product_dtype)),
         ("theta", "batch", "seed"),
         (theta_spec, batch_spec, NestedMap(seed=TensorSpec((2,), "int32", "_"))),
         {"x": "BLM"} | {f"theta.{path}": s.dims for path, s in layer.weight_specs.FlattenItems()},
@@ -74,14 +74,14 @@ def _program(params: Params, partitioning: Partitioning, batch_spec: NestedMap) 
     return lowering.export(annotated, partitioning)
 
 
-def _forward_and_backward(layer: MoELayer, arithmetic: Arithmetic):
-    """Returns a function (theta, batch, seed) -> both outputs' gradients to x and the weights."""
+def _forward_and_backward(layer: MoELayer, numerics: Numerics):
+    """Returns a function (theta, batch, seed) -> both outputs' gradients for x and the weights."""
 
     def fn(theta: NestedMap, batch: NestedMap, seed: NestedMap) -> NestedMap:
         leaves = [batch.x, *theta.Flatten()]
         with tf.GradientTape() as tape:
             tape.watch(leaves)
-            context = Context(Mode.TRAIN, seed.seed, arithmetic=arithmetic)
+            context = Context(Mode.TRAIN, seed.seed, numerics=numerics)
             y, routing = layer.FProp(theta, batch.x, batch.valid, context)
         outputs = [y, routing.aux_loss]
         d_outputs = [batch.d_y, tf.constant(1.0)]
@@ -92,7 +92,7 @@ def _forward_and_backward(layer: MoELayer, arithmetic: Arithmetic):
 
 
 def _gflop(layer: MoELayer, tokens: int) -> float:
-    """Counts the products with the gate and with a token's two experts; backward takes twice."""
+    """Counts the products with the gate and a token's two experts; backward counts twice."""
     weights = layer.weight_specs
     gate, *experts = (math.prod(w.shape) for w in (weights.wg, weights.wi, weights.wo))
     return 3 * 2 * tokens * (gate + 2 * sum(experts) / layer.p.num_experts) / 1e9

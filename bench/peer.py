@@ -16,22 +16,22 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import vocabulary
 from lingvo_gshard.layers.gating import SecondExpert
-from lingvo_gshard.layers.moe import train_places
+from lingvo_gshard.layers.moe_sizes import train_places
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, tracer
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.spmd.program import Program
+from xla_spmd.mesh import Mesh
 
 PYTHON = ".venv-torch/bin/python"
 CTRANSLATE2_PYTHON = ".venv-ctranslate2/bin/python"
 
 
 class Peer:
-    """The process of a peer's module; a context manager that ends it.
+    """The process of a peer's module; a context manager that ends the process.
 
-    The process answers each line of its standard input with one line of JSON; otherwise it is idle.
+    The process answers each line of its standard input with a line of JSON, and is idle otherwise.
     """
 
     def __init__(self, module: str, *arguments: str, python: str = PYTHON) -> None:
@@ -39,11 +39,11 @@ class Peer:
 
         Args:
           module: the module's name, such as bench.torch_peer.worker.
-          arguments: its arguments.
-          python: a Python with the requirements beside the module, such as that of an environment.
+          arguments: the module's arguments.
+          python: a Python with the packages of the requirements.txt in the module's folder.
 
         Raises:
-          FileNotFoundError: there is no such Python.
+          FileNotFoundError: `python` is missing.
         """
         if shutil.which(python) is None:
             raise FileNotFoundError(
@@ -81,15 +81,15 @@ def start_worker(
     """Starts the peer that trains the same model from the same weights on the same batch.
 
     Args:
-      folder: an empty folder, in which the peer finds its files.
+      folder: an empty folder for the peer's files.
       params: the experiment's Params, with a group size.
       theta: the weights of a model whose layers are not stacked.
-      batch: full rows, as from synthetic.training_batch.
-      how: what PyTorch computes on, `cpu` or `cuda`, and perhaps `compiled`.
+      batch: a batch of full rows, such as synthetic.training_batch returns.
+      how: PyTorch's device, `cpu` or `cuda`, and perhaps `compiled`.
       python: the Python of a virtual environment with torch_peer's requirements.
 
     Raises:
-      FileNotFoundError: there is no such Python.
+      FileNotFoundError: `python` is missing.
     """
     path = pathlib.Path(folder)
     (path / "sizes.json").write_text(sizes_json(params), encoding="utf-8")
@@ -102,17 +102,17 @@ def start_worker(
 def start_dense_worker(
     folder: str, params: Params, theta: NestedMap, num_positions: int, python: str
 ) -> Peer:
-    """Starts CTranslate2 with the same weights as those of a dense model of this project.
+    """Starts CTranslate2 with the weights of a dense model of this project.
 
     Args:
-      folder: an empty folder, in which the peer finds its files.
+      folder: an empty folder for the peer's files.
       params: the experiment's Params.
       theta: the weights of a model whose layers are not stacked.
-      num_positions: the longest source or hypothesis, in tokens.
+      num_positions: the length of the longest source or hypothesis, in tokens.
       python: the Python of a virtual environment with ctranslate2_peer's requirements.
 
     Raises:
-      FileNotFoundError: there is no such Python.
+      FileNotFoundError: `python` is missing.
     """
     path = pathlib.Path(folder)
     task = params.task
@@ -129,9 +129,9 @@ def start_dense_worker(
 
 
 def sinusoids(num_positions: int, dim: int) -> np.ndarray:
-    """Returns those of positions 0, 1, ... as ours embeds them, float32 [num_positions, dim].
+    """Returns our embeddings of positions 0, 1, ..., float32 [num_positions, dim].
 
-    A program computes them, because float32 sines of large angles differ by their method.
+    Our own program computes them, because float32 sines of large angles depend on the method.
     """
     run = compile_program(tracer.traced(_sinusoids_program, num_positions, dim))
     positions = NestedMap(positions=np.arange(num_positions, dtype=np.int32))
@@ -173,7 +173,7 @@ def sizes_json(params: Params) -> str:
 
 
 def _state_dict(theta: NestedMap) -> dict[str, np.ndarray]:
-    """Returns the weights under the peer's names and in its layouts; a Linear has [out, in]."""
+    """Returns the weights with the peer's names and layouts; a Linear's is [out, in]."""
     weights = {
         path.replace("[", ".").replace("]", ""): np.asarray(leaf)
         for path, leaf in theta.FlattenItems()
@@ -188,7 +188,7 @@ def _state_dict(theta: NestedMap) -> dict[str, np.ndarray]:
             case "table" | "scale":
                 result[f"{owner}.weight"] = weight
             case "wq" | "wk" | "wv":
-                # The peer has one product for queries, keys and values.
+                # The peer computes queries, keys and values with one product.
                 three = [_linear(weights[f"{owner}.{wx}"], 1) for wx in ("wq", "wk", "wv")]
                 result[f"{owner}.project.weight"] = np.concatenate(three)
             case "wo" if owner.endswith("attention"):
@@ -201,5 +201,5 @@ def _state_dict(theta: NestedMap) -> dict[str, np.ndarray]:
 
 
 def _linear(weight: np.ndarray, num_input_axes: int) -> np.ndarray:
-    """Returns [out, in] of a weight whose first num_input_axes axes are contracted."""
+    """Returns a weight as [out, in]; its first num_input_axes axes are contracted."""
     return weight.reshape(np.prod(weight.shape[:num_input_axes], dtype=int), -1).T

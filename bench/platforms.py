@@ -1,14 +1,15 @@
-"""The flag that chooses what a benchmark computes on."""
+"""The flag that chooses a benchmark's platform."""
 
 import os
 
 from absl import flags
 
-from lingvo_gshard.spmd import devices, environment
+from lingvo_gshard.spmd import devices
+from xla_spmd.runtime import environment
 
-_PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "cuda"], "What ours and a peer run on.")
+_PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "cuda"], "Where ours and the peer run.")
 
-# XLA's share of a GPU's memory, which it takes at its start. A peer has the rest.
+# The share of a GPU's memory that XLA takes when it starts; the peer uses the rest.
 _MEMORY_SHARE = 0.45
 _SHARE = "XLA_CLIENT_MEM_FRACTION"
 
@@ -19,9 +20,9 @@ def chosen() -> str:
 
 
 def start(num_devices: int) -> str:
-    """Starts JAX on the platform; returns what its devices are, such as `1 x NVIDIA H100`.
+    """Starts JAX on the platform; returns a description of its devices, like `1 x NVIDIA H100`.
 
-    A peer shares a GPU's memory, unless the environment has a share for XLA.
+    XLA leaves a part of a GPU's memory to a peer, unless the environment sets XLA's share.
     """
     if os.environ.get(_SHARE) == str(environment.GPU_MEMORY_SHARE):  # The project's own default.
         os.environ[_SHARE] = str(_MEMORY_SHARE)

@@ -1,10 +1,11 @@
-"""Runs a saved train step with JAX alone: steps/s and loss on the device that JAX finds.
+"""Runs a saved train step with JAX alone: steps/s and loss on JAX's default device.
 
     python -m bench.saved_step --make=FOLDER [--model=toy.MoE8E4L] [--batch_size=8]
     python -m bench.saved_step --run=FOLDER
 
-The first command needs TensorFlow. The second needs the folder, this repository, jax and numpy, so
-it can run on another machine, also with a GPU; JAX_PLATFORMS=cpu makes it use the CPU there.
+The first command needs TensorFlow. The second one needs only the folder, this repository, jax and
+numpy, so it can run on another machine, such as one with a GPU. JAX_PLATFORMS=cpu makes it use the
+CPU.
 """
 
 import pathlib
@@ -16,17 +17,18 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import environment, program
+from lingvo_gshard.spmd import program
 from lingvo_gshard.spmd.executable import compile_program
+from xla_spmd.runtime import environment
 
-_MAKE = flags.DEFINE_string("make", None, "The folder to save the programs and a batch in.")
-_RUN = flags.DEFINE_string("run", None, "The folder whose programs to run.")
+_MAKE = flags.DEFINE_string("make", None, "The folder for the programs and a batch.")
+_RUN = flags.DEFINE_string("run", None, "The folder of the programs to run.")
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E4L", "For --make: a registered experiment.")
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", None, "For --make: the number of rows; by default the experiment's."
 )
 _STEPS_PER_CALL = flags.DEFINE_integer("steps_per_call", 5, "For --make: steps in one program.")
-_CALLS = flags.DEFINE_integer("calls", 4, "For --run: timed calls, after one that is not timed.")
+_CALLS = flags.DEFINE_integer("calls", 4, "For --run: timed calls, after an untimed one.")
 
 _INITIALIZE = "initialize.program"
 _TRAIN = "train.program"
@@ -54,12 +56,12 @@ def _make(folder: pathlib.Path) -> None:
     model = synthetic.partitioned_model(params, 1)
     batch = synthetic.training_batch(params)
 
-    programs = synthetic.programs(params, model)
+    programs = synthetic.programs(model)
     batch_spec = synthetic.specs_of(batch)
     num_steps = _STEPS_PER_CALL.value
-    trainer = programs.source.step(Mode.TRAIN, batch_spec, num_steps)
+    trainer = programs.exported(Mode.TRAIN, batch_spec, num_steps)
     folder.mkdir(parents=True, exist_ok=True)
-    programs.source.initializer().save(folder / _INITIALIZE)
+    programs.initializer().save(folder / _INITIALIZE)
     trainer.save(folder / _TRAIN)
 
     # Every step sees the same batch, so the loss shows whether the step learns.

@@ -1,11 +1,11 @@
-"""Searches with a run, timed: bench.beside_transformers starts it.
+"""Times the beam search of a run; bench.beside_transformers starts it.
 
     PYTHONPATH=. python -P bench/search_of_run.py RUN BATCH.npz SETTINGS
 
-It is no module of bench, which imports TensorFlow: a process that decodes does not, and its memory
-is measured. BATCH and the ids printed are those of transformers, where padding and <s> have each
-other's ids. Prints a JSON object: the ids, the best seconds of a call, and the peak memory in
-bytes, that of compiling and of reading the weights included.
+It does not run as a module of bench, whose import would load TensorFlow and so change the measured
+memory. BATCH and the printed ids use transformers' ids, in which padding and <s> are exchanged. The
+program prints a JSON object: the ids, the best seconds of a call, and the peak memory in bytes,
+including compilation and the reading of the weights.
 """
 
 import json
@@ -16,11 +16,12 @@ import time
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
-from lingvo_gshard.runs.run import kept_weights, open_run
-from lingvo_gshard.spmd import environment
+from lingvo_gshard.runs.run import converted_weights, open_run
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.train.programs import Programs
+from xla_spmd.runtime import environment
 
 
 def main(logdir: str, batch_file: str, settings_text: str) -> None:
@@ -40,13 +41,13 @@ def main(logdir: str, batch_file: str, settings_text: str) -> None:
         ]
     )
     run = open_run(launch, logdir, num_devices)
-    programs = ExperimentPrograms(run.params, run.estimator.partitioning)
-    executable = compile_program(programs.decoder(source_len))
+    model = TaskModel(run.params, run.estimator.partitioning)
+    executable = compile_program(Programs(model).decoder(source_len))
     theta = run.estimator.restore(weights_alone=True).state.theta
-    state = NestedMap(theta=kept_weights(programs, theta))
+    state = NestedMap(theta=converted_weights(model, theta))
     del theta  # Weights in fewer bits have replaced it.
 
-    # The batch in our ids and as our rows.
+    # The batch is converted to our ids and our rows.
     positions = np.arange(source_len, dtype=np.int32)
     features = NestedMap(
         source_ids=_exchanged(batch["ids"]),
@@ -63,7 +64,7 @@ def main(logdir: str, batch_file: str, settings_text: str) -> None:
         predictions = predictions.Transform(np.asarray)
         secs.append(time.perf_counter() - began)
 
-    # The best hypotheses, without what comes after their ends.
+    # The best hypotheses are cut at their ends.
     best = zip(predictions.ids[:, 0], predictions.lengths[:, 0], strict=True)
     ids = [_exchanged(row[:length]).tolist() for row, length in best]
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

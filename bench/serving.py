@@ -1,21 +1,21 @@
-"""How `serve` bears load: a real server in a process of its own, and many clients.
+"""Tests `serve` under load, with a real server in a separate process and many clients.
 
     python -m bench.serving --served=BUNDLE --lines=FILE [--connections=500] [--secs=60]
 
-FILE has a line of the source's language in each line, or a prompt of a language model. A model with
-tokens of languages translates from the first of them into the last. Two loads follow each other:
+Each line of FILE is text in the source language, or a prompt for a language model. A model with
+language tokens translates from its first language into its last one. Two loads follow each other:
 
-saturation: every connection sends requests of 1 to 32 lines without pause, but for the seconds that
-    a refusal asks for. Half of the connections share one address, so that this client is refused
-    with 429; each of the others has an address of its own, and is refused with 503. An answer is
-    lost if there is none, or if it has another status or number of lines. At the end, all hang up.
-    The memory is that of all servers. --servers=N shares the load over N of them; --reload has them
-    load the bundle again at each sample of the memory.
-neighbour: one client sends one line at a time, of the tenth with the fewest letters, first alone,
-    then while another has 8 connections that send the largest requests allowed without any pause,
-    not even after a refusal.
+saturation: every connection sends requests of 1 to 32 lines without pauses, except for the seconds
+    that a refusal asks for. Half of the connections share one address, so that the server refuses
+    this client with 429; each of the others has a separate address, and is refused with 503. An
+    answer is lost if it is missing, or has another status or number of lines. At the end, all
+    connections are closed. The memory is the sum over all servers. --servers=N spreads the load
+    over N servers; --reload makes them load the bundle again at each sample of the memory.
+neighbour: one client sends one line at a time, from the shortest tenth of the lines, first alone
+    and then beside another client. The other client has 8 connections that send the largest
+    requests allowed without any pause, not even after a refusal.
 
-All addresses are in 127.0.0.0/8, which Linux has without further ado.
+All addresses are in 127.0.0.0/8, which Linux provides without configuration.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.decoding import bundle
-from lingvo_gshard.files import table
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.serving import messages
 from lingvo_gshard.serving.batcher import Limits
+from xla_spmd.files import table
 
 _SERVED = flags.DEFINE_string("served", None, "A bundle.", required=True)
 _LINES = flags.DEFINE_string("lines", None, "A file of text to translate.", required=True)
@@ -51,20 +51,20 @@ _SERVERS = flags.DEFINE_integer("servers", 1, "Processes that share the load.", 
 _RELOAD = flags.DEFINE_bool("reload", False, "Load the bundle again and again at saturation.")
 _MOST_LINES = 32
 _ATTACKERS = 8
-_SAMPLES = 6  # Of the memory.
+_SAMPLES = 6  # The samples of the memory.
 _PERCENTILES = (50, 95, 99)
 
 
 @dataclasses.dataclass
 class Served:
-    """The seconds of each request that was answered, and how many others had which status."""
+    """The seconds of each answered request, and the number of other requests by their status."""
 
     sent: int = 0
     secs: list[float] = dataclasses.field(default_factory=list)
     others: collections.Counter[int | str] = dataclasses.field(default_factory=collections.Counter)
 
     def percentiles(self) -> np.ndarray:
-        """Returns the percentiles in seconds; NaN if nothing was answered."""
+        """Returns the percentiles in seconds; NaN without an answered request."""
         return np.percentile(self.secs or [np.nan], _PERCENTILES)
 
     def cells(self) -> list[str]:
@@ -74,7 +74,7 @@ class Served:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a server's model is asked, by its kind and its languages."""
+    """The route and the fields of requests, which depend on the model's kind and languages."""
 
     route: messages.Route
     fields: dict[str, str]
@@ -107,7 +107,7 @@ async def _loads(servers: Sequence[Server], lines: Sequence[str]) -> None:
 
 
 async def _asked(url: str) -> Asked:
-    """Returns what the model of a server can be asked."""
+    """Returns the route and the fields of requests to a server."""
     async with _session("127.0.0.1") as session:
         async with session.get(f"{url}/healthz") as answer:
             kind = (await answer.json())["kind"]
@@ -124,12 +124,12 @@ async def _asked(url: str) -> Asked:
 
 
 async def saturation(servers: Sequence[Server], asked: Asked, lines: Sequence[str]) -> str:
-    """Returns what became of all requests, and the servers' memory."""
+    """Returns the outcomes of all requests, and the servers' memory, as text."""
     end = time.monotonic() + _SECS.value
     served = Served()
-    before = await _metric(servers, "tokens_total")
+    before = await _metric(servers, "lingvo_gshard_tokens_total")
 
-    # Every second connection has an address of its own; the others share one.
+    # Every second connection has a separate address; the others share one.
     async with contextlib.AsyncExitStack() as stack:
         shared = await stack.enter_async_context(_session("127.0.0.1"))
         tasks = []
@@ -144,7 +144,7 @@ async def saturation(servers: Sequence[Server], asked: Asked, lines: Sequence[st
             )
 
         memory = [await _sampled(servers) for _ in range(_SAMPLES)]
-        tokens = await _metric(servers, "tokens_total") - before
+        tokens = await _metric(servers, "lingvo_gshard_tokens_total") - before
         unanswered = served.sent - len(served.secs) - served.others.total()
         await _stop(tasks)
 
@@ -160,7 +160,7 @@ async def saturation(servers: Sequence[Server], asked: Asked, lines: Sequence[st
 
 
 async def neighbour(url: str, asked: Asked, lines: Sequence[str]) -> str:
-    """Returns the latency of short lines, alone and beside a client that sends all it may."""
+    """Returns the latency of short lines, alone and beside a client that sends without pauses."""
     alone = Served()
     beside = Served()
     attack = Served()
@@ -170,7 +170,7 @@ async def neighbour(url: str, asked: Asked, lines: Sequence[str]) -> str:
         singles = ([line] for line in itertools.cycle(short))
         await _send(session, url, asked, singles, time.monotonic() + _SECS.value, alone)
 
-        # Again, once the other client has filled its queues.
+        # The second measurement starts after the other client has filled its queues.
         end = time.monotonic() + _SECS.value
         attacks = []
         for _ in range(_ATTACKERS):
@@ -200,7 +200,7 @@ def _server(folder: str) -> Iterator[Server]:
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
-        assert line, f"no server starts: {' '.join(command)}"
+        assert line, f"the server does not start: {' '.join(command)}"
         yield Server(process, line.split()[-1])
     finally:
         process.terminate()
@@ -230,7 +230,7 @@ async def _send(
     served: Served,
     waits: bool = True,
 ) -> None:
-    """Sends one request after the other until `end`; after a refusal it waits as it is told."""
+    """Sends one request after the other until `end`; obeys Retry-After if `waits`."""
     while time.monotonic() < end:
         lines = next(requests)
         began = time.monotonic()
@@ -265,10 +265,10 @@ def _requests(lines: Sequence[str], seed: int) -> Iterator[list[str]]:
 
 
 def _largest(asked: Asked, lines: Sequence[str]) -> list[str]:
-    """Returns the longest lines that may be sent, as many as a request may have."""
+    """Returns the longest allowed lines, as many as a request may have."""
     tokenizer = Tokenizer(vocabulary_files(_SERVED.value, asked.route.kind)[0])
     limits = Limits()
-    # Long lines are split for translation, but a prompt is read as a whole.
+    # Long lines are split for translation, but a prompt must fit as a whole.
     longest = limits.line_tokens
     if asked.route.kind == Kind.TEXT:
         longest = min(longest, bundle.load_spec(_SERVED.value).input_lengths[-1])
@@ -284,7 +284,7 @@ def _largest(asked: Asked, lines: Sequence[str]) -> list[str]:
 
 
 async def _sampled(servers: Sequence[Server]) -> float:
-    """Waits for a sample's share of the seconds; returns the servers' memory together in MiB."""
+    """Waits for a sample's share of the seconds; returns the memory of all servers in MiB."""
     await asyncio.sleep(_SECS.value / _SAMPLES)
     if _RELOAD.value:
         for server in servers:

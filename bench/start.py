@@ -1,13 +1,13 @@
-"""What it costs to start training on 10^9 pairs in 10^5 files, beside a thousandth of them.
+"""The cost of starting to train on 10^9 pairs in 10^5 files, compared with a thousandth of them.
 
     python -m bench.start [--files=100000]
 
-Either folder holds a hundred languages, the n-th of which has 1/n of the first one's files. The
-files are hard links to a few that have 10,000 records each: all of them can be read, and all are in
-the page cache. A process that trains alone measures each folder: the time until the manifest is
-read, and until the first batch is made; the time of a batch of 64 rows of 128 tokens, early and
-late; the files opened for these; at the end, the files that are open and the peak memory. All times
-are CPU seconds, after the imports.
+Either folder has a hundred languages; the n-th has 1/n of the first one's files. The files are hard
+links to a few files of 10,000 records each, so that all of them can be read and are in the page
+cache. For each folder, a fresh process starts a training and measures the time until the manifest
+is read and until the first batch is ready; the time of a batch of 64 rows of 128 tokens, early and
+late, and the files opened for it; and at the end, the open files and the peak memory. All times are
+CPU seconds, after the imports.
 """
 
 import dataclasses
@@ -27,18 +27,18 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 
 from data_prep import encoding
 from lingvo_gshard import cli
-from lingvo_gshard.files import digests, table
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.batches import TranslationInput
+from xla_spmd.files import digests, table
 
 _FILES = flags.DEFINE_integer("files", 100_000, "Files of records in the larger folder.", 1000)
-_MEASURED = flags.DEFINE_string("measured", None, "Measures only this folder, and prints JSON.")
+_MEASURED = flags.DEFINE_string("measured", None, "Measure only this folder, and print JSON.")
 _RECORDS = 10_000
-_CONTENTS = 8  # In ext4 a file has at most 65,000 names.
+_CONTENTS = 8  # The files to link to. In ext4, a file has at most 65,000 names.
 _LANGUAGES = 100
 _BATCH_SIZE = 64
 _ROW_LEN = 128
-_BATCHES = 64  # In so many, each lane begins one more pool.
+_BATCHES = 64  # In this number of batches, each lane begins one more pool.
 _STEPS = (_BATCHES, 10**6)
 
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def write(data_dir: pathlib.Path, num_files: int) -> None:
-    """Writes a prepared folder of about so many files of records, at least one a language."""
+    """Writes a prepared folder of about `num_files` files of records, at least one per language."""
     rng = np.random.default_rng(1)
     contents = [_content(data_dir, f"{number}", rng) for number in range(_CONTENTS)]
     (data_dir / "records/train").mkdir(parents=True)
@@ -72,12 +72,12 @@ def write(data_dir: pathlib.Path, num_files: int) -> None:
         records = manifest.Records(tuple(shards), 1, 1, 0)
         languages.append(manifest.Language(code, {"train": records}, {}, {}))
 
-    vocabulary = manifest.Vocabulary(contents[0].lengths, 32_000)  # Any file will do.
+    vocabulary = manifest.Vocabulary(contents[0].lengths, 32_000)  # Any file works here.
     manifest.save(manifest.Manifest(tuple(languages), vocabulary, vocabulary, {}, {}), data_dir)
 
 
 def measure(data_dir: str) -> dict[str, float]:
-    """Starts to train and reads batches; returns the costs by name."""
+    """Starts the input of a training and reads batches; returns the costs by name."""
     opened: list[str] = []
     reader = array_record_module.ArrayRecordReader
 
@@ -95,14 +95,14 @@ def measure(data_dir: str) -> dict[str, float]:
         }
 
         p = TranslationInput.Params().Set(data_dir=data_dir, batch_size=_BATCH_SIZE)
-        p.hash_records = False  # As for so much data.
+        p.hash_records = False  # The right choice for this much data.
         source = p.Set(source_len=_ROW_LEN, target_len=_ROW_LEN).Instantiate()
         next(source)
         costs["secs to the first batch"] = time.process_time() - began
 
         for step in _STEPS:
             source.set_state({"next_index": step})
-            next(source)  # Begins a pool of each lane.
+            next(source)  # Begins the first pool of each lane.
             began = time.process_time()
             before = len(opened)
             for _ in range(_BATCHES):
@@ -115,7 +115,7 @@ def measure(data_dir: str) -> dict[str, float]:
 
 
 def _measure_apart(data_dir: pathlib.Path, num_files: int) -> dict[str, float]:
-    """Returns what `measure` does in a fresh process, for a new folder of so many files."""
+    """Returns the costs from `measure` in a fresh process, for a new folder of `num_files`."""
     write(data_dir, num_files)
     command = [sys.executable, "-m", "bench.start", f"--measured={data_dir}"]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -126,7 +126,7 @@ def _cells(few: float, many: float) -> tuple[str, str, str]:
 
 
 def _content(data_dir: pathlib.Path, name: str, rng: np.random.Generator) -> manifest.Shard:
-    """Writes a file of records of 4 to 39 tokens a side, and the file of their lengths."""
+    """Writes a file of records with 4 to 39 tokens per side, and the file of their lengths."""
     lengths = rng.integers(4, 40, (_RECORDS, 2))
 
     def pair(sizes: np.ndarray) -> bytes:
@@ -142,7 +142,7 @@ def _content(data_dir: pathlib.Path, name: str, rng: np.random.Generator) -> man
 
 
 def _linked(data_dir: pathlib.Path, shard: manifest.Shard, name: str) -> manifest.Shard:
-    """Gives a shard's files other names."""
+    """Links a shard's files under another name; returns the new shard."""
     files = []
     for file, suffix in ((shard.file, "array_record"), (shard.lengths, "lengths.npy")):
         os.link(data_dir / file.path, data_dir / f"{name}.{suffix}")

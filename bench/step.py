@@ -3,7 +3,7 @@
     python -m bench.step [--model=toy.MoE8E8L] [--partitions=1,2,4] [--group_sizes=64,256]
     python -m bench.step --platform=cuda --torch_python=python3 --partitions=1
 
-A first step without randomness checks that the loss and the gradient's norm are the peer's.
+A first step without randomness checks that the loss and the gradient's norm equal the peer's.
 """
 
 import tempfile
@@ -15,10 +15,11 @@ from lingvo_gshard import cli
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import SecondExpert
+from lingvo_gshard.model import flops, step_products
 from lingvo_gshard.model.spec import Mode
 
-# Relative, for the loss and the gradient's norm. GPUs multiply float32 numbers in TF32, which keeps
-# 10 bits of a factor, and may send a token to another expert.
+# The relative tolerances of the loss and the gradient's norm. GPUs multiply float32 numbers in
+# TF32, which keeps 10 bits of a factor, and may send a token to another expert.
 _TOLERANCES = {"cpu": 1e-4, "gpu": 5e-3}
 
 
@@ -29,7 +30,7 @@ def main() -> None:
 def _step(params: Params, num_partitions: int) -> beside_torch.Work:
     _check_peer(params, num_partitions)
     batch = synthetic.training_batch(params)
-    run, model, state = _compiled(params, num_partitions, batch)
+    run, _, state = _compiled(params, num_partitions, batch)
     batches = run.place("batches", batch.Transform(lambda x: x[None]))
     newest = state
 
@@ -39,10 +40,10 @@ def _step(params: Params, num_partitions: int) -> beside_torch.Work:
         result.metrics.loss.block_until_ready()
         newest = result.state
 
-    rows = params.input.batch_size
-    target_len = params.input.target_len
-    gflop = model.task.TrainStepFlops(rows, params.input.source_len, target_len) / 1e9
-    return beside_torch.Work(call, state.theta, batch, gflop, rows * target_len)
+    specs = params.input.cls.batch_specs(params.input)
+    gflop = flops.step_flops(step_products.products_of(params.task, specs)) / 1e9
+    target_tokens = params.input.batch_size * params.input.target_len
+    return beside_torch.Work(call, state.theta, batch, gflop, target_tokens)
 
 
 def _check_peer(params: Params, num_partitions: int) -> None:
@@ -59,7 +60,7 @@ def _check_peer(params: Params, num_partitions: int) -> None:
     ):
         expected_metrics = worker.ask("loss")
 
-    # Training donates the state, which the peer has read before.
+    # Training donates the state; the peer has read it before.
     metrics = run(NestedMap(state), batch.Transform(lambda x: x[None])).metrics
     tolerance = _TOLERANCES[jax.default_backend()]
     for name, expected in expected_metrics.items():
@@ -82,7 +83,7 @@ def _without_randomness(params: Params) -> Params:
 def _compiled(params: Params, num_partitions: int, batch: NestedMap):
     """Returns the compiled program of one step, the model and its initial state."""
     model, state = synthetic.model_and_state(params, num_partitions)
-    programs = synthetic.programs(params, model)
+    programs = synthetic.programs(model)
     return programs.get(Mode.TRAIN, synthetic.specs_of(batch)), model, state
 
 

@@ -1,4 +1,4 @@
-"""Runs of registered experiments on random tokens, so that timing a program needs no data."""
+"""Runs of registered experiments on random tokens, so that programs can be timed without data."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,6 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.train.programs import Programs
 
@@ -22,7 +21,7 @@ TARGET_VOCAB_SIZE = 4000
 def experiment(name: str, settings: Iterable[str] = ()) -> Params:
     """Returns a registered experiment's Params with the vocabulary sizes of this module.
 
-    `settings` are `path=value`, as for the trainer.
+    `settings` have the form `path=value`, like the trainer's --set.
     """
     params = registry.get_params(name, settings)
     params.task.Set(source_vocab_size=SOURCE_VOCAB_SIZE, target_vocab_size=TARGET_VOCAB_SIZE)
@@ -34,18 +33,18 @@ def partitioned_model(params: Params, num_partitions: int) -> TaskModel:
     return TaskModel(params, placement.partitioning(params, num_partitions))
 
 
-def programs(params: Params, model: TaskModel) -> Programs:
-    """Returns the programs of the experiment's model, traced as the trainer's are.
+def programs(model: TaskModel) -> Programs:
+    """Returns the programs of the experiment's model, traced like the trainer's.
 
-    So a machine that has kept them, or was given them, needs no TensorFlow.
+    A machine that has cached them, or received them, does not need TensorFlow.
     """
-    return Programs(ExperimentPrograms(params, model.partitioning))
+    return Programs(model)
 
 
 def model_and_state(params: Params, num_partitions: int) -> tuple[TaskModel, NestedMap]:
     """Returns the experiment's partitioned model and its initial state on the devices."""
     model = partitioned_model(params, num_partitions)
-    return model, programs(params, model).initialize(seed=1)
+    return model, programs(model).initialize(seed=1)
 
 
 def source_features(batch: int, length: int, seed: int = 0) -> NestedMap:

@@ -1,9 +1,9 @@
-"""Generates with a model of transformers, timed: bench.beside_transformers starts it.
+"""Times the generation with a model of transformers; bench.beside_transformers starts it.
 
     ENV/bin/python -m bench.transformers_peer FOLDER BATCH.npz SETTINGS
 
-It runs where torch and transformers are installed, and prints a JSON object: the ids, the best
-seconds of a call, and the peak memory in bytes.
+ENV must have torch and transformers. The program prints a JSON object: the ids, the best seconds of
+a call, and the peak memory in bytes.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""What became of every example that was read: it is kept, or a rule has dropped it.
+"""The account of every example that was read: either it is kept, or a rule dropped it.
 
-The numbers add up: of each direction, those read are those kept and those dropped.
+The numbers add up: for each direction, the examples read are the kept plus the dropped ones.
 """
 
 import collections
@@ -13,9 +13,9 @@ from data_prep.encoding import Encoded
 from data_prep.job import Corpus, SplitKey
 from data_prep.rules import Dropped, Rule
 from data_prep.source_cleaning import Cleaned
-from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
+from xla_spmd.files import digests
 
 
 def entry(
@@ -28,10 +28,10 @@ def entry(
 ) -> manifest.Language:
     """Returns a direction's entry in the manifest, which accounts for every example that was read.
 
-    `dropped` are the examples that the steps before dropped; those that were too long for the
-    direction's records come on top.
+    `dropped` counts the examples that earlier steps dropped; examples that are too long for the
+    direction's records are added here.
     """
-    # A language may lack a split, and a direction may lack all: then it has only its drops.
+    # A language may lack a split. A direction may even lack all splits: then it only has drops.
     by_split: dict[str, Encoded] = {}
     for split in manifest.SPLITS:
         if (split, direction.code) in records:
@@ -42,7 +42,7 @@ def entry(
         if language == direction.language:
             dropped_by_rule[str(rule)] = number
 
-    # With English, that of both directions is the other one.
+    # Without English, the direction's own language is its source.
     own_language = direction.language
     if languages.is_without_english(direction.language):
         own_language = direction.source
@@ -56,6 +56,8 @@ def entry(
         read=corpus.read[direction.language],
         kept=_num_kept(direction, corpus, by_split, texts),
         escaped=corpus.escaped[direction.language],
+        mojibake=corpus.mojibake[direction.language],
+        beginning=direction.beginning,
     )
     num_accounted = described.kept + sum(dropped_by_rule.values())
     assert described.read == num_accounted, (
@@ -70,10 +72,10 @@ def _num_kept(
     records: dict[str, Encoded],
     texts: dict[SplitKey, digests.File],
 ) -> int:
-    """Returns the number of a direction's examples, given its records by split, and all texts."""
+    """Returns how many of a direction's examples are kept, from its records and all texts."""
     num_kept = sum(encoded.records.num_examples for encoded in records.values())
 
-    # Those of splits that are only decoded have no records.
+    # Splits that are only decoded are counted from their text, since they lack records.
     for (split, language), chunks in corpus.chunks.items():
         is_text_alone = split not in manifest.SPLITS and (split, direction.code) in texts
         if language == direction.language and is_text_alone:
@@ -82,7 +84,7 @@ def _num_kept(
 
 
 def sum_of_dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
-    """Returns how many examples the rules have dropped in all results together."""
+    """Returns how many examples the rules dropped in all results together."""
     total: Dropped = collections.Counter()
     for result in results:
         total += result.dropped  # Unlike update(), this leaves out rules that dropped nothing.
@@ -98,10 +100,10 @@ def nothing_left(kind: Kind, dropped: Dropped) -> ValueError:
         if rule is Rule.UNKNOWN_LANGUAGE:
             unknown.append(language)
     if not by_rule:
-        return ValueError(f"the sources hold no training {kind.noun}")
+        return ValueError(f"the sources contain no training {kind.noun}s")
 
     counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())
-    problem = f"no training {kind.noun} is left: dropped {counts}"
+    problem = f"no training {kind.noun}s are left: dropped {counts}"
     if unknown:
-        problem += f"; no languages: {', '.join(sorted(unknown))}"
+        problem += f"; unknown languages: {', '.join(sorted(unknown))}"
     return ValueError(problem)

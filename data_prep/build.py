@@ -1,14 +1,14 @@
 """Prepares text for training: pairs of sentences or, with --kind=text, documents.
 
-    python -m data_prep.build --input=TEXT_DIR --out=DATA_DIR \\
+    gshard prepare --input=TEXT_DIR --out=DATA_DIR \\
         --source_vocab_size=8000 --target_vocab_size=5000
-    python -m data_prep.build --input=TEXT_DIR --kind=text --out=DATA_DIR --text_vocab_size=8000
-    python -m data_prep.build --config=FILE --out=DATA_DIR
+    gshard prepare --input=TEXT_DIR --kind=text --out=DATA_DIR --text_vocab_size=8000
+    gshard prepare --config=FILE --out=DATA_DIR
 
-TEXT_DIR contains {train,dev,test}/<lang>-en.tsv[.gz], or only <lang>-en.tsv[.gz]. Of documents,
-these are <name>.txt[.gz], with a document a line. FILE names sources of any format and sets
+TEXT_DIR contains {train,dev,test}/<lang>-en.tsv[.gz], or only <lang>-en.tsv[.gz]. For documents,
+the files are <name>.txt[.gz], with one document per line. FILE names sources of any format and sets
 everything else (docs/data.md); data_prep/recipes has some for public corpora. The same command
-continues a run that was stopped. --verbosity=1 shows tracebacks.
+continues a build that was stopped. --verbosity=1 shows tracebacks.
 
 --engine=dask runs the tasks on the Dask cluster of --scheduler=HOST:PORT, whose workers need the
 same packages and see the same folders under the same absolute paths; one thread each is best. On
@@ -19,6 +19,7 @@ Without --scheduler, Dask starts --workers processes on this machine.
 import contextlib
 import os
 import pathlib
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -28,10 +29,10 @@ from absl import flags, logging
 from data_prep import config, engines, pipeline, report
 from data_prep.sources import Source
 from lingvo_gshard import cli
-from lingvo_gshard.files import atomic_file, storage
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
-from lingvo_gshard.spmd import environment
+from xla_spmd.files import atomic_file, storage
+from xla_spmd.runtime import environment
 
 _INPUT = flags.DEFINE_string("input", None, "A folder of text.")
 _CONFIG = flags.DEFINE_string("config", None, "A TOML file that names the sources.")
@@ -42,45 +43,53 @@ _SCHEDULER = flags.DEFINE_string("scheduler", None, "HOST:PORT of a Dask cluster
 _WORKERS = flags.DEFINE_integer("workers", environment.num_cores(), "Local processes.", 1)
 # Settings of BuildConfig. These flags override the file.
 _SETTINGS = (
-    flags.DEFINE_enum("kind", None, list(Kind), "What the text is: pairs or documents."),
+    flags.DEFINE_enum("kind", None, list(Kind), "The kind of text: pairs or documents."),
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
     flags.DEFINE_integer("target_vocab_size", None, "Pieces of the target vocabulary."),
     flags.DEFINE_integer("text_vocab_size", None, "Pieces of the vocabulary of documents."),
     flags.DEFINE_string("vocabulary", None, "A tokenizer's folder or .model, instead of learning."),
     flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "SentencePiece's algorithm."),
     flags.DEFINE_float("character_coverage", None, "Share of the characters that get pieces."),
-    flags.DEFINE_integer("max_vocab_sentences", None, "Sentences that vocabularies learn from."),
+    flags.DEFINE_integer("max_vocab_sentences", None, "Sentences for learning vocabularies."),
     flags.DEFINE_integer("max_pieces", None, "Drops longer training pairs; EOS counts."),
     flags.DEFINE_integer("seed", None, "Decides which sentences the vocabularies learn from."),
 )
+# A model to begin with, by the data's kind.
+_FIRST_MODEL: dict[str, str] = {Kind.PARALLEL: "small.MoE8E6L", Kind.TEXT: "toy.LmMoE8E4L"}
 _MANY_BYTES = 0.1  # As a share of a language's tokens.
 
 
 def main() -> None:
-    """Builds, and says what came out; raises ValueError for a user's mistake."""
-    # Progress is shown by default; --verbosity=1 stays as it is.
+    """Builds, and logs the results. Raises ValueError for a user's mistake."""
+    # Progress is shown by default; --verbosity=1 shows more and is kept.
     if not logging.level_debug():
         logging.set_verbosity(logging.INFO)
     began = time.monotonic()
     sources, settings = _sources_and_config()
 
-    # A folder in a bucket has a copy on this machine, which is kept if the build is stopped.
+    # A folder in a bucket has a local copy, which is kept if the build is stopped.
     with storage.working(_OUT.value, keep=True) as out_dir, atomic_file.naming(out_dir):
         with _engine() as engine:
             pipeline.run_through(_THROUGH.value, sources, out_dir, settings, engine)
         if _THROUGH.value is pipeline.Step.REPORT:
             data = manifest.load(out_dir)
             _log_languages(data)
-            for warning in [*report.many_dropped(data), *report.many_escaped(data)]:
+            for warning in report.warnings(data):
                 logging.warning(warning)
             _warn_of_bytes(data)
             _log_totals(data, time.monotonic() - began)
+            logging.info(
+                f"Next: gshard train --model={_FIRST_MODEL[data.kind]} "
+                f"--data_dir={shlex.quote(_OUT.value)} --logdir=RUN "
+                "(for a first look add --set=train.max_steps=200; without it the run goes on)"
+            )
 
 
 def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
-    """Returns what --input, --config and the flags that override it name, with absolute paths.
+    """Returns the sources and settings from --input, --config and the flags that override it.
 
-    A build that is started again continues with the same text, whatever the working directory is.
+    All paths are absolute, so that a restarted build continues with the same text, whatever the
+    working directory is.
     """
     folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value).absolute()
     settings: dict[str, Any] = {
@@ -101,7 +110,7 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
 
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:
-    """Returns the engine that the flags choose, to be entered. Raises ValueError if they clash."""
+    """Returns a context with the engine that the flags choose. Raises ValueError if they clash."""
     # Workers on other machines have other working directories.
     if _SCHEDULER.value is not None:
         if _ENGINE.value != "dask":
@@ -131,7 +140,7 @@ def _log_languages(data: manifest.Manifest) -> None:
 
 
 def _warn_of_bytes(data: manifest.Manifest) -> None:
-    """Warns of languages with many characters that the vocabulary has no piece for."""
+    """Warns about languages with many characters that are not in the vocabulary."""
     for code, records in _training_records(data).items():
         side = "source"
         share = records.num_source_byte_tokens / max(records.num_source_tokens, 1)
@@ -148,7 +157,7 @@ def _warn_of_bytes(data: manifest.Manifest) -> None:
 
 
 def _log_totals(data: manifest.Manifest, elapsed_secs: float) -> None:
-    # Of training text alone: dev and test are small.
+    # Only of training text: dev and test are small.
     train = _training_records(data)
     num_examples = sum(records.num_examples for records in train.values())
     num_source = sum(records.num_source_tokens for records in train.values())
@@ -170,7 +179,7 @@ def _log_totals(data: manifest.Manifest, elapsed_secs: float) -> None:
 
 
 def _training_records(data: manifest.Manifest) -> dict[str, manifest.Records]:
-    """Returns the training records of each direction that has some, by its code."""
+    """Returns the training records of each direction that has any, by its code."""
     return {
         language.code: language.records["train"]
         for language in data.languages

@@ -1,4 +1,4 @@
-"""Checks of settings that people write: their names, types, ranges and choices."""
+"""Checks of settings that users write: their names, types, ranges and choices."""
 
 import dataclasses
 import inspect
@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 def call(function: Callable[..., _Result], owner: str, fields: Mapping[str, Any]) -> _Result:
     """Calls a function with a table's fields. Raises ValueError if one is missing or unknown."""
-    # A format's settings are the arguments of its class, so each is named in one place.
+    # A format's settings are the arguments of its class, so that each is named in one place only.
     parameters = inspect.signature(function).parameters
     unknown = sorted(fields.keys() - parameters)
     if unknown:
@@ -36,13 +36,13 @@ def call(function: Callable[..., _Result], owner: str, fields: Mapping[str, Any]
 
 
 def field_types(instance: Any) -> None:
-    """Raises ValueError unless each field that has a plain type, or None, has a value of it."""
+    """Raises ValueError if a field has a plain type, or None, and a value of another type."""
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         kinds: tuple[Any, ...] = (field.type,)
         if isinstance(field.type, types.UnionType):
             kinds = typing.get_args(field.type)
-        if float in kinds and type(value) is int:  # TOML's 1 where 1.0 is meant.
+        if float in kinds and type(value) is int:  # In TOML, 1 may stand for 1.0.
             continue
         if set(kinds) <= _PLAIN_TYPES and type(value) not in kinds:
             expected = " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)
@@ -50,13 +50,13 @@ def field_types(instance: Any) -> None:
 
 
 def in_range(name: str, value: float, least: float, most: float) -> None:
-    """Raises ValueError unless a value is from `least` to `most`."""
+    """Raises ValueError if a value is not from `least` to `most`."""
     if not least <= value <= most:
         expected = f"at least {least}" if most == math.inf else f"{least} to {most}"
         raise ValueError(f"{name} {value!r}: expected {expected}")
 
 
 def one_of(name: str, value: Any, expected: Sequence[str]) -> None:
-    """Raises ValueError unless a value is one of those that are expected."""
+    """Raises ValueError if a value is not one of the expected ones."""
     if value not in expected:
         raise ValueError(f"{name} {value!r}: expected one of {', '.join(expected)}")

@@ -1,4 +1,4 @@
-"""The configuration of a build: a TOML file of sources and settings, as docs/data.md shows."""
+"""The configuration of a build: a TOML file of sources and settings; see docs/data.md."""
 
 import dataclasses
 import itertools
@@ -11,10 +11,11 @@ from typing import Any
 from data_prep import checks, directions, languages, source_tables, split_folder
 from data_prep.sources import Source
 from lingvo_gshard.input.manifest import Kind
+from xla_spmd.files import storage
 
 MODEL_TYPES = ("bpe", "unigram")
 _MIN_VOCAB_SIZE = 4 + 256 + 1  # The special ids, a piece for each byte, and one character.
-# Settings of a vocabulary that is given, and of those that are learned.
+# Settings that need a given vocabulary, and settings for learning one.
 _OF_A_VOCABULARY = ("new_languages", "language_tokens")
 _OF_LEARNING = (
     "source_vocab_size",
@@ -27,7 +28,7 @@ _OF_LEARNING = (
 
 
 def _number(default: float, least: float, most: float = math.inf, kind: Kind | None = None) -> Any:
-    """Returns a field for a setting from `least` to `most`, of one kind of data alone if given."""
+    """Returns a field for a setting from `least` to `most`; with `kind`, only for such data."""
     return dataclasses.field(default=default, metadata={"range": (least, most), "kind": kind})
 
 
@@ -35,40 +36,46 @@ def _number(default: float, least: float, most: float = math.inf, kind: Kind | N
 class BuildConfig:
     """The settings of a build. Lengths in pieces include EOS."""
 
-    kind: str = Kind.PARALLEL.value  # Or text.
+    kind: str = Kind.PARALLEL.value  # The kind of data: parallel or text.
     source_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE, kind=Kind.PARALLEL)  # In pieces.
     target_vocab_size: int = _number(4000, _MIN_VOCAB_SIZE, kind=Kind.PARALLEL)
     text_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE, kind=Kind.TEXT)
-    # A folder of NLLB's or M2M-100's tokenizer, or the .model of a run that was imported from one,
-    # instead of vocabularies that are learned: see given_vocabulary.py.
+    # A folder of NLLB's or M2M-100's tokenizer, or the .model of a run that was imported from one.
+    # If set, no vocabularies are learned: see given_vocabulary.py.
     vocabulary: str = dataclasses.field(default="", metadata={"kind": Kind.PARALLEL})
-    # Tokens that it gets, such as nds_Latn.
+    # Language tokens to add to the given vocabulary, such as nds_Latn.
     new_languages: tuple[str, ...] = ()
-    # Its codes of languages by the data's, where the standard codes do not tell: sr = "srp_Cyrl".
+    # The given vocabulary's codes by the data's languages, where standard codes are ambiguous:
+    # sr = "srp_Cyrl".
     language_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     model_type: str = "bpe"  # SentencePiece's algorithm.
-    # Or english_to_many or many_to_many: see directions.py.
+    # many_to_english, english_to_many or many_to_many: see directions.py.
     directions: str = dataclasses.field(default="many_to_english", metadata={"kind": Kind.PARALLEL})
     # The share of the characters that get pieces; others are written as bytes. For three languages
-    # in Han among 71, 0.9995 makes 8 to 17 % of the pieces bytes, and 0.9999 only 1 to 5 %; the
-    # other languages' sentences become 0.2 % longer with 64000 pieces, and 4 % with 8000.
+    # in Han among 71, 0.9995 makes 8 to 17 % of the pieces bytes, and 0.9999 only 1 to 5 %. In
+    # return, the other languages' sentences become 0.2 % longer with 64000 pieces, 4 % with 8000.
     character_coverage: float = _number(0.9999, 0.98, 1)
-    max_vocab_sentences: int = _number(300_000, 1)  # From which the vocabularies learn.
-    vocab_temperature: float = _number(5.0, 1)  # T: languages share them in proportion to n**(1/T).
+    # The most sentences from which the vocabularies learn.
+    max_vocab_sentences: int = _number(300_000, 1)
+    # T: languages share these sentences in proportion to n**(1/T).
+    vocab_temperature: float = _number(5.0, 1)
     max_pieces: int = _number(128, 1, kind=Kind.PARALLEL)  # Longer training pairs are dropped.
-    max_malformed_share: float = _number(0.01, 0, 1)  # Of a file's lines; more is an error.
-    held_out_share: float = _number(0.01, 0, 0.5)  # Each of dev's and test's, if there is no split.
-    max_chars: int = _number(1000, 1, kind=Kind.PARALLEL)  # Of a training pair's longer side.
-    # Between the sides' lengths in characters.
+    # The most of a file's lines that may be malformed; more is an error.
+    max_malformed_share: float = _number(0.01, 0, 1)
+    # Dev's share, and test's share, of a corpus without splits.
+    held_out_share: float = _number(0.01, 0, 0.5)
+    max_chars: int = _number(1000, 1, kind=Kind.PARALLEL)  # For the longer side of training pairs.
+    # The most by which the sides' lengths in characters may differ, as a factor.
     max_length_ratio: float = _number(5.0, 1, kind=Kind.PARALLEL)
-    # Whether to make text of HTML entities, and of the marks of a tokenizer, such as @-@.
+    # Whether to replace HTML entities, and a tokenizer's marks, such as @-@, by text.
     unescape: bool = False
     check_language: bool = False  # Whether to drop sentences that are surely in another language.
-    # ISO 15924 codes by language, if its text should not decide.
+    # ISO 15924 codes by language, where the text itself should not decide.
     scripts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    # Pairs or documents; a process holds the digests of one chunk in memory.
+    # Pairs or documents per chunk; a process has the digests of one chunk in memory.
     pairs_per_chunk: int = _number(32_768, 1)
-    # The most in a file of records, if no chunk has more. Its writer takes 200 bytes for each.
+    # The most examples in a file of records, unless a single chunk has more. Writing one takes 200
+    # bytes of memory for each example.
     pairs_per_shard: int = _number(32_768, 1)
     seed: int = _number(1, 0, 2**64 - 1)  # Decides which sentences the vocabularies learn from.
 
@@ -82,28 +89,28 @@ class BuildConfig:
         checks.one_of("model_type", self.model_type, MODEL_TYPES)
         checks.one_of("directions", self.directions, tuple(directions.SETTINGS))
 
-        # A limit that would not hold must not be given.
+        # A setting without an effect must not be given.
         for name in self._of_other_kinds():
             if self._is_given(name):
-                raise ValueError(f"{name} is no setting of data of kind {self.kind}")
+                raise ValueError(f"{name} is not a setting for data of kind {self.kind}")
         without = _OF_LEARNING if self.vocabulary else _OF_A_VOCABULARY
         for name in without:
             if self._is_given(name):
-                whose = "that has" if self.vocabulary else "without"
-                raise ValueError(f"{name} is no setting of a build {whose} a vocabulary")
+                whose = "with" if self.vocabulary else "without"
+                raise ValueError(f"{name} is not a setting for a build {whose} a given vocabulary")
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that data of this kind has, by name."""
+        """Returns the settings for data of this kind, by name."""
         settings = dataclasses.asdict(self)
         for name in self._of_other_kinds():
             del settings[name]
 
-        # Older plans and manifests do not have it.
+        # Older plans and manifests lack it.
         if not self.unescape:
             del settings["unescape"]
 
-        # Builds of pairs have the plans and manifests from before there were other kinds, and those
-        # without a given vocabulary have those from before one could be given.
+        # Plans and manifests must equal older ones: pairs come from a time without other kinds,
+        # and builds without a given vocabulary from a time when it could not be given.
         if self.kind == Kind.PARALLEL:
             del settings["kind"]
         for name in ("vocabulary", *_OF_A_VOCABULARY):
@@ -113,14 +120,14 @@ class BuildConfig:
 
     @property
     def vocabulary_files(self) -> tuple[pathlib.Path, ...]:
-        """The files that a given vocabulary is read from."""
+        """The files of a given vocabulary."""
         if not self.vocabulary:
             return ()
         path = pathlib.Path(self.vocabulary)
         return tuple(sorted(path.iterdir())) if path.is_dir() else (path,)
 
     def _is_given(self, name: str) -> bool:
-        """Returns whether a setting has another value than by default."""
+        """Returns whether a setting differs from its default."""
         field = type(self).__dataclass_fields__[name]
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
@@ -128,7 +135,7 @@ class BuildConfig:
         return bool(getattr(self, name) != default)
 
     def _of_other_kinds(self) -> list[str]:
-        """Returns the names of the settings that data of this kind does not have."""
+        """Returns the names of the settings that do not apply to data of this kind."""
         return [
             field.name
             for field in dataclasses.fields(self)
@@ -142,14 +149,14 @@ def load(
     """Reads a configuration file; `settings` override it.
 
     Its paths are relative to `folder`, by default the file's. Raises ValueError if the file is not
-    TOML, has an unknown key or a bad value, or names a file that is missing or named before.
+    TOML, has an unknown key or a bad value, or names a file that is missing or was named before.
     """
     if not path.exists():
         raise ValueError(f"{path}: there is no such file")
 
-    # Whatever is wrong in the file, also a value's type, is reported with the file's name.
+    # Any mistake in the file, also a value's type, is reported with the file's name.
     try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        fields = _with_homes(tomllib.loads(path.read_text(encoding="utf-8-sig")))
         if "vocabulary" in fields:
             fields["vocabulary"] = str((folder or path.parent) / fields["vocabulary"])
         fields |= settings
@@ -157,7 +164,7 @@ def load(
         if not isinstance(tables, list):
             raise ValueError("sources: expected tables, each under [[sources]]")
 
-        # What is left beside the sources are the settings of the build.
+        # The remaining fields are the settings of the build.
         names_corpora = fields.get("kind") == Kind.TEXT
         fields["scripts"] = _scripts(fields.get("scripts", {}), tables, names_corpora)
         if "new_languages" in fields:
@@ -182,14 +189,14 @@ def load(
 
 
 def sources_of_folder(folder: pathlib.Path, kind: Kind) -> Sequence[Source]:
-    """Returns the sources in a folder of text, the simplest corpus; warns of what it leaves out."""
+    """Returns the sources in a folder of text, the simplest corpus; warns about unused files."""
     sources = source_tables.FOLDERS[kind](folder)
     warn_of_unread(folder, sources)
     return sources
 
 
 def warn_of_unread(folder: pathlib.Path, sources: Sequence[Source]) -> None:
-    """Names what is in a folder of text that none of the sources reads."""
+    """Warns about files in a folder of text that none of the sources reads."""
     files = itertools.chain.from_iterable(source.files for source in sources)
     split_folder.warn_of_unread(folder, list(files))
 
@@ -197,20 +204,30 @@ def warn_of_unread(folder: pathlib.Path, sources: Sequence[Source]) -> None:
 def _scripts(
     codes_by_tag: Mapping[str, Any], tables: Sequence[Any], names_corpora: bool
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the file's setting `scripts`, with languages or corpora as its sources name them."""
+    """Returns the setting `scripts`, with the names that sources give to languages or corpora."""
     kinds_of_codes = {table.get("language_codes") for table in tables if isinstance(table, dict)}
     codes = "source" if names_corpora or "source" in kinds_of_codes else "standard"
 
     scripts: dict[str, tuple[str, ...]] = {}
     for tag, script_codes in codes_by_tag.items():
-        # A source's own name for a language stays as it is.
+        # A language that is named by a source keeps its name.
         language = tag if codes == "source" else languages.code(tag)
         scripts[language] = languages.checked_scripts(script_codes)
     return scripts
 
 
 def _strings(name: str, values: Any) -> tuple[str, ...]:
-    """Returns a list's strings as a tuple; ValueError if it is none, or holds anything else."""
+    """Returns a list's strings as a tuple. Raises ValueError if it is not a list of strings."""
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"{name} {values!r}: expected tokens of languages, such as nds_Latn")
     return tuple(values)
+
+
+def _with_homes(value: Any) -> Any:
+    """Returns a file's values; a `~/` at the beginning of a text becomes the home folder."""
+    if isinstance(value, dict):
+        return {name: _with_homes(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_homes(item) for item in value]
+    is_path = isinstance(value, str) and value.startswith("~/")
+    return storage.expanded(value) if is_path else value

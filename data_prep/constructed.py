@@ -1,13 +1,13 @@
 """Writes a many-to-English corpus of constructed languages.
 
     python -m data_prep.constructed --out=TEXT_DIR --seed=1
-    python -m data_prep.build --input=TEXT_DIR --out=DATA_DIR
+    gshard prepare --input=TEXT_DIR --out=DATA_DIR
 
 Each sentence is drawn as a meaning and then expressed in English and in fourteen languages of four
 families. The languages of a family share a script, roots and grammatical markers; each has its own
 sound changes and word order. Every source sentence has exactly one English translation, so a model
 can reach 100 BLEU. All languages share their dev and test sentences, which don't occur in training.
-The files depend on the seed alone.
+The files depend only on the seed.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from absl import flags, logging
 from data_prep import meanings, tsv
 from data_prep.meanings import Clause, Noun, Sentence
 from lingvo_gshard import cli
-from lingvo_gshard.files import lock
+from xla_spmd.files import lock
 
 _NUM_MEANINGS = 40_000
 _NUM_HELD_OUT = 100
@@ -32,13 +32,14 @@ _MARKERS = ("plural", "object", "owner", "past", "future", "not")
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What related languages share."""
+    """The common features of related languages."""
 
     letters: str  # The script, in the order of the sounds.
-    onsets: str  # The consonants that a syllable begins with.
-    codas: str  # Those that it ends with; many syllables have none.
+    onsets: str  # The consonants at the beginning of a syllable.
+    codas: str  # The consonants at its end; many syllables end in a vowel.
     affixes: str  # In the order of _MARKERS.
-    has_prefixes: bool = False  # Affixes, prepositions and the question word come first, not last.
+    # Whether affixes, prepositions and the question word come first; otherwise they come last.
+    has_prefixes: bool = False
 
     def root(self, rng: random.Random, is_short: bool) -> str:
         """Draws the root of a word."""
@@ -53,19 +54,19 @@ class Family:
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """What sets a language apart from its relatives."""
+    """The features that distinguish a language from its relatives."""
 
-    code: str  # One of those that ISO 639-3 reserves for private use.
+    code: str  # One of the codes that ISO 639-3 reserves for private use.
     family: Family
-    num_pairs: int  # Of training text.
-    order: str  # Of a clause: Subject, Object, Verb, Manner, Place and Time.
-    noun_order: str  # Of a noun phrase: Determiner, Adjectives, Noun and owner (Genitive).
-    # The sound changes that every word went through, in order: "pattern>replacement". V is a vowel.
+    num_pairs: int  # The number of training pairs.
+    order: str  # The order in a clause: Subject, Object, Verb, Manner, Place and Time.
+    noun_order: str  # In a noun phrase: Determiner, Adjectives, Noun and owner (Genitive).
+    # The sound changes applied to every word, in order: "pattern>replacement". V is any vowel.
     changes: str
 
 
 FAMILIES = {name: Family(**fields) for name, fields in meanings.DATA["families"].items()}
-# From the largest to the smallest.
+# From the largest language to the smallest.
 LANGUAGES = tuple(
     Language(**fields | {"family": FAMILIES[fields["family"]]})
     for fields in meanings.DATA["languages"]
@@ -94,7 +95,7 @@ _INVARIABLE: _Forms = [()]
 
 
 def _forms(word_class: str) -> _Forms:
-    """Returns the forms of the words of a class, as constructed.toml names it."""
+    """Returns the forms of the words of a class in constructed.toml."""
     if word_class.startswith("verb"):
         return _VERB_FORMS
     if word_class in (*meanings.NOUN_KINDS, "pronoun", "name"):
@@ -103,7 +104,7 @@ def _forms(word_class: str) -> _Forms:
 
 
 class Speaker:
-    """Expresses meanings in one language. Every word that it writes has one meaning."""
+    """Expresses meanings in one language, in which every word has just one meaning."""
 
     def __init__(self, language: Language) -> None:
         self.language = language
@@ -114,8 +115,8 @@ class Speaker:
         self._changes = [change.split(">") for change in changes]
         self._letters = str.maketrans(_SOUNDS, self._family.letters)
         self._affixes = dict(zip(_MARKERS, self._family.affixes.split(), strict=True))
-        # Each English word, with the markers of a form. A part that is missing, and "a", are not
-        # written.
+        # The written word for each English word with the markers of a form. A missing constituent,
+        # and "a", are not written.
         self._words: dict[tuple[str, ...], str] = {("",): "", ("a",): ""}
 
     def can_learn(self, root: str, forms: _Forms) -> bool:
@@ -139,7 +140,7 @@ class Speaker:
     def _clause(self, clause: Clause) -> list[str]:
         negation = ["not"] if clause.is_negated else []
         tense = [] if clause.tense == "present" else [clause.tense]
-        # A constituent that is missing has no word, or an empty one.
+        # A missing constituent is an empty list, or an empty word.
         constituents = {
             "S": self._noun(clause.subject),
             "V": [self._words[clause.verb, *negation, *tense]],
@@ -157,7 +158,7 @@ class Speaker:
     def _noun(self, noun: Noun | None, *case: str) -> list[str]:
         if noun is None:
             return []
-        # Only the noun is inflected, not what belongs to it; an owner has a case of its own.
+        # Only the noun is inflected, not its dependents; an owner has its own case.
         number = ["plural"] if noun.is_plural else []
         constituents = {
             "D": [self._words[noun.determiner,]],
@@ -172,13 +173,13 @@ class Speaker:
         return words
 
     def _join(self, words: list[str], particle: str) -> list[str]:
-        """Returns words with a particle on the family's side: a preposition, or a postposition."""
+        """Returns words with a particle on the family's side: a preposition or a postposition."""
         if self._family.has_prefixes:
             return [particle, *words]
         return [*words, particle]
 
     def _inflect(self, root: str, markers: tuple[str, ...]) -> str:
-        """Returns a form of a word as it is written, after the language's sound changes."""
+        """Returns a form of a word in writing, after the language's sound changes."""
         affixes = "".join(self._affixes[marker] for marker in markers)
         sounds = affixes + root if self._family.has_prefixes else root + affixes
         for pattern, replacement in self._changes:
@@ -204,7 +205,7 @@ def _teach(
     """Gives the languages of a family the same root for a word."""
     while True:
         root = family.root(rng, is_short=forms == _INVARIABLE)
-        # Sound changes may make words alike in one language that differ in another.
+        # Because of sound changes, words that differ in one language may be alike in another.
         if all(speaker.can_learn(root, forms) for speaker in relatives):
             break
     for speaker in relatives:
@@ -213,7 +214,7 @@ def _teach(
 
 def write_corpus(out_dir: pathlib.Path, seed: int) -> None:
     """Writes `<split>/<language>-en.tsv.gz` for every split and language."""
-    # The languages share their dev and test, and each draws its training text from the rest.
+    # The languages share dev and test, and each draws its training sentences from the rest.
     sentences = meanings.draw(seed, _NUM_MEANINGS)
     dev = sentences[:_NUM_HELD_OUT]
     test = sentences[_NUM_HELD_OUT : 2 * _NUM_HELD_OUT]
@@ -242,7 +243,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Defined here because tests import this module beside others that have a flag --out.
+    # Defined here because tests import this module together with others that have a flag --out.
     flags.DEFINE_string("out", None, "The folder to write.", required=True)
     flags.DEFINE_integer("seed", 1, "Decides the words and the sentences.")
     cli.run("data_prep.constructed", main)

@@ -1,16 +1,16 @@
 """The rules that need the whole corpus: no pair of dev or test in training, and no pair twice.
 
-A document counts as a pair whose only text is its source and its English.
+A document counts as a pair whose source and English are the same text.
 
 Texts are compared by 64-bit digests. As in an external sort, a language's chunks are divided into
-groups, and the digests into as many ranges. Three steps of tasks follow:
+groups, and the range of digests into as many parts. Three steps of tasks follow:
 
-    sort      sorts the digests of one group, without those of held-out pairs
-    repeated  finds in one range of digests which pairs occur earlier
+    sort      sorts the digests of one group, without the digests of held-out pairs
+    repeated  finds the pairs with digests in one range that occur earlier
     select    writes which pairs of one group's chunks are kept
 
-So the pairs in memory are those of one group or range, and only the number of pieces between groups
-and ranges is a square, (pairs / _PAIRS_PER_GROUP)**2. The steps exchange these files:
+So only the pairs of one group or range are in memory, and only the number of pieces exchanged grows
+quadratically, as (pairs / _PAIRS_PER_GROUP)**2. The steps exchange these files:
 
     <language>-<group>.sorted.npy    uint64 [2, n]: digests in order, and positions in the group
     <language>-<range>.repeated.npy  uint64 [2, n]: groups in order, and positions in each
@@ -37,7 +37,7 @@ Runner = Callable[[str, Mapping[Any, Callable[[], Any]]], dict[Any, Any]]  # See
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """The number of pairs kept of each block (shards.py), and dropped by language and rule."""
+    """The numbers of kept pairs by block (shards.py), and of dropped pairs by language and rule."""
 
     block_sizes: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     dropped: Dropped = dataclasses.field(default_factory=collections.Counter)
@@ -56,10 +56,10 @@ def select(
     pairs_per_block: int,
     run: Runner,
 ) -> dict[str, Selected]:
-    """Decides which pairs of each language's training chunks are kept, and writes that beside them.
+    """Decides which pairs of each language's training chunks are kept; writes it beside them.
 
-    Pairs are dropped if one of their texts is among those of its language in the `held_out` chunks
-    of dev and test, and of equal pairs all but the first.
+    A pair is dropped if one of its texts occurs, in the same language, in the `held_out` chunks of
+    dev and test. Of equal pairs, the first is kept.
     """
     folder.mkdir(exist_ok=True)
     held_out_paths: dict[str, pathlib.Path] = {}
@@ -88,7 +88,7 @@ def select(
                 _keep, group, i, sorted_paths[i], repeated_paths, pairs_per_block
             )
 
-    # Each step reads what all tasks of the step before have written.
+    # Each step reads the files of all tasks of the step before.
     run("sort", sort_calls)
     run("repeated", repeated_calls)
     selected = {code: Selected() for code in train}
@@ -99,8 +99,8 @@ def select(
 
 
 def _save_held_out(held_out: Sequence[Chunk], language: str, path: pathlib.Path) -> None:
-    """Writes the digests of the texts of a language in dev's and test's chunks, sorted."""
-    digests = [np.empty(0, np.uint64)]  # concatenate() takes no empty list.
+    """Writes the digests of a language's texts in the chunks of dev and test, sorted."""
+    digests = [np.empty(0, np.uint64)]  # concatenate() needs at least one array.
     for chunk in held_out:
         source, target = languages.sides(chunk.language)
         if source == language:
@@ -111,7 +111,7 @@ def _save_held_out(held_out: Sequence[Chunk], language: str, path: pathlib.Path)
 
 
 def _digest_range(index: int, num_ranges: int) -> tuple[np.uint64, np.uint64]:
-    """Returns the lowest and the highest digest of one of equal ranges."""
+    """Returns the lowest and the highest digest of one of several equal ranges."""
     lowest = index * _NUM_DIGESTS // num_ranges
     highest = (index + 1) * _NUM_DIGESTS // num_ranges - 1
     return np.uint64(lowest), np.uint64(highest)
@@ -123,7 +123,7 @@ def _sort(
     sources_path: pathlib.Path,
     path: pathlib.Path,
 ) -> None:
-    """Writes the digests, in order, of a group's pairs that are not held out on either side."""
+    """Writes the sorted digests of a group's pairs, without pairs held out on either side."""
     held_out_targets = np.load(targets_path)
     held_out_sources = np.load(sources_path)
 
@@ -149,9 +149,9 @@ def _find_repeated(
     highest: np.uint64,
     path: pathlib.Path,
 ) -> None:
-    """Writes the places of the pairs with digests in a range, ends included, that occur earlier.
+    """Writes the places of pairs that occur earlier, for digests from `lowest` to `highest`.
 
-    A place is the index of a group and a position in it.
+    A place is the index of a group and a position in the group.
     """
     values: list[np.ndarray] = []
     places: list[np.ndarray] = []
@@ -176,16 +176,16 @@ def _keep(
     repeated_paths: Sequence[pathlib.Path],
     pairs_per_block: int,
 ) -> Selected:
-    """Writes which pairs of a group's chunks are kept: those sorted and not repeated."""
+    """Writes which pairs of a group's chunks are kept: the sorted pairs that are not repeated."""
     sizes = [chunk.num_examples for chunk in group]
     is_kept = np.zeros(sum(sizes), bool)
 
-    # What was sorted is not held out.
+    # Held-out pairs were not sorted.
     _, sorted_positions = np.load(sorted_path)
     is_kept[sorted_positions] = True
     num_held_out = len(is_kept) - np.count_nonzero(is_kept)
 
-    # Each range has repeated pairs of all groups, in the order of the groups.
+    # The file of a range lists the repeated pairs of all groups, in the order of the groups.
     for repeated_path in repeated_paths:
         group_indices, positions = np.load(repeated_path, mmap_mode="r")
         first = np.searchsorted(group_indices, np.uint64(group_index))

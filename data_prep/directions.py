@@ -1,8 +1,8 @@
-"""The directions of translation, and the tokens that tell a model its target language.
+"""The directions of translation, and the tokens that name a model's target language.
 
 By default all languages are translated into English, as in the paper. If there are other targets,
-each source begins with a token, a symbol of the source vocabulary: `<2de> a house`. A vocabulary
-from elsewhere may have tokens of languages, with which both sides begin: see given_vocabulary.py.
+each source begins with a token, a symbol of the source vocabulary: `<2de> a house`. A given
+vocabulary may have tokens of languages, with which both sides begin: see given_vocabulary.py.
 Pairs without English are translated in both directions.
 """
 
@@ -15,8 +15,8 @@ from data_prep.sources import Source
 from data_prep.tsv import Example
 from lingvo_gshard.input import example_codec
 
-# For each setting, whether the sides of a pair change places: of one direction, or of both. English
-# is the last one.
+# For each setting and direction, whether the sides of a pair are swapped. In a pair, English is the
+# second side.
 SETTINGS = {
     "many_to_english": [False],
     "english_to_many": [True],
@@ -27,13 +27,13 @@ _BOTH = "many_to_many"
 
 @dataclasses.dataclass(frozen=True)
 class Direction:
-    """From a pair's first language into its last one, or the other way round.
+    """A direction from a pair's first language into its last one, or the other way round.
 
-    Sources begin with the token, if any. With `codes`, those of the source's and the target's
-    language, each side's ids begin with the token of its language.
+    In records, a source begins with `token`, if any. If `codes` has the codes of the source's and
+    the target's language, each side's ids begin with its language's token.
     """
 
-    language: str  # The pair's name, see languages.py; of a document its corpus.
+    language: str  # The name of the pair (languages.py), or a document's corpus.
     is_reversed: bool = False
     token: str = ""
     codes: tuple[str, ...] = ()
@@ -45,37 +45,34 @@ class Direction:
 
     @property
     def target(self) -> str:
-        """The language to translate into, which is English for documents."""
+        """The language to translate into, which counts as English for documents."""
         return languages.sides(self.language)[0 if self.is_reversed else 1]
 
     @property
     def code(self) -> str:
-        """The code in the manifest: de if into English, else en-de or de-fr; a corpus's name."""
+        """The code in the manifest: de for de into English, else en-de or de-fr; or a corpus."""
         return self.source if self.target == ENGLISH else f"{self.source}-{self.target}"
 
-    def turned(self, example: Example) -> tuple[str, ...]:
-        """Returns the source, with its token, and the target of a pair; of a document its text."""
-        return self._begun(example, self.token)
+    @property
+    def beginning(self) -> str:
+        """The beginning of the decoder's line: the token, such as `<2de>`, or both codes."""
+        return " ".join(self.codes) or self.token
 
-    def line(self, example: Example) -> tuple[str, ...]:
-        """Returns the sides as `turned`, with the source as a line that is decoded.
+    def sides(self, example: Example) -> tuple[str, ...]:
+        """Returns the source and the target of a pair, or the text of a document."""
+        return example.sides[::-1] if self.is_reversed else example.sides
 
-        It begins with its languages, as the decoder's lines do.
-        """
-        return self._begun(example, " ".join(self.codes) or self.token)
-
-    def _begun(self, example: Example, beginning: str) -> tuple[str, ...]:
-        sides = example.sides
-        if self.is_reversed:
-            sides = sides[::-1]
-        if beginning:
-            source, *others = sides
-            sides = (f"{beginning} {source}", *others)
-        return sides
+    def record_sides(self, example: Example) -> tuple[str, ...]:
+        """Returns the sides with the token, if any, at the beginning of the source."""
+        sides = self.sides(example)
+        if not self.token:
+            return sides
+        source, *others = sides
+        return (f"{self.token} {source}", *others)
 
 
 def check(source: Source, setting: str) -> None:
-    """Raises ValueError if a source has pairs without English, but one direction is wanted."""
+    """Raises ValueError if a source has pairs without English, but `setting` has one direction."""
     if source.is_without_english and setting != _BOTH:
         raise ValueError(
             f'{source}: pairs without English need directions = "{_BOTH}", got "{setting}"'
@@ -83,12 +80,12 @@ def check(source: Source, setting: str) -> None:
 
 
 def of(pair: str, setting: str, given: GivenVocabulary | None = None) -> list[Direction]:
-    """Returns a pair's directions, given one of SETTINGS and perhaps a vocabulary.
+    """Returns a pair's directions for one of SETTINGS and, perhaps, a given vocabulary.
 
-    `pair` is its name, or a corpus's. Raises ValueError if the vocabulary has no token of one of
+    `pair` is its name, or a corpus's. Raises ValueError if the vocabulary lacks a token for one of
     its languages.
     """
-    # A model whose only target is English needs no token to know it.
+    # If English is the only target, the model does not need a token.
     needs_token = any(SETTINGS[setting]) and given is None
 
     directions: list[Direction] = []

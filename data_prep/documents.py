@@ -1,7 +1,7 @@
-"""Formats of text in one language, as streams of rows with a document each.
+"""Formats of text in one language, as streams of rows with one document each.
 
-`corpus` is the name of what they are a part of: the manifest counts documents under it, evaluation
-gives a loss for it, and cleaning takes it for the language if it is the code of one.
+`corpus` is the name of the corpus: the manifest counts documents under it, evaluation reports a
+loss for it, and cleaning takes it as the language if it is a language's code.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ from data_prep.sources import LineFile, Row, Source
 from data_prep.tsv import Document, Malformed, Pair
 from lingvo_gshard.input.manifest import Kind
 
-DOCUMENTS = ("line", "block")  # What a document is in a file of plain text: see TextFile.
+DOCUMENTS = ("line", "block")  # The extent of a document in plain text: see TextFile.
 SIDES = ("source", "english")
 
 
 @dataclasses.dataclass(frozen=True)
 class _CorpusFile(Source):
-    """A file of documents of one corpus."""
+    """A file of one corpus's documents."""
 
     kind: ClassVar[Kind] = Kind.TEXT
     path: pathlib.Path
@@ -40,7 +40,7 @@ class TextFile(LineFile, _CorpusFile):
     split: str | None = None
 
     def spans(self) -> list[range]:
-        # A block may lie in two ranges of bytes.
+        # Two ranges of bytes may share a block.
         return super().spans() if self.document == "line" else [tsv.WHOLE]
 
     def sampled_rows(self) -> Iterator[Row]:
@@ -66,7 +66,7 @@ class TextFile(LineFile, _CorpusFile):
 
 
 def _joined(lines: Sequence[str]) -> Document | Malformed:
-    """Returns the document in some lines; if one of them is malformed, so is the document."""
+    """Returns the document in some lines; if a line is malformed, so is the document."""
     for line in lines:
         if isinstance(line, Malformed):
             return line
@@ -74,11 +74,15 @@ def _joined(lines: Sequence[str]) -> Document | Malformed:
 
 
 @dataclasses.dataclass(frozen=True)
-class JsonlDocuments(LineFile, _CorpusFile):
-    """One JSON object a line, with the text in a field; dots in its name lead into objects."""
+class JsonlDocuments(sources.JsonLines, _CorpusFile):
+    """One JSON object per line, with the text in a field."""
 
     field: str
     split: str | None = None
+
+    @property
+    def _field_names(self) -> Sequence[str]:
+        return (self.field,)
 
     def _parse(self, line: str) -> Document:
         return Document.of(sources.text_at(sources.parse_json(line), self.field))
@@ -86,7 +90,7 @@ class JsonlDocuments(LineFile, _CorpusFile):
 
 @dataclasses.dataclass(frozen=True)
 class ParquetDocuments(parquet.Table, _CorpusFile):
-    """The text is in a column; dots in its name lead into structs."""
+    """A table with the text in a column; dots in the column's name lead into structs."""
 
     column: str
     split: str | None = None
@@ -100,7 +104,7 @@ class ParquetDocuments(parquet.Table, _CorpusFile):
 
 @dataclasses.dataclass(frozen=True)
 class TfdsDocuments(TfdsSource):
-    """A set of TensorFlow Datasets with the text in a feature, such as wiki40b or c4."""
+    """A TensorFlow Datasets data set with the text in a feature, such as wiki40b or c4."""
 
     kind: ClassVar[Kind] = Kind.TEXT
     name: str
@@ -124,9 +128,9 @@ def _decoded(text: bytes) -> Document:
 
 @dataclasses.dataclass(frozen=True)
 class OneSide(Source):
-    """One side of a source of pairs, "source" or "english".
+    """One side, "source" or "english", of a source of pairs.
 
-    Without a `corpus`, a document's corpus is the language of its side.
+    Without a `corpus`, the corpus of a document is the language of its side.
     """
 
     kind: ClassVar[Kind] = Kind.TEXT
@@ -144,6 +148,9 @@ class OneSide(Source):
 
     def spans(self) -> list[range]:
         return self.pairs.spans()
+
+    def check(self) -> None:
+        self.pairs.check()
 
     def sampled_rows(self) -> Iterator[Row]:
         return self._of_side(self.pairs.sampled_rows())

@@ -1,8 +1,8 @@
 """Writes a split in a direction: its raw text, and its selected text, tokenized, as records.
 
-A shard's examples go through the vocabularies of their sides in batches. The pieces become records
-at once, so that one batch is in memory; their statistics and lengths are collected meanwhile. A
-document is the target of a record without source ids.
+A shard's examples are tokenized in batches by the vocabularies of their sides. The pieces become
+records at once, so that only one batch is in memory; meanwhile, statistics and lengths are
+collected. A document is the target of a record without source ids.
 """
 
 import collections
@@ -22,22 +22,22 @@ from data_prep.rules import Dropped, Rule
 from data_prep.shards import Shard
 from data_prep.text_chunks import Chunk
 from data_prep.tsv import Example
-from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer
+from xla_spmd.files import atomic_file, digests
 
-# What has its text and pieces in memory: so many examples, or so many characters of them.
+# The size of a batch, whose text and pieces are in memory: it ends at either limit.
 _EXAMPLES_PER_BATCH = 2048
 _CHARACTERS_PER_BATCH = 1 << 22
-# To read a record, the reader reads its group, here about 2 kB; to open a file, it reads an index
+# To read a record, a reader reads its group, here about 2 kB; to open a file, it reads an index
 # with an entry for each group.
 _WRITER_OPTIONS = "group_size:16,uncompressed"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Summable:
-    """A data class of counts. Two are added field by field."""
+    """A data class of counts, which is added field by field."""
 
     def __add__(self, other: Self) -> Self:
         sums = {}
@@ -50,17 +50,17 @@ class _Summable:
 class SideStatistics(_Summable):
     """Counts over the text of one side."""
 
-    # The number of sentences of each length in pieces, with EOS.
+    # The number of sentences by their length in pieces, including EOS.
     lengths: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    num_words: int = 0  # Separated by white space.
-    num_characters: int = 0  # Other than white space.
-    num_byte_pieces: int = 0  # Each stands for one byte of a character without a piece.
+    num_words: int = 0  # Words are separated by white space.
+    num_characters: int = 0  # White space does not count.
+    num_byte_pieces: int = 0  # Pieces for single bytes of characters without a piece.
     num_unknown: int = 0  # Pieces with the unknown id.
-    num_bytes: int = 0  # In UTF-8, with white space.
+    num_bytes: int = 0  # In UTF-8, including white space.
 
     @property
     def num_pieces(self) -> int:
-        """The number of pieces, with an EOS for each sentence."""
+        """The number of pieces, including an EOS for each sentence."""
         return sum(length * number for length, number in self.lengths.items())
 
 
@@ -68,19 +68,19 @@ class SideStatistics(_Summable):
 class Encoded(_Summable):
     """Files of records, the statistics of their sides, and the number of pairs dropped.
 
-    Documents have no source.
+    The source's statistics of documents are empty.
     """
 
     shards: tuple[manifest.Shard, ...] = ()
     source: SideStatistics = SideStatistics()
     target: SideStatistics = SideStatistics()
     dropped: Dropped = dataclasses.field(default_factory=collections.Counter)
-    # The number of examples of each length in pieces of the longer side.
+    # The number of examples by the length of their longer side in pieces.
     longer_sides: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def records(self) -> manifest.Records:
-        """The files and numbers of tokens, as the manifest lists them."""
+        """The files and the numbers of tokens, for the manifest."""
         return manifest.Records(
             shards=self.shards,
             num_source_tokens=self.source.num_pieces,
@@ -93,14 +93,14 @@ class Encoded(_Summable):
 
 @dataclasses.dataclass(frozen=True)
 class _Tokenized:
-    """The sides of an example in a direction, as text and as ids with EOS."""
+    """The sides of an example in a direction, as text and as ids including EOS."""
 
     texts: tuple[str, ...]
     ids: tuple[list[int], ...]
 
     @property
     def source_ids(self) -> list[int]:
-        """The source's ids; a document has none."""
+        """The source's ids; empty for a document."""
         return self.ids[0] if len(self.ids) == 2 else []
 
     @property
@@ -115,14 +115,14 @@ class _Tokenized:
 
 
 class _Encoder:
-    """Turns examples into records, and counts what it has seen."""
+    """Turns examples into records, and collects counts."""
 
     def __init__(
         self, direction: Direction, models: Sequence[pathlib.Path], max_pieces: float
     ) -> None:
         self._direction = direction
         self._tokenizers = list(map(Tokenizer, models))
-        # Each side's ids begin with these.
+        # The ids at the beginning of each side.
         self._beginnings: list[list[int]] = [[] for _ in models]
         if direction.codes:
             for side, code in enumerate(direction.codes):
@@ -131,12 +131,12 @@ class _Encoder:
 
         self.sides = [SideStatistics() for _ in models]
         self.num_dropped = 0
-        self.lengths: list[tuple[int, int]] = []  # In pieces, of each record's source and target.
+        self.lengths: list[tuple[int, int]] = []  # Each record's source and target, in pieces.
 
     def records(self, examples: Iterable[Example]) -> Iterator[bytes]:
-        """Yields the record of each example that is short enough."""
+        """Yields a record for each example that is short enough."""
         for batch in _batches(examples):
-            # What is dropped counts nowhere else.
+            # Dropped examples do not count in the statistics.
             tokenized = self._tokenized(batch)
             kept = [example for example in tokenized if max(example.lengths) <= self._max_pieces]
             self._count(kept, num_dropped=len(tokenized) - len(kept))
@@ -144,15 +144,15 @@ class _Encoder:
                 yield example_codec.encode(example.source_ids, example.target_ids)
 
     def _texts(self, example: Example) -> tuple[str, ...]:
-        """Returns a pair's source and target, or a document, in the forms of their vocabularies."""
-        sides = self._direction.turned(example)
+        """Returns a pair's source and target, or a document, normalized for their vocabularies."""
+        sides = self._direction.record_sides(example)
         forms = (tokenizer.normalize for tokenizer in self._tokenizers)
         return tuple(form(side) for form, side in zip(forms, sides, strict=True))
 
     def _tokenized(self, batch: Sequence[Example]) -> list[_Tokenized]:
         texts = list(map(self._texts, batch))
 
-        # The whole batch in one call, which takes less time than a call for each sentence.
+        # One call for the whole batch is faster than a call for each sentence.
         ids_of_sides = []
         for side, of_side in enumerate(zip(*texts, strict=True)):
             beginning = self._beginnings[side]
@@ -161,7 +161,7 @@ class _Encoder:
         return list(map(_Tokenized, texts, zip(*ids_of_sides, strict=True)))
 
     def _count(self, kept: Sequence[_Tokenized], num_dropped: int) -> None:
-        """Adds the examples that were kept to the statistics and lengths."""
+        """Adds the kept examples to the statistics and lengths."""
         self.num_dropped += num_dropped
         for side, tokenizer in enumerate(self._tokenizers):
             self.sides[side] += _statistics(
@@ -170,7 +170,7 @@ class _Encoder:
                 tokenizer,
             )
 
-        # In the order of the records.
+        # The lengths are in the order of the records.
         self.lengths += [example.lengths for example in kept]
 
 
@@ -199,16 +199,16 @@ def encode(
 ) -> Encoded:
     """Writes a shard's records to `name`.array_record and their lengths to `name`.lengths.npy.
 
-    `models` are the source's and the target's, or a document's. Training examples with a side of
-    more than `max_pieces` of its model, with EOS, are dropped.
+    `models` are the source's and the target's models, or a document's one. Training examples with a
+    side of more than `max_pieces` pieces, including EOS, are dropped.
     """
     is_training = shard.chunks[0].split == "train"
-    # A test set loses nothing to a limit.
+    # The limit does not apply to dev and test.
     encoder = _Encoder(direction, models, max_pieces if is_training else math.inf)
     records_path = f"{name}.array_record"
     num_examples = write_records(data_dir / records_path, encoder.records(shard.examples()))
 
-    # In the smallest type that holds the longest: most shards need one byte a length.
+    # In the smallest dtype that holds the longest: most shards need one byte per length.
     lengths = np.array(encoder.lengths, np.int64).reshape(-1, 2)
     lengths_path = f"{name}.lengths.npy"
     smallest_type = np.min_scalar_type(lengths.max(initial=0))
@@ -235,8 +235,8 @@ def write_text(
     data_dir: pathlib.Path,
     kind: Kind = Kind.PARALLEL,
 ) -> digests.File:
-    """Writes the raw text of a split in a direction, and returns its file."""
-    name = f"{direction.code}.tsv.gz"  # en-de and de-fr already have both.
+    """Writes the raw text of a split in a direction, source first, and returns its file."""
+    name = f"{direction.code}.tsv.gz"  # The codes en-de and de-fr already have both languages.
     if kind is Kind.TEXT:
         name = f"{direction.code}.txt.gz"
     elif direction.target == languages.ENGLISH:
@@ -248,10 +248,10 @@ def write_text(
 
 
 def _turned(chunks: Sequence[Chunk], direction: Direction) -> Iterator[Example]:
-    """Yields the examples of chunks with the direction's source, and its token, first."""
+    """Yields the examples of chunks with the direction's source first."""
     for chunk in chunks:
         for example in chunk.examples():
-            yield tsv.with_sides(example, direction.line(example))
+            yield tsv.with_sides(example, direction.sides(example))
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
@@ -274,8 +274,8 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
 def _statistics(
     texts: Sequence[str], ids: Sequence[Sequence[int]], tokenizer: Tokenizer
 ) -> SideStatistics:
-    """Counts over one side of some examples, given its texts and ids."""
-    # Of the text itself, which the report compares with the pieces.
+    """Returns the counts over one side of some examples, given its texts and ids."""
+    # Counts of the text itself, which the report compares with the pieces.
     num_words = 0
     num_characters = 0
     for text in texts:

@@ -1,7 +1,7 @@
-"""What runs the tasks of a step: processes of this machine, or a cluster that Dask knows.
+"""Engines, which run the tasks of a step: by processes of this machine, or by a Dask cluster.
 
 An engine is a function that runs calls without arguments, in any order and perhaps more than once,
-and yields whenever one is done. It raises what a call raises. Results are files (runs.py).
+and yields after each one. It raises a call's error. Results are written to files (runs.py).
 """
 
 import concurrent.futures
@@ -11,23 +11,23 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard.files import child_process
+from xla_spmd.files import child_process
 
 Call = Callable[[], None]
 Engine = Callable[[Sequence[Call]], Iterator[None]]
 
 
 def pool(num_workers: int) -> Engine:
-    """Returns an engine of processes of this machine; one worker is this process itself."""
+    """Returns an engine that uses processes of this machine; one worker is this process itself."""
 
     def run(calls: Sequence[Call]) -> Iterator[None]:
-        # Other processes would take longer to start than they save.
+        # Starting other processes would take longer than they save.
         if num_workers == 1 or len(calls) < 2:
             for call in calls:
                 yield call()
             return
 
-        # A process that has loaded TensorFlow cannot be forked.
+        # A process that has loaded TensorFlow cannot be forked safely.
         with concurrent.futures.ProcessPoolExecutor(
             min(num_workers, len(calls)),
             mp_context=multiprocessing.get_context("spawn"),
@@ -42,7 +42,7 @@ def pool(num_workers: int) -> Engine:
                     "a worker has died, perhaps for lack of memory: repeat with fewer --workers"
                 ) from error
             finally:
-                # If one fails, the others need not begin.
+                # If a call fails, the calls that have not begun are cancelled.
                 executor.shutdown(wait=False, cancel_futures=True)
 
     return run
@@ -50,16 +50,17 @@ def pool(num_workers: int) -> Engine:
 
 @contextlib.contextmanager
 def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
-    """Yields an engine on the workers of a scheduler's HOST:PORT; None starts local workers.
+    """Yields an engine that uses the workers of the Dask scheduler at HOST:PORT.
 
-    Raises ValueError if Dask is not installed, or the scheduler does not answer or no longer does.
+    With None, it starts local workers. Raises ValueError if Dask is not installed, or if the
+    scheduler does not answer, or stops answering.
     """
     try:
         import distributed
     except ModuleNotFoundError as error:
         raise ValueError("--engine=dask needs Dask: pip install 'lingvo_gshard[dask]'") from error
 
-    # These log errors that are also raised.
+    # These loggers report errors that are also raised.
     for name in ("distributed", "distributed.client", "tornado"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -78,12 +79,12 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
         address = client.scheduler_info()["address"]
 
         def run(calls: Sequence[Call]) -> Iterator[None]:
-            # Not pure: Dask must not take the result of an equal call that it knows already.
+            # Not pure: otherwise Dask could return an earlier result of an equal call.
             futures = [client.submit(call, pure=False) for call in calls]
             for future in distributed.as_completed(futures):
                 yield future.result()
 
-        # The caller's block runs at `yield`, so its exceptions arrive here.
+        # The caller's block runs during `yield`, so its exceptions arrive here.
         try:
             yield run
         except (concurrent.futures.CancelledError, distributed.comm.CommClosedError) as error:

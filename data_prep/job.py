@@ -1,4 +1,4 @@
-"""What the steps of a build share: its sources, settings and folders, and the cleaned text."""
+"""The common data of a build's steps: sources, settings, folders, and the cleaned text."""
 
 import collections
 import dataclasses
@@ -22,17 +22,18 @@ SplitKey = tuple[str, str]  # A split, and a language or the code of a direction
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """The cleaned text: its chunks, and what was dropped and repaired on the way."""
+    """The cleaned text: its chunks, and the counts of dropped and repaired examples."""
 
     # By split and language, in the order of the sources.
     chunks: dict[SplitKey, list[Chunk]]
-    read: collections.Counter[str]  # By language, like the next three.
+    read: collections.Counter[str]  # By language, as are the next four.
     dropped: Dropped
     repaired: collections.Counter[str]
     escaped: collections.Counter[str]
+    mojibake: collections.Counter[str]
 
     def num_examples(self, language: str) -> int:
-        """Returns the number of a language's examples, in all splits."""
+        """Returns the number of a language's examples in all splits."""
         num_examples = 0
         for (_, of_chunks), chunks in self.chunks.items():
             if of_chunks == language:
@@ -60,10 +61,10 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What all steps of a build share: its sources and settings, its folders, and its runner.
+    """The data that all steps of a build share: sources, settings, folders, and the runner.
 
-    An example is a pair or a document, by the kind of the data. A document's language is its
-    corpus, which has one direction.
+    An example is a pair or a document, depending on the kind of the data. A document's language is
+    its corpus, which has one direction.
     """
 
     sources: Sequence[Source]
@@ -71,21 +72,21 @@ class Job:
     work_dir: pathlib.Path  # Deleted at the end.
     config: BuildConfig
     run: Runner
-    given: GivenVocabulary | None = None  # Instead of vocabularies that are learned.
+    given: GivenVocabulary | None = None  # If set, no vocabularies are learned.
 
     @property
     def kind(self) -> Kind:
-        """What the examples are."""
+        """The kind of the examples."""
         return Kind(self.config.kind)
 
     @property
     def normalization(self) -> Normalization:
-        """The form in which training text is written."""
+        """The normalization of written training text."""
         return Normalization.NFC if self.given is None else self.given.normalization
 
     @property
     def max_pieces(self) -> float:
-        """The most pieces of a training example. A document goes on in the next row."""
+        """The most pieces of a training example; unlimited for documents, which span rows."""
         return self.config.max_pieces if self.kind is Kind.PARALLEL else math.inf
 
     def directions_of(self, language: str, corpus: Corpus) -> list[Direction]:
@@ -95,14 +96,14 @@ class Job:
         if language in corpus.train:
             return directions.of(language, self.config.directions, self.given)
 
-        # Others are translated into languages that training text has taught.
+        # Other languages are translated only into targets that occur in training.
         targets = set()
         for of_train in corpus.train:
             for direction in directions.of(of_train, self.config.directions, self.given):
                 targets.add(direction.target)
         of_language = directions.of(language, self.config.directions, self.given)
         taught = [direction for direction in of_language if direction.target in targets]
-        # Without its other direction, de-fr would be a language's name: see example_codec.sides.
+        # Without the reverse direction, de-fr would be read as a language: see example_codec.sides.
         if languages.is_without_english(language) and len(taught) < len(of_language):
             return []
         return taught

@@ -1,4 +1,4 @@
-"""The meanings of constructed sentences, and how they are expressed in English."""
+"""The meanings of constructed sentences, and their expression in English."""
 
 import dataclasses
 import pathlib
@@ -6,9 +6,9 @@ import random
 import tomllib
 from collections.abc import Iterable
 
-from data_prep import cleaning
+from data_prep import keys
 
-# Of the English sentence.
+# The bounds on the words of an English sentence.
 _MIN_WORDS = 4
 _MAX_WORDS = 16
 DATA = tomllib.loads(pathlib.Path(__file__).with_name("constructed.toml").read_text("utf-8"))
@@ -24,7 +24,7 @@ def _add_s(word: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Noun:
-    """A noun phrase, a name or a pronoun; an owner takes the place of the determiner."""
+    """A noun phrase, a name or a pronoun; an owner replaces the determiner."""
 
     head: str
     determiner: str = ""
@@ -35,7 +35,7 @@ class Noun:
 
 @dataclasses.dataclass(frozen=True)
 class Clause:
-    """A subject and what is said of it."""
+    """A subject and its predicate."""
 
     subject: Noun
     verb: str
@@ -59,7 +59,7 @@ class Sentence:
 
 
 def _sentence(rng: random.Random) -> Sentence:
-    """Draws a meaning in which verbs have objects that suit them."""
+    """Draws a meaning in which verbs have suitable objects."""
     kind = rng.random()
     if kind < 0.72:
         return Sentence(_clause(rng), is_question=kind < 0.12)
@@ -77,7 +77,7 @@ def _sentence(rng: random.Random) -> Sentence:
 
 
 def _clause(rng: random.Random) -> Clause:
-    """Draws a clause. A different order of the draws would give other corpora."""
+    """Draws a clause. Another order of the draws would produce other corpora."""
     object_kind = rng.choices(("", *NOUN_KINDS), (7, 4, 3, 3, 3))[0]
     tense = rng.choice(_TENSES)
     has_place = rng.random() < 0.35
@@ -106,7 +106,7 @@ def _noun(rng: random.Random, kind: str) -> Noun:
     num_adjectives = rng.choices((0, 1, 2), (55, 37, 8))[0]
     adjectives = tuple(rng.sample(WORDS["adjective"], num_adjectives))
     owner = _noun(rng, "being") if rng.random() < 0.12 else None
-    # A pronoun is no owner: there are possessives.
+    # A pronoun cannot be the owner: possessives take its place.
     if owner and owner.head not in WORDS["pronoun"]:
         return Noun(rng.choice(WORDS[kind]), "", is_plural, adjectives, owner)
 
@@ -126,7 +126,7 @@ def english(sentence: Sentence) -> str:
 
 
 def finish(words: Iterable[str], is_question: bool) -> str:
-    """Returns a written sentence of some words, without the empty ones."""
+    """Returns the written sentence for some words, skipping empty ones."""
     text = " ".join(filter(None, words))
     return text[0].upper() + text[1:] + ("?" if is_question else ".")
 
@@ -172,13 +172,13 @@ def _english_noun(noun: Noun) -> list[str]:
     head = _add_s(noun.head) if noun.is_plural else noun.head
     words = [*noun.adjectives, head]
 
-    # "My young cousins' artist": the owner stands for the determiner.
+    # "My young cousins' artist": the owner replaces the determiner.
     if noun.owner:
         *others, last = _english_noun(noun.owner)
         suffix = "'" if noun.owner.is_plural else "'s"
         return [*others, last + suffix, *words]
 
-    # Articles agree in number, and "a" with the sound that follows.
+    # Articles agree in number, and "a" with the next sound.
     determiner = noun.determiner
     if noun.is_plural:
         determiner = {"a": "", "this": "these"}.get(determiner, determiner)
@@ -188,13 +188,13 @@ def _english_noun(noun: Noun) -> list[str]:
 
 
 def draw(seed: int, count: int) -> list[Sentence]:
-    """Draws `count` meanings; the English of no two differs only in case or punctuation."""
+    """Draws `count` meanings; no two differ in English only by case or punctuation."""
     rng = random.Random(f"{seed} meanings")
     drawn: dict[str, Sentence] = {}
     while len(drawn) < count:
         sentence = _sentence(rng)
-        # A sentence that was drawn before, or is too short or long, is drawn in vain.
+        # Sentences that were drawn before, or are too short or too long, are skipped.
         text = english(sentence)
         if _MIN_WORDS <= len(text.split()) <= _MAX_WORDS:
-            drawn.setdefault(cleaning.english_key(text), sentence)
+            drawn.setdefault(keys.english(text), sentence)
     return list(drawn.values())

@@ -1,38 +1,35 @@
-"""Sources of text in many languages, each of which is paired with one, English: TMX, and TFDS."""
+"""Sources of text in many languages, each paired with one of them, English: TMX and TFDS."""
 
 import dataclasses
 import itertools
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lxml import etree
 
-from data_prep import languages, tsv, xml_repair
+from data_prep import characters, languages, tsv, xml_repair
 from data_prep.languages import ENGLISH
 from data_prep.rules import Rule
 from data_prep.sources import Row, Source
-from data_prep.tsv import Pair
+from data_prep.tsv import Malformed, Pair
 from lingvo_gshard.files import text_file
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 _SAMPLED_EXAMPLES = 4000
-# TMX's inline elements that hold codes of another format instead of text.
+# TMX's inline elements whose content is codes of another format instead of text.
 _TMX_CODES = ("{*}bpt", "{*}ept", "{*}it", "{*}ph", "{*}ut")
-# Those that stand for something, such as a line break; the others are the format of what they
-# enclose, which may be a part of a word.
+# Inline elements that replace something, such as a line break. The other ones are the format of the
+# enclosed text, which may be part of a word.
 _TMX_PLACEHOLDERS = ("{*}ph", "{*}ut")
-_PLACEHOLDER = "\ufdd0"  # No character of any text.
-# Letters of scripts that are written without spaces: Thai to Burmese, Khmer, kana and Han.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-_BETWEEN_WORDS = re.compile(
-    rf"(?<=\w){_PLACEHOLDER}+(?=\w)(?:(?<![{_UNSPACED}]{_PLACEHOLDER})|(?![{_UNSPACED}]))"
-)
+_PLACEHOLDER = "\ufdd0"  # A noncharacter, which never occurs in text.
+# The last letter of a word, with its marks, before placeholders, and the first letter of the next.
+_BETWEEN_WORDS = re.compile(rf"(\w)([{characters.MARKS}]*){_PLACEHOLDER}+(?=(\w))")
 
 
 class _Multilingual(Source):
-    """Text in many languages, each of which is paired with that of `target_language`."""
+    """Text in many languages, each of which is paired with `target_language`."""
 
     target_language: str
 
@@ -56,53 +53,73 @@ class TmxFile(_Multilingual):
             with text_file.opened(self.path) as file:
                 head = file.read(text_file.HEAD_BYTES)
                 file.seek(0)
-                if not xml_repair.is_wide(head):  # XML may be in UTF-16, which text may not.
+                if not xml_repair.is_wide(head):  # XML may be in UTF-16, unlike plain text.
                     text_file.check_head(head, str(self.path))
 
-                # Nothing outside the file is read, whatever it names.
+                # The parser reads only this file, whatever it refers to. Its entities are replaced.
                 units = etree.iterparse(
                     xml_repair.Repaired(file),
                     tag="{*}tu",
                     resolve_entities=False,
                     no_network=True,
                     load_dtd=False,
-                    huge_tree=True,  # A segment over 10 MB is too long, and no damage.
+                    huge_tree=True,  # A segment over 10 MB is too long, but is not damage.
                 )
                 for _, unit in units:
                     yield from _rows_of(_texts_of_unit(unit), self)
 
-                    # Free the memory of what was read: lxml keeps the tree otherwise.
+                    # Free the memory of the unit: lxml keeps the whole tree otherwise.
                     unit.clear()
                     while (read_before := unit.getprevious()) is not None:
                         unit.getparent().remove(read_before)
-        except etree.XMLSyntaxError as error:
+        except (etree.XMLSyntaxError, xml_repair.UnknownEncodingError) as error:
             raise ValueError(f"{self.path} is not TMX: {error}") from error
 
 
 def _texts_of_unit(unit: Any) -> list[tuple[str, str]]:
-    """Returns the (language, text) pairs of a translation unit, an element of lxml."""
+    """Returns the (language, text) pairs of a translation unit, an element of lxml.
+
+    A text is Malformed if it, or its language, is given more than once.
+    """
     for placeholder in unit.iter(*_TMX_PLACEHOLDERS):
         placeholder.tail = _PLACEHOLDER + (placeholder.tail or "")
     etree.strip_elements(unit, *_TMX_CODES, with_tail=False)
-    texts = []
-    for variant in unit.iterchildren("{*}tuv"):
-        # Earlier versions of TMX have an attribute without a namespace.
-        tag = variant.get(_XML_LANG) or variant.get("lang")
-        segment = variant.find("{*}seg")
-        text = "" if segment is None else "".join(segment.itertext())
-        texts.append(((tag or "").strip(), _without_placeholders(text)))
-    return texts
+    return [_text_of_variant(variant) for variant in unit.iterchildren("{*}tuv")]
+
+
+def _text_of_variant(variant: Any) -> tuple[str, str]:
+    # In earlier versions of TMX, the attribute lacks a namespace.
+    tags = [variant.get(name, "").strip() for name in (_XML_LANG, "lang")]
+    tag = tags[0] or tags[1]
+    if all(tags) and tags[0].casefold() != tags[1].casefold():
+        return tag, Malformed(f"a text has two languages, {tags[0]} and {tags[1]}")
+
+    segments = variant.findall("{*}seg")
+    if len(segments) > 1:
+        return tag, Malformed(f"a text has {len(segments)} segments, expected one")
+    text = "" if not segments else "".join(segments[0].itertext())
+    return tag, _without_placeholders(text)
 
 
 def _without_placeholders(text: str) -> str:
-    """Returns a text with a space for each placeholder between words that spaces separate."""
-    return _BETWEEN_WORDS.sub(" ", text).replace(_PLACEHOLDER, "")
+    """Returns a text with spaces for placeholders between words that need spaces."""
+    if _PLACEHOLDER not in text:
+        return text
+    return _BETWEEN_WORDS.sub(_separated, text).replace(_PLACEHOLDER, "")
+
+
+def _separated(match: re.Match[str]) -> str:
+    """Returns the letter and marks before placeholders, and a space if the words need one."""
+    letter, marks, next_letter = match.groups()
+    if characters.is_unspaced(letter) and characters.is_unspaced(next_letter):
+        return letter + marks
+    return f"{letter}{marks} "
 
 
 class TfdsSource(Source):
-    """A split of a set of TensorFlow Datasets, which downloads one that is not prepared yet."""
+    """A split of a TensorFlow Datasets data set, which is downloaded if it is not prepared yet."""
 
-    name: str  # As for tfds.load, like the next two.
+    name: str  # An argument of tfds.load, as are the next two.
     tfds_split: str
     data_dir: pathlib.Path | None
 
@@ -117,15 +134,16 @@ class TfdsSource(Source):
         return itertools.chain.from_iterable(map(self._rows_of, sample))
 
     def _rows_of(self, example: dict[str, Any]) -> Iterable[Row]:
-        """Returns the rows that an example has."""
+        """Returns the rows of an example."""
         raise NotImplementedError
 
     def examples(self, at_least: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yields the split's examples, or `at_least` so many at even distances, if it has them.
+        """Yields the split's examples; with `at_least`, about that many, evenly spaced.
 
-        Raises ValueError if the split, or the library, is not there.
+        Raises ValueError if the split or the library is missing.
         """
-        # It loads TensorFlow, which takes seconds and which the other sources don't need.
+        # Imported here since it loads TensorFlow, which takes seconds and which other sources
+        # don't need.
         try:
             import tensorflow_datasets as tfds
         except ModuleNotFoundError as error:
@@ -139,19 +157,19 @@ class TfdsSource(Source):
             raise ValueError(f"{self}: {error}") from error
 
         if at_least is not None:
-            # The number of examples is negative if it is not known.
+            # An unknown number of examples is negative.
             data = data.shard(max(1, int(data.cardinality()) // at_least), 0)
         yield from tfds.as_numpy(data)
 
 
 @dataclasses.dataclass(frozen=True)
 class TfdsSplit(TfdsSource, _Multilingual):
-    """A translation set, such as ted_multi_translate."""
+    """A translation data set, such as ted_multi_translate."""
 
     name: str
     tfds_split: str
     data_dir: pathlib.Path | None = None
-    languages: tuple[str, ...] | None = None  # None takes all.
+    languages: tuple[str, ...] | None = None  # None takes all languages.
     split: str | None = None
     language_codes: str = "standard"
     target_language: str = ENGLISH
@@ -163,12 +181,12 @@ class TfdsSplit(TfdsSource, _Multilingual):
         """Returns the (language, text) pairs of an example."""
         features = example.get("translations", example)
 
-        # Two lists, as in ted_multi_translate.
+        # Two lists, such as in ted_multi_translate.
         if {"language", "translation"} <= set(features):
             both = zip(features["language"], features["translation"], strict=True)
             return [(tag.decode(), text.decode()) for tag, text in both]
 
-        # A text for each language, as in wmt*, opus, para_crawl and flores.
+        # A text for each language, such as in wmt*, opus, para_crawl and flores.
         texts = [(tag, text.decode()) for tag, text in features.items() if isinstance(text, bytes)]
         if len(texts) < 2:
             raise ValueError(f"{self} has features {sorted(example)}: expected several languages")
@@ -176,9 +194,9 @@ class TfdsSplit(TfdsSource, _Multilingual):
 
 
 def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Iterator[Row]:
-    """Yields a row for each text of a wanted language, paired with the first of the target's.
+    """Yields a row for each text in a wanted language, paired with the first target text.
 
-    See `_wanted_code`. Texts under what is no name of a language are counted under that, whichever
+    See `_wanted_code`. Text whose tag is not a valid name is counted under that tag, whichever
     languages are wanted, as it may be another spelling of one of them.
     """
     targets = [text for tag, text in texts if _is_target(tag, source)]
@@ -192,11 +210,21 @@ def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Ite
         code = _wanted_code(tag, source)
         if code is not None and not _is_target(tag, source):
             pair = languages.paired(code, source.target_language)
-            yield Row(pair, Pair.of(text, targets[0]) if targets else Rule.UNPAIRED)
+            yield Row(pair, _paired(text, targets))
+
+
+def _paired(text: str, targets: Sequence[str]) -> Pair | Malformed | Rule:
+    """Returns the pair of a text and the first of its unit's `targets`."""
+    if not targets:
+        return Rule.UNPAIRED
+    for side in (text, targets[0]):
+        if isinstance(side, Malformed):
+            return side
+    return Pair.of(text, targets[0])
 
 
 def _is_target(tag: str, source: "TmxFile | TfdsSplit") -> bool:
-    """Returns whether a tag is that of the language with which all others are paired."""
+    """Returns whether a tag means the language with which all others are paired."""
     target = source.target_language
     if languages.is_english(target):
         return languages.is_english(tag)
@@ -206,11 +234,11 @@ def _is_target(tag: str, source: "TmxFile | TfdsSplit") -> bool:
 
 
 def _wanted_code(tag: str, source: "TmxFile | TfdsSplit") -> str | None:
-    """Returns the code of the wanted language that a tag counts for, None if it is not wanted.
+    """Returns the code of the wanted language to which a tag belongs; None if it is not wanted.
 
-    A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt takes
-    pt-BR. If a source names no languages, all are wanted, without their regions. A source's own
-    name takes that name alone.
+    A wanted code takes its own tag and, if no closer code is wanted, the tags of its regions: pt
+    takes pt-BR. If a source does not list languages, all are wanted, without their regions. With a
+    source's own names, only the same name is taken.
     """
     codes = [languages.named(tag, source.language_codes)]
     if source.language_codes == "standard":

@@ -1,4 +1,4 @@
-"""Parquet files with named columns. Those of documents are in documents.py."""
+"""Parquet files of pairs in named columns; documents.py reads documents from such files."""
 
 import contextlib
 import dataclasses
@@ -23,16 +23,19 @@ class Table(Source):
     path: pathlib.Path
 
     def _columns(self) -> Sequence[str]:
-        """Returns the names of the columns that are read."""
+        """Returns the names of the columns to read."""
         raise NotImplementedError
 
     def _example(self, record: dict[str, Any]) -> Example | Rule:
-        """Returns what a row holds, or why nothing. Raises ValueError without text."""
+        """Returns the example of a row, or the rule that drops it.
+
+        Raises ValueError if a value of the row is not text.
+        """
         raise NotImplementedError
 
     def spans(self) -> list[range]:
-        """Returns ranges of row groups, each of about as many bytes as a span of plain text."""
-        # A row group is the least that can be read by itself.
+        """Returns ranges of row groups, each with about as many bytes as a span of plain text."""
+        # A row group is the smallest part that can be read by itself.
         with self._opened() as file:
             row_groups = range(file.num_row_groups)
             sizes = [file.metadata.row_group(i).total_byte_size for i in row_groups]
@@ -45,26 +48,39 @@ class Table(Source):
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         columns = self._columns()
         with self._opened() as file:
-            # Columns in structs have paths with dots, as the settings do.
-            known = sorted({file.schema.column(i).path for i in range(len(file.schema))})
-            missing = ", ".join(name for name in columns if name not in known)
-            if missing:
-                raise ValueError(f"{self.path} has no column {missing}, only {', '.join(known)}")
+            self._check_columns(file, columns)
 
-            # A span of all rows ends far behind the last group.
+            # The span of a whole file ends far beyond the last group.
             row_groups = range(span.start, min(span.stop, file.num_row_groups))
             for batch in file.iter_batches(row_groups=row_groups, columns=list(columns)):
                 for record in batch.to_pylist():
                     yield Row(self._row_language, tsv.parsed(record, self._example))
 
     def sampled_rows(self) -> Iterator[Row]:
-        # A row group is read as a whole, so few of them are.
+        # A row group is read as a whole, so only a few of them are sampled.
         with self._opened() as file:
             num_groups = file.num_row_groups
         num_samples = min(num_groups, _SAMPLED_GROUPS)
         for i in range(num_samples):
             group = i * num_groups // num_samples
             yield from self.rows(range(group, group + 1))
+
+    def _check_columns(self, file: parquet.ParquetFile, columns: Sequence[str]) -> None:
+        """Raises ValueError if the file does not have each of the columns exactly once."""
+        # Columns in structs have paths with dots, like the settings.
+        paths = [file.schema.column(i).path for i in range(len(file.schema))]
+        missing = ", ".join(name for name in columns if name not in paths)
+        if missing:
+            known = ", ".join(sorted(set(paths)))
+            raise ValueError(f"{self.path} has no column {missing}, only {known}")
+
+        fields = list(file.schema_arrow)
+        repeated = [name for name in columns if paths.count(name) > 1 or _is_repeated(name, fields)]
+        if repeated:
+            raise ValueError(
+                f"{self.path} has more than one column {', '.join(repeated)}, expected one of each "
+                "name"
+            )
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[parquet.ParquetFile]:
@@ -78,11 +94,26 @@ class Table(Source):
             raise ValueError(f"{self.path} is not a whole Parquet file: {reason}") from error
 
 
+def _is_repeated(column: str, fields: Sequence[pyarrow.Field]) -> bool:
+    """Returns whether two fields have the same name at some level of a column's path."""
+    leading = [field for field in fields if f"{column}.".startswith(f"{field.name}.")]
+    if len({field.name for field in leading}) < len(leading):
+        return True
+
+    for field in leading:
+        inner = column.removeprefix(field.name).removeprefix(".")
+        if inner and pyarrow.types.is_struct(field.type):
+            of_struct = [field.type.field(i) for i in range(field.type.num_fields)]
+            if _is_repeated(inner, of_struct):
+                return True
+    return False
+
+
 @dataclasses.dataclass(frozen=True)
 class ParquetFile(Table, sources.File):
     """Pairs in named columns.
 
-    If there is a column of scores, rows with less than `min_score`, or without one, are dropped.
+    If there is a column of scores, rows with a score below `min_score`, or none, are dropped.
     """
 
     source_column: str
@@ -100,13 +131,13 @@ class ParquetFile(Table, sources.File):
     def _example(self, record: dict[str, Any]) -> Pair | Rule:
         if self.score_column is not None:
             score = sources.value_at(record, self.score_column)
-            if score is None or score is sources.MISSING:
+            if score is None:
                 return Rule.LOW_SCORE
             try:
                 number = float(score)
-            except TypeError as error:  # Such as a date.
-                raise ValueError(f"no number in column {self.score_column!r}") from error
-            if not number >= self.min_score:  # NaN is no score.
+            except TypeError as error:  # For example, a date.
+                raise ValueError(f"column {self.score_column!r} is not a number") from error
+            if not number >= self.min_score:  # NaN counts as a missing score.
                 return Rule.LOW_SCORE
         source = sources.text_at(record, self.source_column)
         english = sources.text_at(record, self.english_column)

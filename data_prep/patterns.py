@@ -1,7 +1,7 @@
 """One table of sources for many files.
 
-Placeholders in its pattern, the field `path` or `source`, stand for what differs, here and in other
-fields. docs/data.md lists them.
+Placeholders in its pattern, the field `path` or `source`, represent the differences between the
+files, and may also occur in other fields. docs/data.md lists them.
 """
 
 import glob
@@ -12,30 +12,30 @@ from typing import Any
 
 from absl import logging
 
-from data_prep import languages
+from data_prep import characters, languages
 
-_TOLD_FILES = 10  # In a warning.
+_TOLD_FILES = 10  # The most files that a warning names.
 _PLACEHOLDER = re.compile(r"\{\w+\}")
-# What each placeholder may stand for.
+# The text that each placeholder may match.
 _EXPRESSIONS = {
-    "language": r"[\w-]+",
-    "corpus": r"[\w-]+",
-    "pair": r"\w+-\w+",
-    "side": r"\w+",
+    "language": f"[{characters.NAME}]+",
+    "corpus": f"[{characters.NAME}]+",
+    "pair": f"[{characters.WORD}]+-[{characters.WORD}]+",
+    "side": f"[{characters.WORD}]+",
     "split": "train|dev|test",
 }
 
 
 def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a table for each file, or pair of files, that matches the pattern, in their order.
+    """Returns a table for each file, or pair of files, that matches the pattern, in order.
 
-    Raises ValueError if there is none, or a pair has one language twice.
+    Raises ValueError if nothing matches, or if both sides of a pair are the same language.
     """
     field = "path" if "{" in str(table.get("path")) else "source"
     pattern = str(table[field])
     others = {name: value for name, value in table.items() if name != field}
 
-    # The two files of a pair match with different sides, and make one table.
+    # The two files of a pair match with different sides, and become one table.
     expanded: dict[tuple[str, ...], dict[str, Any]] = {}
     for path, values in _matches(pattern, folder):
         side = values.pop("side", None)
@@ -43,7 +43,7 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
         if "pair" in values:
             values["language"], target_tag = _sides(path, values["pair"])
         elif _are_one(values.get("language", ""), target_tag):
-            continue  # Such as English, which is never the source.
+            continue  # English, for example, is never the source.
 
         filled_in = {name: _filled(value, values) for name, value in others.items()}
         for name in ("language", "corpus", "split"):
@@ -68,7 +68,7 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
 
 
 def _sides(path: str, pair: str) -> tuple[str, str]:
-    """Returns a pair's two tags, English last. Raises ValueError for one language twice."""
+    """Returns a pair's two tags, English last. Raises ValueError if they are the same language."""
     first, second = pair.split("-")
     if _are_one(first, second):
         raise ValueError(f"{path}: expected a pair of two languages, got {pair}")
@@ -76,7 +76,7 @@ def _sides(path: str, pair: str) -> tuple[str, str]:
 
 
 def _are_one(tag: str, other: str) -> bool:
-    """Returns whether two tags are those of one language, or both of English."""
+    """Returns whether two tags are equal, or both mean English."""
     return tag == other or (languages.is_english(tag) and languages.is_english(other))
 
 
@@ -90,7 +90,7 @@ def _filled(value: Any, values: Mapping[str, str]) -> Any:
 
 
 def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the files that match a pattern, and what each placeholder stands for."""
+    """Yields the files that match a pattern, and the text of each placeholder."""
     expression = _expression(pattern)
     wildcards = _PLACEHOLDER.sub("*", pattern)
     unread: list[str] = []
@@ -101,7 +101,7 @@ def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str
         else:
             yield path, match.groupdict()
 
-    # Such as a split by another name.
+    # For example, a split with an unknown name.
     if unread:
         names = ", ".join(unread[:_TOLD_FILES])
         logging.warning(
@@ -110,9 +110,9 @@ def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str
 
 
 def matching(wildcards: str, folder: pathlib.Path) -> list[str]:
-    """Returns the paths in a folder, or absolute ones, that match a pattern of `*`, `?` and `**`.
+    """Returns the paths that match a pattern of `*`, `?` and `**`, in a folder or absolute.
 
-    Folders have `[` in their names, so it stands for itself.
+    A `[` stands for itself, since it occurs in the names of folders.
     """
     literal = wildcards.replace("[", "[[]")
     return sorted(glob.glob(literal, root_dir=folder, recursive=True))
@@ -125,9 +125,9 @@ def _expression(pattern: str) -> str:
         name = placeholder[1:-1]
         if name not in _EXPRESSIONS:
             known = ", ".join(sorted(_EXPRESSIONS))
-            raise ValueError(f"path {pattern!r}: {placeholder} is none of {known}")
+            raise ValueError(f"path {pattern!r}: {placeholder} is not one of {known}")
 
-        # The first one is a group; those that follow must stand for the same text.
+        # The first occurrence is a group; later ones must match the same text.
         escaped = re.escape(placeholder)
         expression = expression.replace(escaped, f"(?P<{name}>{_EXPRESSIONS[name]})", 1)
         expression = expression.replace(escaped, f"(?P={name})")

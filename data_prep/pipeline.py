@@ -1,17 +1,17 @@
 """Turns pairs, or documents, into a prepared data folder, step by step.
 
-    survey   finds the scripts that each source's languages are written in
+    survey   finds the scripts of each source's languages
     clean    repairs, normalizes and cleans each span of a source, in chunks
     select   drops held-out examples and duplicates from each language
     vocab    draws text from each language and trains the vocabularies
     records  tokenizes each shard
     report   writes tables, a picture and, last, the manifest
 
-Each step is a function of the results of the steps before, and divides its work into tasks that run
-in parallel. Their results are files in OUT/.unfinished: a killed run continues where it stopped and
-ends with the same bytes (runs.py). In memory are one chunk, or the digests of one group of chunks
-(deduplication.py), for each process, those of dev and test, and the text that the vocabularies
-learn from.
+Each step is a function of the results of earlier steps, and divides its work into tasks that run in
+parallel. Their results are files in OUT/.unfinished: a killed run continues where it stopped and
+produces the same bytes in the end (runs.py). Each process has one chunk in memory, or the digests
+of one group of chunks (deduplication.py) and of dev and test. The text for learning the
+vocabularies is in memory, too.
 """
 
 import collections
@@ -49,9 +49,9 @@ from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Source
 from data_prep.text_chunks import Chunk
 from data_prep.vocabulary import Side
-from lingvo_gshard.files import digests, lock, storage
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
+from xla_spmd.files import digests, lock, storage
 
 
 class Step(enum.StrEnum):
@@ -67,9 +67,9 @@ class Step(enum.StrEnum):
 
 _LOCK = "build.lock"
 _UNFINISHED = ".unfinished"
-# Another name whenever results become others: those of an older version are not continued.
-_RESULTS = "results-3"
-# What a build makes in its folder, besides the plan.
+# Renamed whenever the format of results changes: results of older versions are not continued.
+_RESULTS = "results-4"
+# The outputs of a build in its folder, besides the plan.
 _OUTPUTS = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
 
 
@@ -80,26 +80,25 @@ def run_through(
     config: BuildConfig,
     engine: Engine,
 ) -> None:
-    """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
+    """Runs the steps up to `last` that are not done yet; the manifest is written last.
 
-    Raises ValueError if text cannot be read, if no example is left, if the folder was begun with
-    another plan, if files of a finished folder are gone, or if another process builds in it.
+    Raises ValueError if text cannot be read, if no examples are left, if the folder was begun with
+    another plan, if files of a finished folder are missing, or if another process builds in it.
     """
     for source in sources:
         directions.check(source, config.directions)
     with lock.held(out_dir, "builds in this folder", out_dir / _LOCK):
         runs.claim(out_dir, sources, config, _OUTPUTS)
-        storage.publish(out_dir)  # Fails before the work is done, not after it.
-
-        # Results name files in it, and a run in another working directory may continue.
+        storage.publish(out_dir)  # So that this fails before the work, not after it.
+        # Absolute, since results name files in it, and a later run may have another working folder.
         work_dir = (out_dir / _UNFINISHED).absolute()
         if (out_dir / manifest.FILE_NAME).exists():
             digests.verify(out_dir, manifest.load(out_dir).files(), contents=False)
-            logging.info("%s: is prepared already", out_dir)
+            logging.info("%s: already prepared", out_dir)
             shutil.rmtree(work_dir, ignore_errors=True)
             return
 
-        # The results of its tasks are there, and are not computed again.
+        # Tasks whose results exist are not run again.
         if work_dir.exists():
             logging.info("%s: continuing where an earlier run stopped", out_dir)
         run = partial(runs.run_tasks, work_dir / _RESULTS, engine)
@@ -112,7 +111,7 @@ def run_through(
 
 
 def _build(job: Job, last: Step) -> None:
-    """Runs the steps up to `last`. Tasks that an earlier run has done are not repeated."""
+    """Runs the steps up to `last`. Tasks that an earlier run finished are not repeated."""
     scripts = survey(job)
     if job.given is not None:
         job.given.check(scripts)
@@ -146,7 +145,7 @@ def survey(job: Job) -> dict[str, frozenset[str]]:
 
 
 def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
-    """Cleans all sources. Raises ValueError if too many lines of one are malformed."""
+    """Cleans all sources. Raises ValueError if too many lines of one source are malformed."""
     folder = job.work_dir / "text"
     calls: dict[tuple[Source, range], Callable[[], Cleaned]] = {}
     for source in job.sources:
@@ -155,7 +154,7 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
                 source_cleaning.clean, source, span, folder, scripts, job.config, job.normalization
             )
 
-    # A source's limit of malformed lines is for the whole of it.
+    # The limit of malformed lines applies to a whole source.
     spans_of: dict[Source, list[Cleaned]] = collections.defaultdict(list)
     for (source, _), cleaned in job.run("clean", calls).items():
         spans_of[source].append(cleaned)
@@ -165,30 +164,33 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
     read: collections.Counter[str] = collections.Counter()
     repaired: collections.Counter[str] = collections.Counter()
     escaped: collections.Counter[str] = collections.Counter()
+    mojibake: collections.Counter[str] = collections.Counter()
     for cleaned in sources:
         read.update(cleaned.read)
         repaired.update(cleaned.repaired)
         escaped.update(cleaned.escaped)
+        mojibake.update(cleaned.mojibake)
     return Corpus(
         chunks=_numbered([cleaned.chunks for cleaned in sources], job.config.pairs_per_chunk),
         read=read,
         dropped=accounts.sum_of_dropped(sources),
         repaired=repaired,
         escaped=escaped,
+        mojibake=mojibake,
     )
 
 
 def _numbered(
     chunks_by_source: Iterable[Iterable[Chunk]], pairs_per_block: int
 ) -> dict[SplitKey, list[Chunk]]:
-    """Sorts the chunks of all sources by split and language, and numbers the pairs of each.
+    """Sorts the chunks of all sources by split and language, and numbers their pairs.
 
-    Each source begins a block of its own (shards.py), so some positions hold no pair.
+    Each source begins its own block (shards.py), so some positions are unused.
     """
     by_split: dict[SplitKey, list[Chunk]] = collections.defaultdict(list)
     ends: collections.Counter[SplitKey] = collections.Counter()
     for chunks in chunks_by_source:
-        # Leave out the rest of the last block of each split and language.
+        # Skip the rest of the last block of each split and language.
         for key, end in ends.items():
             num_blocks = math.ceil(end / pairs_per_block)
             ends[key] = num_blocks * pairs_per_block
@@ -201,7 +203,10 @@ def _numbered(
 
 
 def select(job: Job, corpus: Corpus) -> dict[str, Selected]:
-    """Decides which training examples of each language are kept; ValueError if none is."""
+    """Decides which training examples of each language are kept.
+
+    Raises ValueError if none are kept.
+    """
     selected = deduplication.select(
         corpus.train,
         corpus.held_out,
@@ -221,7 +226,7 @@ def train_vocabularies(
 ) -> dict[Side, manifest.Vocabulary]:
     """Draws text from all languages, and trains the vocabularies of all sides on it.
 
-    A vocabulary that is given is that of both sides.
+    A given vocabulary is used for both sides.
     """
     if job.given is not None:
         return {side: job.given.vocabulary for side in vocabulary.SIDES[job.kind]}
@@ -230,10 +235,10 @@ def train_vocabularies(
     counts = [of_language.block_sizes.total() for of_language in selected.values()]
     quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
     if job.kind is Kind.TEXT:
-        # A few documents may be most of the text, so none is drawn twice.
+        # A few documents may be most of the text, so no document is drawn twice.
         quotas = list(map(min, quotas, counts))
 
-    # Draw from each group of chunks in a task; all groups together have the language's quota.
+    # A task draws from each group of chunks; all groups together reach the language's quota.
     folder = job.work_dir / "drawn"
     folder.mkdir(exist_ok=True)
     draw_calls: dict[tuple[str, pathlib.Path], Callable[[], None]] = {}
@@ -260,7 +265,7 @@ def write_records(
     selected: dict[str, Selected],
     vocabularies: dict[Side, manifest.Vocabulary],
 ) -> dict[SplitKey, Encoded]:
-    """Writes the records of all splits; returns those of each, by split and direction's code.
+    """Writes the records of all splits; returns them by split and direction's code.
 
     Raises ValueError if no training example is short enough.
     """
@@ -269,14 +274,14 @@ def write_records(
 
     calls: dict[tuple[str, str, int], Callable[[], Encoded]] = {}
     for split, direction, chunks in _splits_by_direction(job, corpus):
-        if split not in manifest.SPLITS:  # One that is only decoded, as text.
+        if split not in manifest.SPLITS:  # Other splits are only decoded, as text.
             continue
         if split == "train":
             sizes = selected[direction.language].block_sizes
         else:
             sizes = shards.block_sizes(chunks, config.pairs_per_chunk)
 
-        # A file's name has the number of all files, so divide before any is written.
+        # File names contain the number of files, so divide before any file is written.
         divided = shards.divide(chunks, sizes, config.pairs_per_chunk, config.pairs_per_shard)
         for i, shard in enumerate(divided):
             name = f"records/{split}/{direction.code}-{i:05d}-of-{len(divided):05d}"
@@ -290,7 +295,7 @@ def write_records(
                 job.max_pieces,
             )
 
-    # Statistics and drops are wanted by split and direction, not by file.
+    # Add up statistics and drops by split and direction, instead of by file.
     records: dict[SplitKey, Encoded] = collections.defaultdict(Encoded)
     for (split, code, _), encoded in job.run("records", calls).items():
         records[split, code] += encoded
@@ -317,7 +322,7 @@ def write_report(
     for code in sorted(corpus.read):
         of_language = job.directions_of(code, corpus)
         if not of_language:
-            # It lost all of its examples, or has none to learn to write it from.
+            # The language lost all of its examples, or lacks training text in this target.
             of_language = [Direction(code)]
             dropped[code, Rule.NO_TARGET] = corpus.num_examples(code)
         for direction in of_language:
@@ -326,12 +331,12 @@ def write_report(
     of_train = [records.get(("train", language.code), Encoded()) for language in described]
     report.write(zip(described, of_train, strict=True), job.out_dir / "report", job.kind)
 
-    # The manifest says that the folder is complete, so nothing may be left to do.
-    for path in job.out_dir.rglob("*.partial"):  # Left by processes that were killed.
+    # The manifest marks the folder as complete, so everything else must be done before.
+    for path in job.out_dir.rglob("*.partial"):  # Left behind by killed processes.
         path.unlink(missing_ok=True)
     config: dict[str, Any] = job.config.settings()
     config["sources"] = [str(source) for source in job.sources]
-    of_sides = list(vocabularies.values())  # Text has one, for both sides.
+    of_sides = list(vocabularies.values())  # Documents have one vocabulary, for both sides.
     data = manifest.Manifest(
         languages=tuple(described),
         source_vocabulary=of_sides[0],
@@ -356,7 +361,7 @@ def _write_texts(job: Job, corpus: Corpus) -> dict[SplitKey, digests.File]:
 
 
 def _splits_by_direction(job: Job, corpus: Corpus) -> Iterator[tuple[str, Direction, list[Chunk]]]:
-    """Yields each split of each language in each of its directions, and the chunks."""
+    """Yields each split of each language in each of its directions, with its chunks."""
     for (split, language), chunks in corpus.chunks.items():
         for direction in job.directions_of(language, corpus):
             yield split, direction, chunks

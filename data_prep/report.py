@@ -4,7 +4,7 @@ report/report.md    tables of sizes, lengths, cleaning and coverage, by language
 report/report.json  the same numbers
 report/sizes.png    training pairs by language, from high to low resource, as in section 4.1
 
-Of text, these are documents by corpus.
+For documents, these are numbers of documents by corpus.
 """
 
 import json
@@ -16,27 +16,28 @@ import numpy as np
 
 from data_prep.encoding import Encoded, SideStatistics
 from data_prep.rules import Rule
-from lingvo_gshard.files import table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
+from xla_spmd.files import table
 
 _QUANTILES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
 _SIDES = {Kind.PARALLEL: ("source", "target"), Kind.TEXT: ("text",)}
 # The columns of the tables of lengths and of coverage.
 _LENGTHS = ("mean", *_QUANTILES, "longest")
 _COVERAGE = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
-# The report counts the pairs that are longer than rows of these lengths.
+# The report counts the pairs that are too long for rows of these lengths.
 _ROW_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 _MANY_ESCAPED = 0.01
-_MANY_DROPPED = 0.03  # By one rule, as a share of what was read.
-# What the user may change if a rule drops too much.
+_MANY_MOJIBAKE = 0.01
+_MANY_DROPPED = 0.03  # The share of a language's examples that one rule dropped.
+# The user's setting if a rule drops too much.
 _SETTING_OF_RULE = {
-    Rule.UNKNOWN_LANGUAGE: 'language_codes = "source" takes names as they are',
+    Rule.UNKNOWN_LANGUAGE: 'language_codes = "source" accepts any names',
     Rule.MALFORMED: "the log names the first of them",
     Rule.LOW_SCORE: "min_score decides",
     Rule.TOO_LONG: "max_chars decides",
     Rule.RATIO: "max_length_ratio decides",
-    Rule.WRONG_SCRIPT: "[scripts] names a language's scripts in place of the survey",
+    Rule.WRONG_SCRIPT: "[scripts] sets a language's scripts in place of the survey",
     Rule.WRONG_LANGUAGE: "check_language = false keeps them",
     Rule.TOO_MANY_PIECES: "max_pieces decides",
 }
@@ -48,7 +49,7 @@ def write(
     folder: pathlib.Path,
     kind: Kind = Kind.PARALLEL,
 ) -> None:
-    """Writes the report's three files, from languages and what was made of their training text."""
+    """Writes the report's three files, from languages and their encoded training text."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [_numbers(language, train, kind) for language, train in reports]
     # From high to low resource, as in the paper's figures.
@@ -60,9 +61,14 @@ def write(
     _draw_sizes(rows, kind, folder / "sizes.png")
 
 
+def warnings(data: manifest.Manifest) -> list[str]:
+    """Returns a line for each problem with much of a language's text."""
+    return [*many_dropped(data), *many_escaped(data), *many_wrongly_decoded(data)]
+
+
 def many_dropped(data: manifest.Manifest) -> list[str]:
     """Returns a warning for each rule that dropped more than a few percent of a language."""
-    warnings: list[str] = []
+    lines: list[str] = []
     for language in data.languages:
         for name, number in language.dropped.items():
             share = number / max(language.read, 1)
@@ -70,26 +76,40 @@ def many_dropped(data: manifest.Manifest) -> list[str]:
                 continue
 
             warning = (
-                f"{language.code}: the rule {name} dropped {100 * share:.1f} % of what was "
+                f"{language.code}: the rule {name} dropped {100 * share:.1f} % of the examples "
                 f"read, {number} of {language.read}"
             )
             advice = _SETTING_OF_RULE.get(Rule(name))
-            warnings.append(f"{warning}: {advice}" if advice else warning)
-    return warnings
+            lines.append(f"{warning}: {advice}" if advice else warning)
+    return lines
 
 
 def many_escaped(data: manifest.Manifest) -> list[str]:
-    """Returns a warning for each language with HTML entities, or marks of a tokenizer, in it."""
-    warnings: list[str] = []
+    """Returns a warning for each language whose text has HTML entities or a tokenizer's marks."""
+    lines: list[str] = []
     for language in data.languages:
         share = language.escaped / max(language.read, 1)
         if share > _MANY_ESCAPED:
-            warnings.append(
-                f"{language.code}: {100 * share:.1f} % of what was read has HTML entities, such as "
-                "&apos;, or marks of a tokenizer, such as @-@, which are learned as they are: "
-                "unescape = true makes text of them"
+            lines.append(
+                f"{language.code}: {100 * share:.1f} % of the examples read have HTML entities, "
+                "such as &apos;, or marks of a tokenizer, such as @-@, and are learned with them: "
+                "unescape = true replaces them by text"
             )
-    return warnings
+    return lines
+
+
+def many_wrongly_decoded(data: manifest.Manifest) -> list[str]:
+    """Returns a warning for each language whose text was decoded as another encoding."""
+    lines: list[str] = []
+    for language in data.languages:
+        share = language.mojibake / max(language.read, 1)
+        if share > _MANY_MOJIBAKE:
+            lines.append(
+                f"{language.code}: {100 * share:.1f} % of the examples read seem to have been "
+                "decoded with the encoding of another text, and are learned like that: convert "
+                "the files to UTF-8 from their true encoding"
+            )
+    return lines
 
 
 def _plural(kind: Kind) -> str:
@@ -107,6 +127,7 @@ def _numbers(language: manifest.Language, train: Encoded, kind: Kind) -> dict[st
         "dropped": language.dropped,
         "repaired": language.repaired,
         "escaped": language.escaped,
+        "mojibake": language.mojibake,
     }
     if kind is Kind.PARALLEL:
         numbers["longer_than_rows"] = _shares_longer(train.longer_sides)
@@ -119,9 +140,9 @@ def _numbers(language: manifest.Language, train: Encoded, kind: Kind) -> dict[st
 
 
 def _shares_longer(longer_sides: Mapping[int, int]) -> dict[str, float]:
-    """Returns the share of pairs that are longer than rows of each of _ROW_LENGTHS on both sides.
+    """Returns the share of pairs with a side that is too long, for each of _ROW_LENGTHS.
 
-    `longer_sides` are the numbers of pairs by the length of their longer side.
+    `longer_sides` has the numbers of pairs by the length of their longer side.
     """
     num_pairs = sum(longer_sides.values())
     shares: dict[str, float] = {}
@@ -132,12 +153,12 @@ def _shares_longer(longer_sides: Mapping[int, int]) -> dict[str, float]:
 
 
 def _side_numbers(side: SideStatistics) -> dict[str, float]:
-    """Returns the numbers of one side. Lengths in pieces count EOS; the other numbers don't."""
+    """Returns the numbers of one side. Lengths in pieces include EOS; the other numbers don't."""
     # Each sentence has one EOS.
     num_sentences = side.lengths.total()
     num_pieces = side.num_pieces - num_sentences
 
-    # A quantile is the shortest length that this share of the sentences do not exceed.
+    # A quantile is the smallest length that at least this share of the sentences do not exceed.
     lengths = sorted(side.lengths)
     num_up_to = np.cumsum([side.lengths[length] for length in lengths])
     quantiles: dict[str, float] = dict.fromkeys(_QUANTILES, 0)
@@ -158,7 +179,7 @@ def _side_numbers(side: SideStatistics) -> dict[str, float]:
 
 
 def _page(rows: Sequence[_Row], kind: Kind) -> str:
-    """Returns report.md, given the languages' entries of report.json in their order."""
+    """Returns report.md, from the languages' entries of report.json in order."""
     sides = _SIDES[kind]
 
     def sizes(row: _Row) -> dict[str, Any]:
@@ -170,12 +191,12 @@ def _page(rows: Sequence[_Row], kind: Kind) -> str:
         title = "Tokens of a training pair, as the mixture of temperature T draws them"
         sections[title] = table.markdown(
             [
-                ("T", *sides, "target to source: of the rows' lengths, too"),
+                ("T", *sides, "target to source: a good ratio for the rows' lengths, too"),
                 _tokens_of_drawn_pair(rows, temperature=1),
                 _tokens_of_drawn_pair(rows, temperature=5),
             ]
         )
-        title = "Training pairs that rows of so many tokens a side do not hold, in percent"
+        title = "Training pairs that are too long for rows with this many tokens a side, in percent"
         sections[title] = _table_of_longer(rows, kind)
     sections[f"Every {kind.noun} that was read"] = _table(rows, kind, _accounts)
     sections[f"{_plural(kind).capitalize()} dropped, by rule"] = _table_of_drops(rows, kind)
@@ -190,14 +211,14 @@ def _page(rows: Sequence[_Row], kind: Kind) -> str:
 
 
 def _table(rows: Sequence[_Row], kind: Kind, columns: Callable[[_Row], Mapping[str, Any]]) -> str:
-    """Returns a table with a line for each language; `columns` gives its cells by their headers."""
+    """Returns a table with a line per language; `columns` returns its cells by their headers."""
     lines = [{kind.group: row["code"], **columns(row)} for row in rows]
     header = list(lines[0])
     return table.markdown([header, *(list(line.values()) for line in lines)])
 
 
 def _accounts(row: _Row) -> dict[str, Any]:
-    """Returns the columns in which what was read is what was kept and what was dropped."""
+    """Returns the account of a language: examples read = kept + dropped."""
     num_dropped = sum(row["dropped"].values())
     share = num_dropped / max(row["read"], 1)
     return {
@@ -209,7 +230,7 @@ def _accounts(row: _Row) -> dict[str, Any]:
 
 
 def _table_of_longer(rows: Sequence[_Row], kind: Kind) -> str:
-    # A column in which no language has such pairs is left out, as are those after it.
+    # Columns without any such pairs are left out; all columns after them are 0, too.
     is_needed: dict[str, bool] = {}
     for length in map(str, _ROW_LENGTHS):
         is_needed[length] = any(row["longer_than_rows"][length] for row in rows)
@@ -222,14 +243,21 @@ def _table_of_longer(rows: Sequence[_Row], kind: Kind) -> str:
 
 
 def _table_of_drops(rows: Sequence[_Row], kind: Kind) -> str:
-    # A rule that drops examples of one language has a column for all.
+    # A rule gets a column if it dropped examples of any language.
     rules: set[str] = set()
     for row in rows:
         rules |= row["dropped"].keys()
     no_drops = dict.fromkeys(sorted(rules), 0)
 
     def drops(row: _Row) -> dict[str, int]:
-        return no_drops | row["dropped"] | {"(repaired)": row["repaired"]}
+        return (
+            no_drops
+            | row["dropped"]
+            | {
+                "(repaired)": row["repaired"],
+                "(mojibake)": row["mojibake"],
+            }
+        )
 
     return _table(rows, kind, drops)
 
@@ -242,7 +270,7 @@ def _table_of_side(rows: Sequence[_Row], kind: Kind, side: str, names: Sequence[
 
 
 def _tokens_of_drawn_pair(rows: Sequence[_Row], temperature: int) -> tuple[str, str, str, str]:
-    """Returns T, both sides' mean tokens, and their ratio, if languages are drawn as n**(1/T)."""
+    """Returns T, both sides' mean tokens, and their ratio, when drawing languages by n**(1/T)."""
     # The mixture draws language l in proportion to n_l**(1/T): see input/mixture.py.
     weights = np.array([row["pairs"]["train"] for row in rows]) ** (1 / temperature)
     source_means = [row["source"]["mean"] for row in rows]
@@ -254,14 +282,15 @@ def _tokens_of_drawn_pair(rows: Sequence[_Row], temperature: int) -> tuple[str, 
 
 def _draw_sizes(rows: Sequence[_Row], kind: Kind, path: pathlib.Path) -> None:
     """Draws the numbers of training examples as bars, on a logarithmic axis."""
-    from matplotlib.figure import Figure  # It takes half a second, which a mistake need not wait.
+    # Imported here: it takes half a second, and a user's mistake should be reported before that.
+    from matplotlib.figure import Figure
 
     sizes = [row[_plural(kind)]["train"] for row in rows]
     picture = Figure(figsize=(max(6.0, 0.16 * len(sizes)), 4), layout="constrained")
     axes = picture.add_subplot()
     axes.bar([row["code"] for row in rows], sizes, color="#3b6ea5")
 
-    # Whole decades, also if the sizes are nearly equal.
+    # Whole decades, even if the sizes are nearly equal.
     low = np.log10(max(min(sizes), 1))
     high = np.log10(max(*sizes, 10))
     axes.set(yscale="log", ylim=(10 ** np.floor(low), 10 ** np.ceil(high)))

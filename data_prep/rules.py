@@ -1,6 +1,6 @@
-"""The rules by which rows of the sources are dropped. What no rule names is kept.
+"""The rules that drop rows of the sources. All other rows are kept.
 
-So of each language, the rows that are read are those that are kept and those dropped by each rule.
+So for each language, the rows read are the rows kept plus the rows dropped by each rule.
 """
 
 import collections
@@ -8,35 +8,35 @@ import enum
 
 
 class Rule(enum.StrEnum):
-    """Why an example is dropped; the manifest counts them under these names.
+    """The reasons for dropping an example, under the names by which the manifest counts them.
 
-    A row breaks the first of them that applies. Rules of pairs alone are marked so.
+    The first rule that a row breaks counts. Rules marked "Pairs" apply only to pairs.
     """
 
-    # Of reading, by the source itself.
-    UNKNOWN_LANGUAGE = "unknown_language"  # Pairs: the source's name of its language is no code.
-    UNPAIRED = "unpaired"  # Pairs: text without English beside it, or English alone.
+    # Rules of reading, applied by the source itself.
+    UNKNOWN_LANGUAGE = "unknown_language"  # Pairs: the source's name of a language is not a code.
+    UNPAIRED = "unpaired"  # Pairs: text without English beside it, or only English.
     UNTRANSLATED = "untranslated"  # Pairs: a message without a translation.
     FUZZY = "fuzzy"  # Pairs: a message whose translation nobody has checked.
-    OBSOLETE = "obsolete"  # Pairs: a message that its program has no more.
-    MALFORMED = "malformed"  # The line holds no pair or document.
+    OBSOLETE = "obsolete"  # Pairs: a message that its program does not use any longer.
+    MALFORMED = "malformed"  # The line is not a pair or document.
     LOW_SCORE = "low_score"  # The source gives the pair a score below the threshold.
 
-    # Of the text by itself.
+    # Rules for the text of a single example.
     UNDECODABLE = "undecodable"  # A replacement character: the text was damaged before.
-    EMPTY = "empty"  # Nothing is left of a side.
+    EMPTY = "empty"  # Nothing of a side is left.
     TOO_LONG = "too_long"  # Pairs: a side has too many characters.
     RATIO = "ratio"  # Pairs: one side is many times longer than the other.
     IDENTICAL = "identical"  # Pairs: the source equals the English.
-    REPEATED = "repeated"  # One character is repeated many times, as in a ruler.
+    REPEATED = "repeated"  # One character is repeated many times, for example in a ruler.
     WRONG_SCRIPT = "wrong_script"  # A side is mostly in scripts that are not its language's.
-    WRONG_LANGUAGE = "wrong_language"  # A side is surely in another language, if that is checked.
+    WRONG_LANGUAGE = "wrong_language"  # If checked: a side is surely in another language.
 
-    # Of the whole corpus, and of the vocabularies.
+    # Rules that need the whole corpus or the vocabularies.
     HELD_OUT = "held_out"  # The English, or the source, or the document is also in dev or test.
     DUPLICATE = "duplicate"  # The same example occurs earlier in this language or corpus.
-    NO_TARGET = "no_target"  # Pairs: the language that they lead into has no training text.
+    NO_TARGET = "no_target"  # Pairs: their target language lacks training text.
     TOO_MANY_PIECES = "too_many_pieces"  # Pairs: a side has too many pieces of its vocabulary.
 
 
-Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of examples by language and rule.
+Dropped = collections.Counter[tuple[str, Rule]]  # The number of examples by language and rule.

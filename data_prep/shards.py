@@ -1,7 +1,7 @@
-"""Which examples are written to one file of records.
+"""The division of examples into files of records.
 
 A block is a fixed number of consecutive cleaned examples of a source, only some of which are kept.
-A file holds whole blocks, so it does not depend on the spans and chunks of the tasks before.
+A file has whole blocks, so it does not depend on the spans and chunks of earlier tasks.
 """
 
 import bisect
@@ -18,7 +18,7 @@ from data_prep.tsv import Example
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """The kept examples at some positions of a split of a language, which lie in these chunks."""
+    """The kept examples at some positions of a language's split, which are in these chunks."""
 
     chunks: Sequence[Chunk]
     positions: range
@@ -30,7 +30,7 @@ class Shard:
 
 
 def block_sizes(chunks: Sequence[Chunk], pairs_per_block: int) -> collections.Counter[int]:
-    """Counts the kept examples of each block, by its number, in some chunks."""
+    """Counts the kept examples of each block, by the block's number, in some chunks."""
     sizes: collections.Counter[int] = collections.Counter()
     for chunk in chunks:
         # A chunk may begin and end inside a block.
@@ -45,11 +45,11 @@ def block_sizes(chunks: Sequence[Chunk], pairs_per_block: int) -> collections.Co
 def divide(
     chunks: Sequence[Chunk], sizes: Mapping[int, int], pairs_per_block: int, pairs_per_shard: int
 ) -> list[Shard]:
-    """Divides the kept examples of a split of a language into shards, given its blocks' `sizes`.
+    """Divides the kept examples of a language's split into shards, by its blocks' `sizes`.
 
-    A shard is one block, or several with at most `pairs_per_shard` kept examples together.
+    A shard is one block, or several blocks with at most `pairs_per_shard` kept examples together.
     """
-    # The positions at which shards begin; a block that fits no more begins the next shard.
+    # The positions at which shards begin; a block that does not fit begins the next shard.
     bounds: list[int] = []
     shard_size = 0
     for block, number in sorted(sizes.items()):
@@ -59,7 +59,7 @@ def divide(
         shard_size += number
     bounds.append(chunks[-1].start + chunks[-1].num_examples)
 
-    # From the chunk that a shard begins in to the last one that begins before its end.
+    # From the chunk in which a shard begins to the last one that begins before its end.
     chunk_starts = [chunk.start for chunk in chunks]
     shards = []
     for low, high in itertools.pairwise(bounds):

@@ -1,16 +1,17 @@
 """The first two steps over one source: survey its scripts, then clean its rows into chunks.
 
-A source is cleaned in tasks, span by span, and what became of its spans is joined afterwards.
+A source is cleaned in tasks, span by span, and the results of its spans are joined afterwards.
 """
 
 import collections
 import dataclasses
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from absl import logging
 
-from data_prep import cleaning, languages, tsv
+from data_prep import cleaning, languages, mojibake, tsv
 from data_prep.config import BuildConfig
 from data_prep.rules import Dropped, Rule
 from data_prep.sources import Row, Source
@@ -18,32 +19,35 @@ from data_prep.text_chunks import Chunk, ChunkWriter
 from data_prep.tsv import Document, Example
 from lingvo_gshard.input.normalization import Normalization
 
-_SURVEYED_ROWS = 2000  # Of each language of a source, or up to twice as many.
+_SURVEYED_ROWS = 2000  # At least for each language of a source; at most twice as many.
 _LOGGED_LINES = 10
+_NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cleaned:
-    """What a source or span became: chunks, and counts by language."""
+    """The results of cleaning a source or span: chunks, and counts by language."""
 
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
     dropped: Dropped = dataclasses.field(default_factory=collections.Counter)
     repaired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    # The first malformed lines: their numbers, from 1, and what is wrong with them.
+    # The first malformed lines: their numbers, from 1, and their problems.
     malformed: list[tuple[int, str]] = dataclasses.field(default_factory=list)
-    # Rows by language, counted as they are read.
+    # The rows read, by language.
     read: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    # Training examples with HTML entities or marks of a tokenizer, by language.
+    # Training examples with HTML entities or a tokenizer's marks, by language.
     escaped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    # Training examples that were probably decoded wrongly (mojibake.py), by language.
+    mojibake: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def num_rows(self) -> int:
-        """The number of rows that were dropped or kept, which are all."""
+        """The number of rows, dropped and kept."""
         return self.dropped.total() + sum(chunk.num_examples for chunk in self.chunks)
 
     @property
     def num_malformed(self) -> int:
-        """The number of rows that hold no example."""
+        """The number of rows that are not examples."""
         malformed = (n for (_, rule), n in self.dropped.items() if rule is Rule.MALFORMED)
         return sum(malformed)
 
@@ -51,14 +55,16 @@ class Cleaned:
 def survey(source: Source) -> dict[str, collections.Counter[str]]:
     """Counts the characters of each script in rows from all over a source, by language.
 
-    A file may begin with text that is unlike the rest of it.
+    A file may begin with text that is unlike the rest of it. Raises ValueError if the source lacks
+    a requested part.
     """
+    source.check()
     samples: dict[str, _Sample] = collections.defaultdict(_Sample)
     for row in source.sampled_rows():
         if isinstance(row.example, Example):
             of_sides = languages.sides(row.language)
             for language, text in zip(of_sides, row.example.sides, strict=False):
-                # That of pairs is known to be in Latin letters.
+                # The English of pairs is known to be in Latin letters.
                 if language != languages.ENGLISH or isinstance(row.example, Document):
                     samples[language].add(text)
 
@@ -72,14 +78,14 @@ def survey(source: Source) -> dict[str, collections.Counter[str]]:
 
 @dataclasses.dataclass
 class _Sample:
-    """Texts at even distances in a stream whose length is not known before its end."""
+    """Evenly spaced texts from a stream whose length is known only at its end."""
 
     texts: list[str] = dataclasses.field(default_factory=list)
     distance: int = 1
     num_seen: int = 0
 
     def add(self, text: str) -> None:
-        """Takes the next text of the stream, or leaves it out."""
+        """Takes or skips the next text of the stream."""
         if self.num_seen % self.distance == 0:
             self.texts.append(text)
         self.num_seen += 1
@@ -93,7 +99,7 @@ def scripts_by_language(
     surveys: Iterable[Mapping[str, collections.Counter[str]]],
     configured: Mapping[str, Iterable[str]],
 ) -> dict[str, frozenset[str]]:
-    """Returns the scripts of each language, from the surveys of all sources: see `own_scripts`."""
+    """Returns the scripts of each language from the surveys of all sources: see `own_scripts`."""
     totals: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for counts_by_language in surveys:
         for language, counts in counts_by_language.items():
@@ -115,7 +121,7 @@ def clean(
 ) -> Cleaned:
     """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
 
-    Training text is written normalized as its vocabulary wants it, dev and test unchanged. Raises
+    Training text is written normalized for its vocabulary, dev and test unchanged. Raises
     ValueError if the source cannot be read.
     """
     cleaned = Cleaned()
@@ -128,15 +134,18 @@ def clean(
             ]
             readable = cleaning.unescape_sides(example) if config.unescape else example
 
-            # Rules, and what compares dev and test with training text, look at it as it is read.
+            # Rules, and the keys that compare training text with dev and test, use this form.
             repaired = cleaning.repair_sides(readable, own_scripts)
             normalized = cleaning.normalize_sides(repaired)
             split = source.split or _split_of(normalized.sides[-1], config.held_out_share)
 
-            # Dev and test measure, so they stay as they are; they lose only what has no text.
+            # Dev and test, which are for measuring, stay unchanged; they lose only empty examples.
             if split == "train":
                 written = cleaning.normalize_sides(repaired, normalization)
                 rule = cleaning.broken_rule(normalized, language, own_scripts, config)
+                # Checked before normalization, which would remove the telling control characters.
+                if any(map(mojibake.is_likely, repaired.sides)):
+                    cleaned.mojibake[language] += 1
             else:
                 written = readable
                 rule = None if all(normalized.sides) else Rule.EMPTY
@@ -157,14 +166,14 @@ def clean(
 def _scripts_of(
     language: str, known: dict[str, frozenset[str]], config: BuildConfig
 ) -> frozenset[str]:
-    """Returns the scripts of a language; those of one that the survey did not meet are added."""
+    """Returns the scripts of a language; adds a language that the survey did not meet."""
     if language not in known:
         known[language] = languages.own_scripts(language, {}, config.scripts)
     return known[language]
 
 
 def _well_formed(rows: Iterable[Row], cleaned: Cleaned) -> Iterator[tuple[str, Example]]:
-    """Yields the language and example of each row that has one; counts the others in `cleaned`."""
+    """Yields the language and example of each well-formed row; counts the others in `cleaned`."""
     for number, row in enumerate(map(_in_order, rows), start=1):
         cleaned.read[row.language] += 1
         if isinstance(row.example, Example):
@@ -178,7 +187,7 @@ def _well_formed(rows: Iterable[Row], cleaned: Cleaned) -> Iterator[tuple[str, E
 
 
 def _in_order(row: Row) -> Row:
-    """Returns a row of a pair with its sides in the order that pairs of its languages have."""
+    """Returns a row with the sides of its pair in the order of the pair's name."""
     language = languages.in_order(row.language)
     if language == row.language:
         return row
@@ -189,11 +198,13 @@ def _in_order(row: Row) -> Row:
 
 
 def _split_of(text: str, held_out_share: float) -> str:
-    """Returns the split of a pair's last side, or a document, by a hash of its `english_key`.
+    """Returns the split of a pair's last side, or a document, by a hash of its letters and digits.
 
-    Of English it is the same in every language and corpus.
+    An English sentence has the same split in every language and corpus. Texts with the same key
+    (keys.py) have the same split, since their letters and digits are the same.
     """
-    position = cleaning.digest(cleaning.english_key(text)) / 2**64  # From 0 to 1.
+    letters = _NOT_ALPHANUMERIC.sub("", text.casefold())
+    position = cleaning.digest(letters or text) / 2**64  # From 0 to 1.
     if position < held_out_share:
         return "dev"
     if position < 2 * held_out_share:
@@ -202,10 +213,10 @@ def _split_of(text: str, held_out_share: float) -> str:
 
 
 def join(source: Source, spans: Sequence[Cleaned], max_malformed_share: float) -> Cleaned:
-    """Joins a source's spans; warns of malformed lines, and raises ValueError for too many."""
+    """Joins a source's spans; warns about malformed lines. Raises ValueError for too many."""
     joined = Cleaned()
     for span in spans:
-        # A span numbers its own lines: those of the spans before come on top.
+        # A span numbers its own lines, so the lines of earlier spans are added.
         for number, reason in span.malformed[: _LOGGED_LINES - len(joined.malformed)]:
             joined.malformed.append((joined.num_rows + number, reason))
         joined.chunks.extend(span.chunks)
@@ -213,14 +224,15 @@ def join(source: Source, spans: Sequence[Cleaned], max_malformed_share: float) -
         joined.dropped.update(span.dropped)
         joined.repaired.update(span.repaired)
         joined.escaped.update(span.escaped)
+        joined.mojibake.update(span.mojibake)
 
     for number, reason in joined.malformed:
         logging.warning("%s:%d: skipped: %s", source, number, reason)
     for (language, rule), number in joined.dropped.items():
         if rule is Rule.UNKNOWN_LANGUAGE:
             logging.warning(
-                "%s: %d texts of %r are dropped: that is no language; expected a BCP-47 code like "
-                "de or zh-Hant",
+                "%s: %d texts of %r are dropped: this is not a language; expected a BCP-47 code "
+                "like de or zh-Hant",
                 source,
                 number,
                 language,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from data_prep import checks, languages, patterns, text_folder, tsv_folder
+from data_prep import characters, checks, languages, patterns, text_folder, tsv_folder
 from data_prep.documents import (
     DOCUMENTS,
     SIDES,
@@ -27,7 +27,7 @@ from data_prep.parquet import ParquetFile
 from data_prep.sources import ColumnsFile, JsonlFile, MosesFiles, PoFile, Source, TsvFile
 from lingvo_gshard.input.manifest import SPLITS, Kind
 
-# The formats of each kind of data; of pairs, text takes one side, too.
+# The formats of each kind of data; text can also be one side of a format of pairs.
 _FORMATS: dict[Kind, dict[str, type[Source]]] = {
     Kind.PARALLEL: {
         "tsv": TsvFile,
@@ -50,7 +50,7 @@ FOLDERS: dict[Kind, Callable[..., Sequence[Source]]] = {
     Kind.PARALLEL: tsv_folder.sources_in,
     Kind.TEXT: text_folder.sources_in,
 }
-# Two sources with the same text may differ in these fields, which choose from it.
+# Two sources with the same text may differ in these fields, which select a part of it.
 _CHOICES = (
     "language",
     "languages",
@@ -78,7 +78,7 @@ def of_table(table: Mapping[str, Any], folder: pathlib.Path, kind: Kind) -> list
 
 
 def _has_placeholders(path: Any, folder: pathlib.Path) -> bool:
-    """Returns whether a path has placeholders; what is there has braces in its own name."""
+    """Returns whether a path has placeholders; braces in an existing path are part of its name."""
     return "{" in str(path) and not os.path.exists(folder / str(path))
 
 
@@ -98,9 +98,9 @@ def _one_sides(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
 
 
 def _check_corpus(corpus: Any) -> None:
-    """Raises ValueError unless this names a corpus."""
-    # Names are parts of the names of files.
-    if not isinstance(corpus, str) or not re.fullmatch(r"[\w-]+", corpus):
+    """Raises ValueError if this is not a valid name for a corpus."""
+    # Names become parts of file names.
+    if not isinstance(corpus, str) or not re.fullmatch(f"[{characters.NAME}]+", corpus):
         raise ValueError(f"sources: corpus {corpus!r}: expected letters, digits, - and _")
 
 
@@ -114,13 +114,13 @@ def _sources_without_placeholders(
     language_codes = fields.get("language_codes", "standard")
     checks.one_of("sources: language_codes", language_codes, languages.NAMES)
 
-    # A folder's files name their languages and splits.
+    # In a folder, the names of files give languages and splits.
     if format_name == "folder":
         if "path" in fields:
             fields["path"] = folder / fields["path"]
         return checks.call(FOLDERS[kind], "a folder", fields)
 
-    # All other formats have these fields in common.
+    # All other formats share these fields.
     _set_split(fields)
     if "corpus" in fields:
         _check_corpus(fields["corpus"])
@@ -128,7 +128,7 @@ def _sources_without_placeholders(
         checks.one_of("sources: document", fields["document"], DOCUMENTS)
     _name_languages(fields, language_codes)
     if "language" in fields:
-        # `languages` only says whether it is wanted, as beside a placeholder.
+        # Beside a placeholder, `languages` only decides whether the language is wanted.
         wanted = fields.pop("languages", None)
         fields.pop("language_codes", None)
         target = fields.pop("target_language", languages.ENGLISH)
@@ -136,7 +136,7 @@ def _sources_without_placeholders(
             return []
         fields["language"] = languages.paired(fields["language"], target)
 
-    # These name their files one by one, or not at all.
+    # These formats name their files one by one, or do not read files.
     source_type = _FORMATS[kind][format_name]
     if format_name in ("moses", "tfds"):
         for name in ("source", "english", "data_dir"):
@@ -151,7 +151,7 @@ def _sources_without_placeholders(
 
 
 def _name_languages(fields: dict[str, Any], codes: str) -> None:
-    """Replaces the languages of a table by their standard codes, or checks the names of others."""
+    """Replaces the languages of a table by their standard codes, or checks a source's names."""
     for name in ("language", "target_language"):
         if name in fields:
             fields[name] = languages.named(fields[name], codes)
@@ -160,18 +160,18 @@ def _name_languages(fields: dict[str, Any], codes: str) -> None:
 
 
 def _check_format(name: Any, kind: Kind) -> None:
-    """Raises ValueError unless this kind of data has a format of this name."""
+    """Raises ValueError if this kind of data does not have a format of this name."""
     expected = ("folder", *_FORMATS[kind])
     if kind is Kind.TEXT and name not in expected and name in _FORMATS[Kind.PARALLEL]:
         raise ValueError(
-            f"sources: format {name!r} has pairs: text takes one side of them, such as "
+            f"sources: format {name!r} has pairs: for text, choose one side of them, such as "
             f"side = {SIDES[-1]!r}"
         )
     checks.one_of("sources: format", name, expected)
 
 
 def _matching_files(folder: pathlib.Path, pattern: Any) -> list[pathlib.Path]:
-    """Returns the files in `folder` that match a pattern, sorted; or the one of that very name."""
+    """Returns the files in `folder` that match a pattern, sorted; or the file with this name."""
     if os.path.isfile(folder / str(pattern)):
         return [folder / str(pattern)]
     paths = [folder / path for path in patterns.matching(str(pattern), folder)]
@@ -186,7 +186,7 @@ def _set_split(fields: dict[str, Any]) -> None:
         return
 
     if text_split in SPLITS or not re.fullmatch("[a-z0-9_]+", text_split):
-        expected = f"small letters, digits and _, and none of {', '.join(SPLITS)}"
+        expected = f"small letters, digits and _, other than {', '.join(SPLITS)}"
         raise ValueError(f"sources: text_split {text_split!r}: expected {expected}")
     fields["split"] = text_split
 
@@ -200,7 +200,7 @@ class _Claim:
 
     @classmethod
     def of(cls, source: Source) -> "_Claim":
-        """Returns a source's claim. Its text is every field but those that choose from it."""
+        """Returns a source's claim. Its text is all fields except _CHOICES."""
         if isinstance(source, OneSide):
             of_pairs = cls.of(source.pairs)
             return cls((source.side, *of_pairs.text), of_pairs.languages)
@@ -208,10 +208,10 @@ class _Claim:
         text: list[Any] = [type(source)]
         for name, value in vars(source).items():
             if name not in _CHOICES:
-                # Two spellings of a path are one file.
+                # Two spellings of a path mean the same file.
                 text.append(value.resolve() if isinstance(value, pathlib.Path) else value)
 
-        # A source of one language has `language`, one of several may have `languages`.
+        # A source of one language has `language`; a source of several may have `languages`.
         taken = getattr(source, "languages", None)
         if hasattr(source, "language"):
             taken = [source.language]

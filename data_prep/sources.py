@@ -8,7 +8,7 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import polib
@@ -16,31 +16,35 @@ import polib
 from data_prep import languages, tsv
 from data_prep.rules import Rule
 from data_prep.tsv import Example, Malformed, Pair
-from lingvo_gshard.files import json_records, text_file
+from lingvo_gshard.files import text_file
 from lingvo_gshard.input.manifest import Kind
+from xla_spmd.files import json_records
 
-# What is read of a large plain file for a sample of its rows.
+# The parts of a large plain file that are read to sample its rows.
 _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 16
 
 
-# As a catalog's header has it.
+# The charset in a catalog's header.
 _MAX_CATALOG_BYTES = 1 << 28  # A catalog is read as a whole.
 _CHARSET = re.compile(rb'"Content-Type: *text/plain; *charset=([\w-]+)')
-# A line with a string that begins and does not end.
+# A line with a string that lacks its closing quote.
 _UNTERMINATED = re.compile(r'^[ \t]*(?:msg[\w\[\]]*[ \t]*)?"(?:.*[^"\s])?\s*$', re.MULTILINE)
 _MAX_PRINTED_CHARS = 40
 _OTHER_LINE_ENDS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-MISSING = object()  # In place of the value of a field that is not there.
+_MAX_NAMES = 20  # The most fields of a line that a message names.
+# Stand-ins for the value of a field that is missing, or inside something that is not an object.
+MISSING = object()
+NO_OBJECT = object()
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one line, or another unit of a source, holds; or the rule by which it holds nothing.
+    """The content of a line, or of another unit of a source; or the rule that drops it.
 
     `language` is the name of its pair of languages, such as de if the other one is English (see
-    languages.py), or that of a document's corpus. A source
-    yields a row for each pair or document that it has, so that none is lost without being counted.
+    languages.py), or of a document's corpus. A source yields a row for each pair or document that
+    it has, so that each one is counted.
     """
 
     language: str
@@ -48,18 +52,18 @@ class Row:
 
 
 class Source:
-    """One file, or whatever else is named together; sources are read in parallel.
+    """One file, or several that belong together; sources are read in parallel.
 
-    `split` is train, dev, test, or another that is only decoded; None: the text of each example
-    decides, of a pair its English.
+    `split` is train, dev, test, or another split that is only decoded. If it is None, the text of
+    each example decides; for a pair, its English.
     """
 
-    kind: ClassVar[Kind] = Kind.PARALLEL  # What its rows are.
+    kind: ClassVar[Kind] = Kind.PARALLEL  # The kind of its rows.
     split: str | None
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
-        """The files and folders that the source reads, as far as they are known in advance."""
+        """The files and folders that the source reads, if they are known in advance."""
         return tuple(value for value in vars(self).values() if isinstance(value, pathlib.Path))
 
     def __str__(self) -> str:
@@ -67,24 +71,27 @@ class Source:
 
     @property
     def is_without_english(self) -> bool:
-        """Whether it has pairs of which no side is English."""
+        """Whether it has pairs in which neither side is English."""
         return False
 
     @property
     def _row_language(self) -> str:
-        """The language or corpus of all rows, if there is one."""
+        """The language or corpus that all rows share, if any."""
         raise NotImplementedError
 
     def spans(self) -> list[range]:
-        """Returns the parts that tasks may read separately, in order; most formats have one."""
+        """Returns the parts that tasks can read separately, in order; most formats have one."""
         return [tsv.WHOLE]
+
+    def check(self) -> None:
+        """Raises ValueError if the text lacks something that the source reads."""
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         """Yields a span's rows in order. Raises ValueError if the text has another format."""
         raise NotImplementedError
 
     def sampled_rows(self) -> Iterator[Row]:
-        """Yields rows from all over the source, in order: all of them, if it can't be entered."""
+        """Yields rows from all over the source, in order; all rows if it can only be read whole."""
         return self.rows()
 
 
@@ -105,7 +112,7 @@ class File(Source):
 
 
 class LineFile(Source):
-    """A file with one example a line, plain or gzip; a plain one is split by ranges of bytes."""
+    """A file with one example per line, plain or gzip; a plain file is split by ranges of bytes."""
 
     path: pathlib.Path
 
@@ -120,7 +127,7 @@ class LineFile(Source):
         return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
 
     def sampled_rows(self) -> Iterator[Row]:
-        # A compressed file can only be read from its start, and one that is gone tells so.
+        # A compressed file can only be read from its start; a missing file is reported by `rows`.
         size = 0
         if self.path.suffix != ".gz" and self.path.is_file():
             size = self.path.stat().st_size
@@ -128,7 +135,7 @@ class LineFile(Source):
             yield from self.rows()
             return
 
-        # Lines that begin in short ranges at even distances.
+        # Lines that begin in short, evenly spaced ranges.
         for i in range(_SAMPLES):
             start = i * size // _SAMPLES
             yield from self.rows(range(start, start + _SAMPLE_BYTES))
@@ -138,11 +145,11 @@ class LineFile(Source):
         return (Row(self._row_language, example) for example in examples)
 
     def _parse_unless_blank(self, line: str) -> Example | Rule:
-        # An empty line, such as the last one of many files, is no damage.
+        # An empty line, such as the last line of many files, is not damage.
         return self._parse(line) if line.strip() else Rule.EMPTY
 
     def _parse(self, line: str) -> Example | Rule:
-        """Returns a line's example, or the rule by which it has none.
+        """Returns a line's example, or the rule that drops it.
 
         Raises ValueError if the line is malformed.
         """
@@ -174,7 +181,7 @@ class ColumnsFile(LineFile, File):
         try:
             if self.score_column is not None:
                 score = float(columns[self.score_column])
-                if not score >= self.min_score:  # NaN is no score.
+                if not score >= self.min_score:  # NaN counts as a missing score.
                     return Rule.LOW_SCORE
             return Pair.of(columns[self.source_column], columns[self.english_column])
         except IndexError as error:
@@ -199,7 +206,7 @@ class MosesFiles(Source):
         englishes = tsv.read_lines(self.english, str)
         lines = itertools.zip_longest(sources, englishes)
         for number, (source, english) in enumerate(lines, start=1):
-            # One file has ended before the other. An empty last line is no damage.
+            # One file ended before the other. An empty last line is not damage.
             if source is None or english is None:
                 rest = english if source is None else source
                 if rest == "" and not isinstance(rest, Malformed):
@@ -209,7 +216,7 @@ class MosesFiles(Source):
                 differ = f"{self} differ in their number of lines"
                 raise ValueError(f"{differ}: {shorter.name} ends after {number - 1}")
 
-            # Malformed is itself a str, so it must be looked for first.
+            # Malformed is itself a str, so it must be tested for first.
             if isinstance(source, Malformed):
                 yield Row(self.language, source)
             elif isinstance(english, Malformed):
@@ -218,13 +225,65 @@ class MosesFiles(Source):
                 yield Row(self.language, Pair.of(source, english))
 
 
+class JsonLines(LineFile):
+    """A file with one JSON object per line; dots in a field's name lead into inner objects.
+
+    A field may be missing in a line, whose text is then empty, but not in all lines.
+    """
+
+    @property
+    def _field_names(self) -> Sequence[str]:
+        """The names of the fields to read."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        missing = list(self._field_names)
+        known: dict[str, None] = {}
+        for fields in tsv.read_lines(self.path, _parse_object):
+            if isinstance(fields, Malformed):
+                continue
+            missing = [name for name in missing if value_at(fields, name) in (MISSING, NO_OBJECT)]
+            if not missing:  # True of most files after their first line.
+                return
+            if len(known) < _MAX_NAMES:
+                known.update(dict.fromkeys(_names(fields)))
+
+        if known:
+            names = ", ".join(itertools.islice(known, _MAX_NAMES))
+            raise ValueError(
+                f"{self.path}: no line has the field {', '.join(missing)}, only {names}"
+            )
+
+
+def _parse_object(line: str) -> dict[str, Any]:
+    """Returns a line's JSON object. Raises ValueError if it is not an object."""
+    fields = parse_json(line)
+    if not isinstance(fields, dict):
+        raise ValueError("expected a JSON object")
+    return fields
+
+
+def _names(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the names of an object's fields; the fields of inner objects have dotted names."""
+    for name, value in fields.items():
+        if not isinstance(value, dict):
+            yield name
+            continue
+        for inner in _names(value):
+            yield f"{name}.{inner}"
+
+
 @dataclasses.dataclass(frozen=True)
-class JsonlFile(LineFile, File):
-    """One JSON object a line; dots in a field's name lead into inner objects."""
+class JsonlFile(JsonLines, File):
+    """Pairs in two fields of JSON objects, one object per line."""
 
     source_field: str
     english_field: str
     split: str | None = None
+
+    @property
+    def _field_names(self) -> Sequence[str]:
+        return self.source_field, self.english_field
 
     def _parse(self, line: str) -> Pair:
         fields = parse_json(line)
@@ -233,9 +292,9 @@ class JsonlFile(LineFile, File):
 
 @dataclasses.dataclass(frozen=True)
 class PoFile(File):
-    """A gettext catalog's messages, of which the fuzzy and the obsolete ones are dropped.
+    """A gettext catalog's messages; fuzzy and obsolete ones are dropped.
 
-    For a message with plurals, the first form is the singular and the last one the plural.
+    For a message with plurals, the first form is the singular and the last form the plural.
     """
 
     split: str | None = None
@@ -246,14 +305,14 @@ class PoFile(File):
         if len(content) > _MAX_CATALOG_BYTES:
             raise ValueError(f"{self.path} has over {_MAX_CATALOG_BYTES >> 20} MiB, not a catalog")
 
-        # Bytes that are no text cost their message: it has a replacement character.
+        # Undecodable bytes cost only their own message, which gets a replacement character.
         charset = _CHARSET.search(content)
         encoding = "utf-8" if charset is None else charset[1].decode("ascii")
-        if encoding == "CHARSET":  # As a template has it.
+        if encoding == "CHARSET":  # The header of a template has this word.
             encoding = "utf-8"
         try:
             text = content.decode(encoding, "replace").removeprefix("\ufeff")
-            # polib would take them for ends of lines.
+            # polib would treat these characters as ends of lines.
             messages = _messages(_OTHER_LINE_ENDS.sub(" ", text))
         except (OSError, LookupError, UnicodeError) as error:
             raise ValueError(f"{self.path} is not a gettext catalog: {error}") from error
@@ -263,7 +322,7 @@ class PoFile(File):
                 yield Row(self.language, message)
                 continue
 
-            # A message with plurals has numbered forms in place of one text.
+            # A message with plurals has numbered forms instead of one text.
             forms = [message.msgstr]
             if message.msgstr_plural:
                 forms = [form for _, form in sorted(message.msgstr_plural.items())]
@@ -277,16 +336,16 @@ class PoFile(File):
 
 
 def _messages(text: str) -> list[polib.POEntry | Malformed]:
-    """Returns a catalog's messages; one that is not written as messages are is Malformed.
+    """Returns a catalog's messages; a message with a syntax error is Malformed.
 
-    Raises OSError if no part of the text is a message.
+    Raises OSError if none of the text is a message.
     """
     try:
         return list(_parsed_catalog(text))
     except OSError as error:
         problem = error
 
-    # Blank lines stand between messages, so the others can be read without the damaged one.
+    # Messages are separated by blank lines, so the others can be read without the damaged one.
     messages: list[polib.POEntry | Malformed] = []
     num_read = 0
     for block in re.split(r"\n\s*\n", text):
@@ -303,16 +362,16 @@ def _messages(text: str) -> list[polib.POEntry | Malformed]:
 
 
 def _parsed_catalog(text: str) -> polib.POFile:
-    # polib would take the last character for the quote that is missing.
+    # Otherwise polib would take the last character for the missing quote.
     unterminated = _UNTERMINATED.search(text)
     if unterminated:
         raise OSError(f"no quote ends {unterminated[0].strip()[:_MAX_PRINTED_CHARS]}")
-    # Text with a newline is no path.
+    # With the newline, polib recognizes that this is text and not a path.
     return polib.pofile(text + "\n", encoding="utf-8")
 
 
 def _rule_of(message: polib.POEntry) -> Rule | None:
-    """Returns the rule by which a message of a catalog is dropped; None if it is translated."""
+    """Returns the rule that drops a message of a catalog; None if the message is translated."""
     if message.obsolete:
         return Rule.OBSOLETE
     if message.fuzzy:
@@ -321,7 +380,7 @@ def _rule_of(message: polib.POEntry) -> Rule | None:
 
 
 def parse_json(line: str) -> Any:
-    """Returns a line's JSON. Raises ValueError if it is none."""
+    """Returns a line's JSON. Raises ValueError if it is not JSON."""
     try:
         return json_records.parse(line)
     except ValueError as error:
@@ -329,12 +388,15 @@ def parse_json(line: str) -> Any:
 
 
 def value_at(fields: Any, dotted: str) -> Any:
-    """Returns the value of a field, MISSING if there is none.
+    """Returns the value of a field: None if the field, or an object around it, is null.
 
-    Dots lead into inner objects, unless a field has them in its own name.
+    Dots lead into inner objects, unless a field has dots in its own name. The value is MISSING if a
+    name does not exist, and NO_OBJECT if something around the field is not an object.
     """
+    if fields is None:
+        return None
     if not isinstance(fields, dict):
-        return MISSING
+        return NO_OBJECT
     if dotted in fields:
         return fields[dotted]
 
@@ -347,14 +409,14 @@ def value_at(fields: Any, dotted: str) -> Any:
 
 
 def text_at(fields: Any, dotted: str) -> str:
-    """Returns the text of a field; null has none.
+    """Returns the text of a field, which is empty if the field is missing or null: see `value_at`.
 
-    Raises ValueError if the field is missing, or is not valid Unicode.
+    Raises ValueError if the field is not text, or its text is not valid Unicode.
     """
     text = value_at(fields, dotted)
-    if text is None:
+    if text is None or text is MISSING:
         return ""
     if not isinstance(text, str):
-        raise ValueError(f"no text in field {dotted!r}")
+        raise ValueError(f"field {dotted!r} is not text")
     text.encode()  # Raises ValueError: JSON can spell half of a character.
     return text

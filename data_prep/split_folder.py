@@ -15,14 +15,13 @@ from lingvo_gshard.input.manifest import SPLITS
 def files_in(
     path: pathlib.Path, suffix: str, expected_name: str
 ) -> Iterator[tuple[str | None, pathlib.Path]]:
-    """Yields each file's split, None without one, and its path.
+    """Yields each file's split, None if there are no splits, and its path.
 
-    Raises ValueError, with the name that is expected, if the folder or its training text is
-    missing.
+    Raises ValueError, with the expected name, if the folder or its training text is missing.
     """
     if not path.is_dir():
         raise ValueError(f"no input folder {path}")
-    # Split already, or to be split.
+    # Split already, or to be split by the build.
     folders: dict[str | None, pathlib.Path] = {split: path / split for split in SPLITS}
     if not any(folder.is_dir() for folder in folders.values()):
         folders = {None: path}
@@ -33,16 +32,17 @@ def files_in(
             num_files += 1
             yield split, file
 
-        if num_files == 0:  # The first folder is that of training text.
+        if num_files == 0:  # The first folder is for training text.
             name = f"{expected_name}{suffix}"
             raise ValueError(f"no {name} or {name}.gz files in {folder}")
 
 
 def warn_of_unread(path: pathlib.Path, read: Collection[pathlib.Path]) -> None:
-    """Names what is in a folder of text and in its splits, but is none of the files `read`.
+    """Warns about files and folders of a folder of text that are not among the files `read`.
 
-    These are files with other endings, and folders with other names. Hidden files need no name.
+    These have other endings or names. Hidden files are not reported.
     """
+    # A folder counts as read if a file in it is read.
     # A folder is read if a file in it is.
     read_paths: set[pathlib.Path] = set()
     for file in map(pathlib.Path.resolve, read):
@@ -58,5 +58,5 @@ def warn_of_unread(path: pathlib.Path, read: Collection[pathlib.Path]) -> None:
 
     if unread:
         logging.warning(
-            "%s: not read: %s; see docs/data.md for the names that are", path, ", ".join(unread)
+            "%s: not read: %s; docs/data.md lists the names that are", path, ", ".join(unread)
         )

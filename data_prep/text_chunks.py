@@ -1,13 +1,13 @@
-"""Chunks: the files that hold cleaned pairs or documents between the steps of a build.
+"""Chunks: the files with cleaned pairs or documents between the steps of a build.
 
-A chunk holds examples of one span of a source, few enough that their digests are in memory:
+A chunk has examples from one span of a source, few enough that their digests fit into memory:
 
-    <name>.tsv          source<TAB>target or a document a line, in the order of the source
+    <name>.tsv          source<TAB>target or a document per line, in the order of the source
     <name>.digests.npy  uint64 [n, 3]: of the pair, of the target's key, of the source's key
     <name>.kept.npy     bool [n]: the pairs that deduplication.py keeps; only for training text
 
-The target is English, but for pairs without it. The only text of a document is its source and its
-English.
+The target is English, except for pairs without English. The text of a document counts as its source
+and its English.
 """
 
 import array
@@ -16,13 +16,13 @@ import dataclasses
 import pathlib
 import uuid
 from collections.abc import Iterator
-from typing import IO, Self
+from typing import IO, BinaryIO, Self
 
 import numpy as np
 
-from data_prep import cleaning, languages, tsv
+from data_prep import cleaning, keys, tsv
 from data_prep.tsv import Example
-from lingvo_gshard.files import atomic_file
+from xla_spmd.files import atomic_file
 
 # The columns of a chunk's digests.
 PAIR = 0
@@ -35,7 +35,7 @@ _NUM_COLUMNS = 3
 class Chunk:
     """A chunk of a language's split: its examples from position `start`; `path` has their text.
 
-    The language is a pair's name, see languages.py, or that of a document's corpus.
+    The language is a pair's name, see languages.py, or a document's corpus.
     """
 
     split: str
@@ -58,13 +58,13 @@ class Chunk:
             yield from map(tsv.of_line, file)
 
     def is_kept(self) -> np.ndarray:
-        """Returns which examples were selected, bool [n]: in dev and test, all of them."""
+        """Returns which examples were selected, bool [n]; in dev and test, all of them."""
         if self.split != "train":
             return np.ones(self.num_examples, bool)
         return np.load(self.array_path("kept"))
 
     def kept_examples(self, positions: range = tsv.WHOLE) -> Iterator[Example]:
-        """Yields the examples that were selected and are at `positions`."""
+        """Yields the selected examples at `positions`."""
         is_wanted = self.is_kept()
 
         # Positions count over all chunks of the split, indices within this one.
@@ -73,16 +73,23 @@ class Chunk:
         is_wanted[:first_index] = False
         is_wanted[end_index:] = False
 
-        # Text has no index, so all of the chunk is read.
+        # Without an index of its lines, the whole chunk is read.
         for example, wanted in zip(self.examples(), is_wanted.tolist(), strict=True):
             if wanted:
                 yield example
 
 
 def save_array(path: pathlib.Path, array: np.ndarray) -> None:
-    """Writes an array as np.save does, whole or not at all."""
+    """Writes an array like np.save, but whole or not at all."""
     with atomic_file.replacing(path, is_shared=True) as partial, partial.open("wb") as file:
-        np.save(file, array)
+        _write_array(file, array)
+
+
+def _write_array(file: BinaryIO, array: np.ndarray) -> None:
+    """Writes an array like np.save, whose error for a full disk would not name the reason."""
+    array = np.ascontiguousarray(array)  # The header names the order in memory.
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    file.write(array.data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +107,11 @@ class _OpenChunk:
 class ChunkWriter:
     """Writes the chunks of one span to a new folder in `folder`.
 
-    As a context, it closes the files of unfinished chunks if an error ends it.
+    As a context manager, it closes the files of unfinished chunks if an error ends it.
     """
 
     def __init__(self, folder: pathlib.Path, pairs_per_chunk: int) -> None:
-        # The same task may be running elsewhere, given up as lost. It has a folder of its own.
+        # Each run of a task has its own folder, since a run that seems lost may still be writing.
         self._folder = folder / uuid.uuid4().hex
         self._pairs_per_chunk = pairs_per_chunk
         self._open: dict[tuple[str, str], _OpenChunk] = {}  # By split and language.
@@ -115,7 +122,7 @@ class ChunkWriter:
 
     def __exit__(self, *error: object) -> None:
         for chunk in self._open.values():
-            # The error that is raised already may be that of a full disk.
+            # The current error may already be a full disk's.
             with contextlib.suppress(OSError):
                 chunk.file.close()
 
@@ -128,16 +135,15 @@ class ChunkWriter:
 
         # One row of digests, in the order of the columns.
         chunk.digests.append(cleaning.digest(normalized.line))
-        target_key = cleaning.key(normalized.sides[-1], languages.sides(language)[-1])
-        chunk.digests.append(cleaning.digest(target_key))
-        chunk.digests.append(cleaning.digest(normalized.sides[0].casefold()))
+        chunk.digests.append(cleaning.digest(keys.of(normalized, language)))
+        chunk.digests.append(cleaning.digest(keys.of_source(normalized)))
         chunk.file.write(example.line)
 
         if chunk.num_examples == self._pairs_per_chunk:
             self._close(key)
 
     def close(self) -> list[Chunk]:
-        """Ends the last chunks and returns all chunks, those of a language in order."""
+        """Ends the last chunks and returns all chunks; a language's chunks are in order."""
         for key in list(self._open):
             self._close(key)
         return self._closed
@@ -154,5 +160,6 @@ class ChunkWriter:
 
         chunk = Chunk(split, language, pathlib.Path(written.file.name), written.num_examples)
         digests = np.array(written.digests, np.uint64).reshape(-1, _NUM_COLUMNS)
-        np.save(chunk.array_path("digests"), digests)
+        with chunk.array_path("digests").open("wb") as file:
+            _write_array(file, digests)
         self._closed.append(chunk)

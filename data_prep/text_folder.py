@@ -1,22 +1,22 @@
 """A folder of plain text, the simplest corpus of documents: see split_folder.py.
 
-Each `<name>.txt[.gz]` holds the documents of the corpus <name>.
+Each `<name>.txt[.gz]` has the documents of the corpus <name>.
 """
 
 import pathlib
 import re
 
-from data_prep import split_folder
+from data_prep import characters, split_folder
 from data_prep.documents import TextFile
 
-_NAME = re.compile(r"([\w-]+)\.txt(\.gz)?")
+_NAME = re.compile(rf"([{characters.NAME}]+)\.txt(\.gz)?")
 
 
 def sources_in(path: pathlib.Path, document: str = "line") -> tuple[TextFile, ...]:
-    """Returns a folder's files as sources; `document` is that of TextFile.
+    """Returns a folder's files as sources; `document` is an argument of TextFile.
 
-    Raises ValueError if the folder or its training text is missing, or if a file's name is not that
-    of a corpus, or of one that another file of the split has.
+    Raises ValueError if the folder or its training text is missing, or if a file's name is not
+    valid for a corpus, or repeats the corpus of another file in the split.
     """
     sources: dict[tuple[str | None, str], TextFile] = {}
     for split, file in split_folder.files_in(path, ".txt", "<name>"):

@@ -1,4 +1,4 @@
-"""Files with a pair a line, `source<TAB>english`, or a document a line, plain or gzip."""
+"""Files with one pair per line, `source<TAB>english`, or one document per line, plain or gzip."""
 
 import collections
 import dataclasses
@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from lingvo_gshard.files import atomic_file, text_file
+from lingvo_gshard.files import text_file
+from xla_spmd.files import atomic_file
 
 WHOLE = range(sys.maxsize)  # The span of a whole file.
 BYTES_PER_SPAN = 1 << 26  # The text of one task.
@@ -51,7 +52,7 @@ class Document:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The text, as the only one."""
+        """The text, as the only side."""
         return (self.text,)
 
     @property
@@ -60,7 +61,7 @@ class Document:
         return f"{self.text}\n"
 
 
-Example = Pair | Document  # What data is made of, of either kind.
+Example = Pair | Document  # An example of either kind of data.
 
 
 def with_sides(example: Example, sides: Iterable[str]) -> Example:
@@ -69,25 +70,25 @@ def with_sides(example: Example, sides: Iterable[str]) -> Example:
 
 
 def of_line(line: str) -> Example:
-    """Returns what a `line` holds; only a pair's has a tab."""
+    """Returns the example in a `line`; a tab means that it is a pair."""
     sides = line.rstrip("\n").split("\t")
     return Document(*sides) if len(sides) == 1 else Pair(*sides)
 
 
 class Malformed(str):
-    """What is wrong with a line, or another row, that cannot be used."""
+    """The problem with a line, or another row, that cannot be used."""
 
 
 def read(path: pathlib.Path) -> Iterator[Pair | Malformed]:
     """Yields the pairs of a file; a line without exactly one tab is Malformed.
 
-    Raises ValueError as `read_lines`.
+    Raises ValueError if the file is missing or is not text.
     """
     return read_lines(path, parse)
 
 
 def parse(line: str) -> Pair:
-    """Returns the pair in a line. Raises ValueError unless it has exactly one tab."""
+    """Returns the pair in a line. Raises ValueError if it does not have exactly one tab."""
     sides = line.split("\t")
     if len(sides) != 2:
         raise ValueError(f"expected 1 tab, got {len(sides) - 1}")
@@ -96,15 +97,15 @@ def parse(line: str) -> Pair:
 
 
 def _in_one_line(text: str) -> str:
-    """Returns a text without line breaks of any kind, so that its files have a line for each."""
+    """Returns a text without line breaks of any kind, so that files have one line for each."""
     return " ".join(text.splitlines()).strip()
 
 
 def grouped(items: Sequence[_T], sizes: Iterable[int], per_group: int) -> list[list[_T]]:
-    """Divides items, in order, into groups of about the same size, given each item's size.
+    """Divides items, in order, into groups of about equal size, by each item's size.
 
-    The items lie end to end. An item that begins before `per_group` is in the first group, one that
-    begins before 2 * per_group in the second, and so on; a group in which none begins is left out.
+    The items are laid end to end. An item that begins before `per_group` is in the first group, one
+    that begins before 2 * per_group in the second, and so on; empty groups are left out.
     """
     groups: dict[int, list[_T]] = collections.defaultdict(list)
     start = 0
@@ -119,16 +120,16 @@ def read_lines(
 ) -> Iterator[_T | Malformed]:
     """Yields parse(line) for each line of a text file that begins in a span of its bytes.
 
-    Lines are given to `parse` without their ends. One that is not UTF-8, has a NUL byte, or for
-    which `parse` raises ValueError, is Malformed. Raises ValueError if the file is missing, ends
-    before the span does, or is no text: see text_file.py.
+    Lines are passed to `parse` without their ends. A line is Malformed if it is not UTF-8, has a
+    NUL byte, or makes `parse` raise ValueError. Raises ValueError if the file is missing, ends
+    before the span does, or is not text: see text_file.py.
     """
 
     def decode(line: bytes) -> _T:
         text_file.check_line(len(line), "it")
         if b"\0" in line:
-            raise ValueError("holds a NUL byte")
-        # Editors on Windows begin a file with a byte order mark.
+            raise ValueError("it has a NUL byte")
+        # Windows editors begin a file with a byte order mark.
         return parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
 
     with text_file.opened_text(path) as file:
@@ -137,10 +138,10 @@ def read_lines(
 
 
 def _lines(path: pathlib.Path, file: text_file.BinaryFile, span: range) -> Iterator[bytes]:
-    """Yields the lines that begin in a span of a file's bytes, of one that is too long a part."""
+    """Yields the lines that begin in a span of a file's bytes; only a part of very long ones."""
     position = 0
     if span.start > 0:
-        # The line of the byte before belongs to the span before: skip the rest of it.
+        # The line with the byte before the span belongs to the span before: skip the rest of it.
         position = file.seek(span.start - 1)
         position += _skip_line(file)
 
@@ -156,7 +157,7 @@ def _lines(path: pathlib.Path, file: text_file.BinaryFile, span: range) -> Itera
         if len(line) == limit and not line.endswith(b"\n"):
             position += _skip_line(file)
 
-    # The file has become shorter. The span of a whole file does not tell its size.
+    # The file has become shorter. The span WHOLE does not depend on the file's size.
     if position < span.stop and span != WHOLE:
         raise ValueError(f"{path} has {position} bytes, fewer than when the run began")
 
@@ -172,7 +173,7 @@ def _skip_line(file: text_file.BinaryFile) -> int:
 
 
 def parsed(row: Any, parse: Callable[[Any], _T]) -> _T | Malformed:
-    """Returns parse(row), or what is wrong with the row as Malformed if it raises ValueError."""
+    """Returns parse(row) or, if that raises ValueError, the problem as Malformed."""
     try:
         return parse(row)
     except UnicodeDecodeError as error:
@@ -182,7 +183,7 @@ def parsed(row: Any, parse: Callable[[Any], _T]) -> _T | Malformed:
 
 
 def write(path: pathlib.Path, examples: Iterable[Example]) -> None:
-    """Writes a gzip file whose bytes depend on the pairs alone (no name, no time)."""
+    """Writes a gzip file whose bytes depend only on the examples: without a name and a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         atomic_file.replacing(path, is_shared=True) as partial,

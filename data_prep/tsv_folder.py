@@ -1,25 +1,27 @@
 """A folder of TSV files, the simplest corpus of pairs: see split_folder.py.
 
-Each `<lang>-en.tsv[.gz]` holds the pairs of the language <lang>, and `<lang>-<lang>.tsv[.gz]` those
-of two languages without English.
+Each `<lang>-en.tsv[.gz]` has the pairs of the language <lang> with English, and each
+`<lang>-<lang>.tsv[.gz]` the pairs of two other languages.
 """
 
 import pathlib
 import re
 
-from data_prep import languages, split_folder
+from data_prep import characters, languages, split_folder
 from data_prep.sources import TsvFile
 
-_TSV_NAME = re.compile(r"([A-Za-z0-9_-]+)-en\.tsv(\.gz)?")
-# Regions have capital letters, so de-CH is no pair.
-_WITHOUT_ENGLISH = re.compile(r"([a-z]\w*)-([a-z]\w*)\.tsv(\.gz)?")
+_TSV_NAME = re.compile(rf"([{characters.NAME}]+)-en\.tsv(\.gz)?")
+# Regions have capital letters, so de-CH is not a pair.
+_WITHOUT_ENGLISH = re.compile(
+    rf"([a-z][{characters.WORD}]*)-([a-z][{characters.WORD}]*)\.tsv(\.gz)?"
+)
 
 
 def sources_in(path: pathlib.Path, language_codes: str = "standard") -> tuple[TsvFile, ...]:
     """Returns a corpus's files as sources.
 
-    Raises ValueError if the folder or its training text is missing, or if a file's name is not that
-    of a language, or of one that another file of the split has.
+    Raises ValueError if the folder or its training text is missing, or if a file's name does not
+    give a language, or repeats the language of another file in the split.
     """
     sources: dict[tuple[str | None, str], TsvFile] = {}
     for split, file in split_folder.files_in(path, ".tsv", "<lang>-en"):
@@ -37,7 +39,10 @@ def _noun(pair: str) -> str:
 
 
 def _pair_of(file: pathlib.Path, language_codes: str) -> str:
-    """Returns the name of a file's pair of languages; ValueError if the file's name has none."""
+    """Returns the name of a file's pair of languages.
+
+    Raises ValueError if the file's name does not give one.
+    """
     try:
         match = _TSV_NAME.fullmatch(file.name)
         if match is not None:

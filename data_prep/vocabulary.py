@@ -21,18 +21,18 @@ from data_prep import directions, text_chunks, tsv
 from data_prep.config import BuildConfig
 from data_prep.directions import Direction
 from data_prep.text_chunks import Chunk
-from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID, literal_parts
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.normalization import Normalization
+from xla_spmd.files import atomic_file, digests
 
 _NUM_THREADS = 2
-# SentencePiece leaves out texts of more bytes, and those with its mark of what is unknown.
+# SentencePiece skips longer texts, and texts with its own mark for unknown pieces.
 _MAX_TEXT_BYTES = 4192
 _UNKNOWN_MARK = "\u2585"
-_MAX_SEGMENT_CHARS = 1000  # At most four bytes each.
-_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads numbers that differ in few bits.
+_MAX_SEGMENT_CHARS = 1000  # A character has at most four bytes.
+_ODD = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads numbers that differ in only a few bits.
 
 
 class Side(enum.StrEnum):
@@ -49,8 +49,8 @@ SIDES = {Kind.PARALLEL: (Side.SOURCE, Side.TARGET), Kind.TEXT: (Side.TEXT,)}
 def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> list[int]:
     """Returns how many sentences of each language to draw: in proportion to n**(1/T).
 
-    They add up to the number of all sentences, but at most to `max_sentences`. Those of small
-    languages may be repeated.
+    They add up to the number of all sentences, but to at most `max_sentences`. The sentences of
+    small languages may be repeated.
     """
     budget = min(max_sentences, sum(counts))
     weights = [count ** (1 / temperature) if count else 0.0 for count in counts]
@@ -75,10 +75,10 @@ def draw(chunks: Sequence[Chunk], num_kept: int, quota: int, seed: int, path: pa
 
 
 def num_copies(hashes: np.ndarray, rate: float, seed: int) -> np.ndarray:
-    """Returns how often to draw each example: floor or ceil of `rate`, and that on average.
+    """Returns how often to draw each example: floor or ceil of `rate`, and `rate` on average.
 
     `hashes` of the examples are evenly distributed, uint64 [n], and the result is int64 [n]. The
-    seed decides which examples get one copy more than the others.
+    seed decides which examples get one more copy than the others.
     """
     with np.errstate(over="ignore"):
         mixed = (hashes ^ np.uint64(seed)) * np.uint64(_ODD)
@@ -95,12 +95,12 @@ def train_drawn(
     side: Side,
 ) -> manifest.Vocabulary:
     """Trains a side's vocabulary on the files `drawn`, each with its language; see `train`."""
-    # Each file is read once for each direction of its language.
+    # A file is read once for each direction of its language.
     files: list[tuple[Direction, pathlib.Path]] = []
     for language, path in drawn:
         files += [(direction, path) for direction in directions.of(language, config.directions)]
 
-    # The tokens that name target languages are pieces of the source vocabulary.
+    # The tokens of target languages are pieces of the source vocabulary.
     tokens: list[str] = []
     if side is Side.SOURCE:
         tokens = sorted({direction.token for direction, _ in files} - {""})
@@ -121,23 +121,23 @@ def train_drawn(
 
 
 def _sentences(files: Iterable[tuple[Direction, pathlib.Path]], side: Side) -> Iterator[str]:
-    """Yields one side of every example in some files, each read in a direction."""
+    """Yields one side of every example in some files, each file read in one direction."""
     normalize = Normalization.NFKC.of if side is Side.SOURCE else Normalization.NFC.of
     for direction, path in files:
         with path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
-                sides = direction.turned(tsv.of_line(line))
+                sides = direction.record_sides(tsv.of_line(line))
                 yield normalize(sides[0] if side is Side.SOURCE else sides[-1])
 
 
 def learnable(texts: Iterable[str], tokens: Sequence[str] = ()) -> Iterator[str]:
-    """Yields texts, or all of their parts, so that SentencePiece leaves none out.
+    """Yields texts, some of them cut into parts, so that SentencePiece does not skip any.
 
-    It learns nothing from what looks like one of the tokens, so that is cut, too.
+    SentencePiece learns nothing from text that looks like one of the tokens, so this is cut, too.
     """
     for text in itertools.chain.from_iterable(literal_parts(text, tokens) for text in texts):
         if _UNKNOWN_MARK in text:
-            # It can be no piece: bytes spell it.
+            # This character cannot be a piece: bytes spell it.
             text = text.replace(_UNKNOWN_MARK, " ")
         if len(text.encode()) > _MAX_TEXT_BYTES:
             yield from segments([text])
@@ -151,7 +151,7 @@ def segments(documents: Iterable[str]) -> Iterator[str]:
         start = 0
         while len(document) - start > _MAX_SEGMENT_CHARS:
             end = document.rfind(" ", start + 1, start + _MAX_SEGMENT_CHARS)
-            if end == -1:  # As in languages that are written without spaces.
+            if end == -1:  # The language may be written without spaces.
                 end = start + _MAX_SEGMENT_CHARS
             yield document[start:end]
             start = end
@@ -159,11 +159,11 @@ def segments(documents: Iterable[str]) -> Iterator[str]:
 
 
 def sample(read: Callable[[], Iterator[str]], most: int) -> Iterator[str]:
-    """Yields all of the texts that `read` yields, or about `most` of them if there are more."""
+    """Yields all texts from `read`, or about `most` of them if there are more."""
     num_texts = sum(1 for _ in read())
     rate = min(1.0, most / max(num_texts, 1))
     for number, text in enumerate(read()):
-        # The same share of every part of the stream.
+        # Take the same share of every part of the stream.
         if math.floor((number + 1) * rate) > math.floor(number * rate):
             yield text
 
@@ -177,16 +177,16 @@ def train(
 ) -> int:
     """Trains a side's vocabulary, writes it to `path` and returns its size.
 
-    Each of the `tokens` is a piece, and sentences begin with them. A text of few pieces makes a
-    smaller vocabulary. Raises ValueError if the size is too small for the characters, or there is
-    no text.
+    Each of the `tokens` is a piece, and sentences begin with them. A text with few distinct pieces
+    gives a smaller vocabulary. Raises ValueError if the size is too small for the characters, or if
+    there is no text.
     """
     logging.info("training the %s vocabulary", side)
     wanted_size: int = getattr(config, f"{side}_vocab_size")
 
-    prefix_options: dict[str, Any] = {}  # A default that is named would change the model's bytes.
+    prefix_options: dict[str, Any] = {}  # Even passing the default would change the model's bytes.
     if tokens:
-        # The first word after a token has the space that follows it, and needs no other.
+        # The first word already has a space before it, after the token.
         prefix_options["add_dummy_prefix"] = False
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,12 +201,12 @@ def train(
                 vocab_size=wanted_size,
                 model_type=config.model_type,
                 character_coverage=config.character_coverage,
-                # As normalization.py: what is read is in NFKC, and what is written stays as it is.
+                # See normalization.py: models read NFKC, and write text as it is.
                 normalization_rule_name="nfkc" if side is Side.SOURCE else "identity",
-                user_defined_symbols=list(tokens),  # The library takes no tuple.
+                user_defined_symbols=list(tokens),  # The library does not accept a tuple.
                 **prefix_options,
                 byte_fallback=True,
-                hard_vocab_limit=False,  # A text may have fewer pieces.
+                hard_vocab_limit=False,  # A text may have fewer distinct pieces.
                 pad_id=PAD_ID,
                 bos_id=BOS_ID,
                 eos_id=EOS_ID,
@@ -222,7 +222,7 @@ def train(
         problem = f"the {side} vocabulary of {wanted_size} pieces cannot be trained"
         raise ValueError(f"{problem}: {reason}") from error
 
-    # The library does not tell the size that came of it.
+    # The library does not return the resulting size.
     size = sentencepiece.SentencePieceProcessor(model_file=str(path)).get_piece_size()
     if size != wanted_size:
         logging.warning(

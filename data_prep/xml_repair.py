@@ -1,29 +1,37 @@
-"""XML with a few damaged characters, which would end a parser's work, as XML that it reads."""
+"""Makes XML with a few damaged characters, which would stop a parser, readable for it.
+
+The parser gets UTF-8, whatever the file's encoding, and no DTD: the DTD's entities are replaced by
+their text (xml_entities.py).
+"""
 
 import codecs
 import html.entities
+import json
 import re
 from typing import Protocol
 
-_REPLACEMENT = b"&#xFFFD;"  # In ASCII, so that it is right in every encoding of the file.
-# What may be a reference to a character that XML does not have, or is such a character.
+from data_prep import xml_entities
+from data_prep.xml_entities import REPLACEMENT
+
+# Characters that XML does not allow, and references that may be to such characters.
 _NO_CHARACTER = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")
 _DAMAGE = re.compile(rb"&#(x[0-9a-fA-F]+|[0-9]+);|" + _NO_CHARACTER.pattern)
-# What XML itself names; HTML has many more names, which only a DTD would tell a parser.
+# XML's own names. HTML has many more, which a parser without its DTD does not know.
 _NAMED = (b"amp", b"lt", b"gt", b"quot", b"apos")
-# A reference, or an ampersand that begins none; and what begins no element.
+# A reference, or an ampersand that does not begin one; and a `<` that does not begin an element.
 _MARKUP = re.compile(
-    rb"&(?!#(?:x[0-9a-fA-F]+|[0-9]+);)(?:([A-Za-z]\w*);)?|<(?![A-Za-z_:/!?\x80-\xff])"
+    rb"&(?!#(?:x[0-9a-fA-F]+|[0-9]+);)(?:(%s);)?|<(?![A-Za-z_:/!?\x80-\xff])" % xml_entities.NAME
 )
-# Between these, text is no markup.
+# Between these, nothing is markup.
 _CDATA_BEGIN = b"<![CDATA["
 _CDATA_END = b"]]>"
 _CDATA_BOUNDS = re.compile(rb"(<!\[CDATA\[|\]\]>)")
-# The beginning, at the end of some bytes, of what is looked for in them.
-_UNFINISHED = re.compile(rb"(?:&#?\w*|<(?:!(?:\[[CDAT]{0,5})?)?|\]{1,2})\Z")
-_MAX_UNFINISHED_BYTES = 40
-_ENCODING = re.compile(rb"""<\?xml[^>]*\sencoding\s*=\s*["']([\w.-]+)""")
-# What UTF-16 and UTF-32 begin with, with or without their mark.
+# The beginning of any of these patterns at the end of some bytes.
+_UNFINISHED = re.compile(rb"(?:&#?[\w:.\x80-\xff-]*|<(?:!(?:\[[CDAT]{0,5})?)?|\]{1,2})\Z")
+_MAX_UNFINISHED_BYTES = 1 << 10
+_ENCODING = re.compile(rb"""(<\?xml[^>]*?)\sencoding\s*=\s*["']([\w.-]+)["']""")
+_MAX_DECLARATION_BYTES = 200
+# The beginnings of UTF-16 and UTF-32, with or without a byte order mark.
 _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0", b"<\0")
 
 
@@ -31,43 +39,43 @@ class Readable(Protocol):
     """A file of bytes."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Returns up to so many bytes."""
+        """Returns up to `size` bytes."""
         ...
 
 
-class Repaired:
-    """A file of bytes with a replacement character for each that XML cannot hold.
+class UnknownEncodingError(ValueError):
+    """An XML file names an encoding that is not known."""
 
-    These are bytes that are not UTF-8, in a file that is, and characters such as NUL, also as
-    references. In a file in UTF-8, `&` and `<` that are no markup become text, and names of HTML
-    such as `&nbsp;` the characters that they are for. Files in UTF-16 and UTF-32 are left as they
-    are.
+
+class Repaired:
+    """An XML file with replacement characters for everything that XML does not allow.
+
+    These are bytes that are invalid in the file's encoding, and characters such as NUL, even as
+    references. `&` and `<` outside of markup become text, and HTML's names such as `&nbsp;` become
+    their characters.
     """
 
     def __init__(self, file: Readable) -> None:
         self._file = file
-        self._unfinished = b""  # The beginning of what may be a reference or other markup.
+        self._unfinished = b""  # The beginning of a possible reference or other markup.
         self._is_in_cdata = False
-        self._has_begun = False
-        self._is_wide = False
         self._decoder: codecs.IncrementalDecoder | None = None
+        self._entities = xml_entities.Entities()
 
     def read(self, size: int = -1) -> bytes:
-        """Returns about so many bytes; none at the end."""
-        while True:
-            data = self._file.read(size)
-            is_end = not data or size < 0
-            if not self._has_begun:
-                self._begin(data)
-            if self._is_wide:
-                return data
+        """Returns about `size` bytes in UTF-8; b"" at the end.
 
-            if self._decoder is not None:
-                data = self._decoder.decode(data, is_end).encode()
+        Raises UnknownEncodingError if the file names an unknown encoding.
+        """
+        while True:
+            if self._decoder is None:
+                data, is_end = self._beginning(size)
+            else:
+                data, is_end = self._decoded(size)
             data = self._unfinished + data
             self._unfinished = b""
 
-            # It may go on in the next bytes.
+            # A reference or markup may continue in the next bytes.
             found = _UNFINISHED.search(data, max(0, len(data) - _MAX_UNFINISHED_BYTES))
             if not is_end and found is not None:
                 self._unfinished = found[0]
@@ -75,16 +83,42 @@ class Repaired:
             if data or is_end:
                 return self._repaired(data)
 
-    def _begin(self, data: bytes) -> None:
-        """Finds the encoding from a file's first bytes."""
-        self._has_begun = True
-        self._is_wide = is_wide(data)
-        declared = _ENCODING.search(data[:200])
-        if declared is None or declared[1].lower() in (b"utf-8", b"utf8"):
-            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    def _decoded(self, size: int, before: bytes = b"") -> tuple[bytes, bool]:
+        """Returns the next bytes, after some from before, in UTF-8, and whether the file ends."""
+        assert self._decoder is not None
+        data = self._file.read(size)
+        is_end = not data or size < 0
+        return self._decoder.decode(before + data, is_end).encode(), is_end
+
+    def _beginning(self, size: int) -> tuple[bytes, bool]:
+        """Reads up to the first element: finds encoding and entities, and omits the DTD."""
+        head = b""
+        while len(head) < _MAX_DECLARATION_BYTES:
+            data = self._file.read(size)
+            head += data
+            if not data or size < 0:
+                break
+        self._decoder = _decoder(head)
+
+        content, is_end = self._decoded(size, head)
+        while not is_end and len(content) < xml_entities.MAX_PROLOG_BYTES:
+            if xml_entities.PROLOG.match(content):
+                break
+            more, is_end = self._decoded(size)
+            content += more
+
+        # A parser would apply the declared encoding to the UTF-8 that it gets.
+        content = _ENCODING.sub(rb"\1", content, count=1)
+        prolog = xml_entities.PROLOG.match(content)
+        if prolog is not None and prolog["dtd"] is not None:
+            self._entities = xml_entities.Entities(prolog["declarations"] or b"")
+            # Errors name lines, so the line breaks stay.
+            breaks = b"\n" * prolog["dtd"].count(b"\n")
+            content = prolog["before"] + breaks + content[prolog.end("dtd") :]
+        return content, is_end
 
     def _repaired(self, data: bytes) -> bytes:
-        """Returns the next bytes, in which nothing is cut."""
+        """Returns the next bytes, in which no reference or markup is cut, repaired."""
         parts = []
         for part in _CDATA_BOUNDS.split(data):
             if part == _CDATA_BEGIN:
@@ -94,25 +128,42 @@ class Repaired:
             elif part == _CDATA_END:
                 self._is_in_cdata = False
             elif self._is_in_cdata:
-                # A reference is text there, so the replacement character stands outside.
-                outside = _CDATA_END + _REPLACEMENT + _CDATA_BEGIN
+                # A reference would be text in here, so the replacement character goes outside.
+                outside = _CDATA_END + REPLACEMENT + _CDATA_BEGIN
                 part = _NO_CHARACTER.sub(outside, part)
             else:
+                part = self._entities.expanded(part)
                 part = _DAMAGE.sub(_repaired_reference, part)
-                # In other encodings, these bytes may be those of letters.
-                if self._decoder is not None:
-                    part = _MARKUP.sub(_as_text, part)
+                part = _MARKUP.sub(_as_text, part)
             parts.append(part)
         return b"".join(parts)
 
 
+def _decoder(head: bytes) -> codecs.IncrementalDecoder:
+    """Returns a decoder for XML with this beginning.
+
+    Raises UnknownEncodingError if it names an encoding that is unknown, or is not one of text.
+    """
+    declared = _ENCODING.search(head[:_MAX_DECLARATION_BYTES])
+    # In UTF-16, the declaration would not have been found.
+    if declared is None or declared[2].lower().startswith(b"utf-16"):
+        return codecs.getincrementaldecoder(json.detect_encoding(head))("replace")
+
+    name = declared[2].decode()
+    try:
+        b" ".decode(name, "replace")
+        return codecs.getincrementaldecoder(name)("replace")
+    except (LookupError, UnicodeError) as error:
+        raise UnknownEncodingError(f"{name} is not a known encoding of text") from error
+
+
 def is_wide(head: bytes) -> bool:
-    """Returns whether a file of XML that begins so is in UTF-16 or UTF-32."""
+    """Returns whether an XML file with this beginning is in UTF-16 or UTF-32."""
     return head.startswith(_WIDE)
 
 
 def _as_text(match: re.Match[bytes]) -> bytes:
-    """Returns a reference that XML has, or else what is written as references."""
+    """Returns a reference that XML knows unchanged; anything else is escaped."""
     if match[0] == b"<":
         return b"&lt;"
     name = match[1]
@@ -128,7 +179,7 @@ def _repaired_reference(match: re.Match[bytes]) -> bytes:
     """Returns a reference that XML allows, or the replacement character for anything else."""
     reference = match[1]
     if reference is None:
-        return _REPLACEMENT
+        return REPLACEMENT
     code = int(reference[1:], 16) if reference.startswith(b"x") else int(reference)
     is_allowed = code in (0x9, 0xA, 0xD) or 0x20 <= code < 0xD800 or 0xE000 <= code < 0xFFFE
-    return match[0] if is_allowed or 0x10000 <= code < 0x110000 else _REPLACEMENT
+    return match[0] if is_allowed or 0x10000 <= code < 0x110000 else REPLACEMENT

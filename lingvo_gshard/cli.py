@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
-import os
-import re
-import signal
-import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+import importlib.util
+from typing import TYPE_CHECKING
 
-from absl import app, flags, logging
+from absl import flags
 
-from lingvo_gshard.spmd import environment, versions
+from xla_spmd.runtime import command_line
 
 if TYPE_CHECKING:
     from lingvo_gshard.spmd.processes import Processes
 
-_NO_MEMORY = "RESOURCE_EXHAUSTED: "  # XLA's errors begin with a status code.
-# absl's messages about a wrong flag, and plain ones in their place.
-_PLAIN = {
-    r"flag --(\w+)=None: Flag .* must have a value other than None": r"--\1 is missing",
-    r"flag --(\w+)=.*: (.*) is not a positive integer": r"--\1 must be 1 or more, got \2",
-    r"Unknown command line flag 'serve'.*": "--serve: serving is a program, lingvo_gshard.serve",
-    r"Unknown command line flag 'export'.*": (
-        "--export: exporting is a program, lingvo_gshard.export_bundle"
-    ),
-}
+# The flags of several processes, which some programs refuse.
+OF_PROCESSES = (
+    "cluster",
+    "coordinator",
+    "coordinator_port",
+    "join_timeout_secs",
+    "num_processes",
+    "process_id",
+)
 
 
 @functools.cache  # Tests import several binaries into one process.
@@ -76,6 +70,31 @@ def define_devices() -> None:
     )
 
 
+@functools.cache
+def define_imports() -> None:
+    """Defines the flag of a program that looks experiments up."""
+    flags.DEFINE_multi_string(
+        "import",
+        [],
+        "A module of yours that registers experiments, in the current folder or installed; "
+        "repeatable.",
+    )
+
+
+def _import_modules() -> None:
+    """Imports the modules of --import, if the program has it."""
+    names = flags.FLAGS["import"].value if "import" in flags.FLAGS else []
+    is_bundle = importlib.util.find_spec("lingvo_gshard.registry") is None
+    if names and not is_bundle:
+        from lingvo_gshard import registry
+
+        registry.import_modules(names)
+
+
+# Runs a program as command_line.run does, once the modules of --import are imported.
+run = functools.partial(command_line.run, at_start=_import_modules)
+
+
 def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
     """Starts JAX; returns the number of partitions and a description of the devices.
 
@@ -107,10 +126,7 @@ def _prepare_devices(partitions: int | None) -> None:
             f"{partitions}."
         )
 
-    platform = flags.FLAGS.platform
-    if platform == "auto":  # It becomes None if JAX_PLATFORMS decides.
-        platform = devices.find()
-    environment.prepare(partitions // num_processes, platform)
+    devices.prepare(flags.FLAGS.platform, partitions, num_processes)
 
 
 def joined(partitions: int | None = None) -> contextlib.AbstractContextManager[None]:
@@ -141,6 +157,7 @@ def processes() -> Processes | None:
             raise ValueError(f"--process_id={values.process_id}: expected 0 for --num_processes=1.")
         return None
 
+    _check_brackets(values.coordinator or "")
     from lingvo_gshard.spmd import processes as spmd_processes
 
     # The cluster knows all of it, and may have started this process alone.
@@ -158,91 +175,10 @@ def processes() -> Processes | None:
     )
 
 
-def run(program: str, main: Callable[[], None]) -> None:
-    """Parses the flags, prepares the environment, and runs `main`.
-
-    A user's mistake (ValueError), a failure of the machine (OSError), a lack of memory, a package
-    that is not installed and a loss that is not finite end the process with one line and exit
-    status 1; --verbosity=1 shows the traceback. If the reader of standard output goes away or the
-    user presses Ctrl-C, the exit status is the one that a shell gives to SIGPIPE or SIGINT.
-
-    Paths and text are in UTF-8, whatever the locale is.
-    """
-    _use_utf8()
-
-    def guarded(argv: list[str]) -> None:
-        try:
-            if len(argv) > 1:
-                raise ValueError(f"unexpected arguments {argv[1:]}; see --help.")
-            # Before `main` imports what reads the environment when it is loaded.
-            environment.prepare()
-            if not logging.level_debug():
-                logging.set_verbosity(logging.WARNING)  # Hides the libraries' news.
-            main()
-
-        except BrokenPipeError:
-            _exit_unread()
-
-        except ModuleNotFoundError as error:
-            # The wheel by itself has not the packages of all programs.
-            advice = versions.advice(error)
-            if logging.level_debug() or advice is None:
-                raise
-            sys.exit(f"{program}: {advice}")
-
-        except (ValueError, OSError, FloatingPointError, MemoryError, RuntimeError) as error:
-            # A RuntimeError is a mistake of ours, unless XLA lacks memory.
-            is_known = not isinstance(error, RuntimeError) or str(error).startswith(_NO_MEMORY)
-            if logging.level_debug() or not is_known:
-                raise
-            reason = "out of memory" if isinstance(error, MemoryError) else repr(error)
-            if isinstance(error, FileExistsError):  # All of our writing replaces files.
-                sys.exit(f"{program}: {error.filename} is a file; a folder is expected")
-            sys.exit(f"{program}: {str(error) or reason}")
-
-        except KeyboardInterrupt:
-            print(f"{program}: interrupted", file=sys.stderr)
-            sys.exit(128 + signal.SIGINT)
-
-    app.run(guarded, flags_parser=lambda argv: _parse(program, argv))
-
-
-def _use_utf8() -> None:
-    """Starts the program again in Python's UTF-8 mode if the locale has another encoding.
-
-    Otherwise what it records, such as paths, would mean something else in another locale, and with
-    ASCII alone it could not print or write all of it.
-    """
-    can_start_again = not sys.flags.utf8_mode and os.environ.get("PYTHONUTF8") != "1"
-    if sys.getfilesystemencoding() != "utf-8" and can_start_again:
-        os.environ["PYTHONUTF8"] = "1"  # For processes that this one starts, too.
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-
-    # The name of a file may be no UTF-8, and standard output's encoding is the user's choice.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _parse(program: str, argv: list[str]) -> list[str]:
-    """Parses the flags; --help exits with status 0, a wrong flag with 1 and one line."""
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        reason = str(error).rstrip(".")
-        for absls, plain in _PLAIN.items():
-            reason = re.sub(absls, plain, reason)
-        # absl has a line for each flag.
-        reason = ", ".join(line.rstrip(".") for line in reason.splitlines())
-        sys.exit(f"{program}: {reason}; see --help.")
-    except SystemExit:  # absl exits with status 1 after --help.
-        sys.exit(0)
-    except BrokenPipeError:  # As `--help | head` reads no further.
-        _exit_unread()
-
-
-def _exit_unread() -> NoReturn:
-    """Exits with the shell's status for SIGPIPE, as the reader of standard output is gone."""
-    # Python writes what is still buffered when it exits, and nobody reads it any more.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(128 + signal.SIGPIPE)
+def _check_brackets(coordinator: str) -> None:
+    """Raises ValueError for an IPv6 address without brackets, which no process could reach."""
+    host, _, port = coordinator.rpartition(":")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(
+            f"--coordinator={coordinator}: an IPv6 address needs brackets, as in [{host}]:{port}."
+        )

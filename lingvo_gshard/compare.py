@@ -1,6 +1,6 @@
 r"""Figure 6 for any runs: scores by language, and the difference to bilingual baselines.
 
-    python -m lingvo_gshard.compare --run=MoE=RUN1 --run=dense=RUN2 --baseline=DE --baseline=FR \
+    gshard compare --run=MoE=RUN1 --run=dense=RUN2 --baseline=DE --baseline=FR \
         --out=figure6
 
 Each run is a logdir that `trainer --mode=decode` wrote scores into; a baseline has one language.
@@ -21,7 +21,7 @@ from lingvo_gshard import cli
 from lingvo_gshard.evaluation import quality, significance
 from lingvo_gshard.evaluation.comparison import Comparison, check_same_tokens
 from lingvo_gshard.evaluation.quality import Quality
-from lingvo_gshard.files import atomic_file, lock, storage
+from xla_spmd.files import atomic_file, lock, storage
 
 _RUNS = flags.DEFINE_multi_string(
     "run", None, "NAME=LOGDIR; repeatable, also with the same name.", required=True

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.files import storage
-from lingvo_gshard.input import example_codec, manifest
 
 if TYPE_CHECKING:
     from lingvo_gshard.decoding.bundle import DecoderSpec
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
     from lingvo_gshard.runs.run import Run
 
 LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
-BUNDLE = flags.DEFINE_string("bundle", None, "A folder that lingvo_gshard.export_bundle wrote.")
+BUNDLE = flags.DEFINE_string("bundle", None, "A folder that `gshard export` wrote.")
 NBEST = flags.DEFINE_integer("nbest", 1, "Translations, or continuations, of each line.", 1)
 SOURCE_LANG = flags.DEFINE_string("source_lang", None, "The lines' language; most only check it.")
 _BEAM_SIZE = flags.DEFINE_integer("beam_size", None, "Active hypotheses of each line.", 1)
@@ -39,6 +36,7 @@ _WEIGHTS = flags.DEFINE_enum(
     case_sensitive=False,
 )
 ATTENTION = flags.DEFINE_bool("attention", False, "Record attention, which a server can draw.")
+cli.define_imports()
 
 
 # Settings of decoding by these names, which a bundle has fixed.
@@ -61,6 +59,9 @@ def check() -> None:
         raise ValueError("give either --logdir or --bundle; see --help.")
     if BUNDLE.value is None:
         return
+
+    if flags.FLAGS["import"].value:
+        raise ValueError("--import needs --logdir; a bundle imports no experiment.")
 
     # A bundle's programs and weights are fixed; only a run leaves the choice.
     check_needs_run(*(flag for flag in _SETTINGS if flag is not _BEAM_SIZE))
@@ -88,24 +89,29 @@ def text_decoder(command: str | None = None) -> Iterator[TextDecoder]:
             yield run.text_decoder()
         return
 
-    from lingvo_gshard.decoding import bundle
+    from lingvo_gshard.decoding import bundle, reading
 
     # The spec alone tells how many devices to start; weights and programs are read after that.
     spec = bundle.load_spec(BUNDLE.value)
-    _check_command(spec.model, spec.kind, command)
+    if command is not None:
+        reading.check_command(spec.model, spec.kind, command)
     with cli.joined(spec.num_partitions):
         yield from_bundle(spec)
 
 
 def from_bundle(spec: DecoderSpec) -> TextDecoder:
     """Starts the devices and returns what decodes lines with the model of --bundle."""
+    from lingvo_gshard.decoding import reading
+    from lingvo_gshard.spmd import processes
+
     if _BEAM_SIZE.value is not None or NBEST.value > spec.num_best:
         raise ValueError(
             f"{BUNDLE.value}: its beam is fixed and gives {spec.num_best} {spec.noun}s of a line;"
             " export it again with another --beam_size or --nbest."
         )
-    _check_language(spec.source_languages, spec.kind)
+    reading.check_language(SOURCE_LANG.value, spec.source_languages, spec.kind)
     _start_devices(spec.model, spec.num_partitions)
+    processes.check_alike({"bundle": str(spec)})
     _tell_weights(spec.weights)
     return reloaded()
 
@@ -125,73 +131,40 @@ def opened_run(command: str | None = None) -> Iterator[Run]:
     Raises ValueError if there is no run, it does not fit the devices, or another program than
     `command` is for it; None is for all.
     """
-    from lingvo_gshard.runs import launch as launches
+    from lingvo_gshard.runs import opening
 
     assert LOGDIR.value is not None
-    with storage.working(LOGDIR.value) as logdir:
-        launch = launches.recorded(str(logdir))
-        params = launches.experiment_params(launch)
-        launches.check_decoded(launch.model, params)
-        kind = launch.facts.kind
-        assert kind is not None, "check_decoded"
-        _check_command(launch.model, kind, command)
-        of_data = example_codec.source_languages(launches.trained_on(launch, params))
-        _check_language(launch.facts.language_tokens or of_data, kind)
-
-        # Flags are settings of the experiment; what is not given is as it was in training.
-        settings: dict[str, object] = {
-            "num_best": NBEST.value,
-            "tell_attention": ATTENTION.value,
-        }
-        if _TEMPERATURE.value is not None:
-            settings["beam_size"] = 1  # Samples that share a beam would be no samples.
-        for flag in _SETTINGS:
-            if flag.value is not None:
-                settings[flag.name] = flag.value
-        launch = launch.changed(f"decode.{name}={value}" for name, value in settings.items())
-        num_partitions = _start_devices(launch.model)
-
-        _tell_weights(params.decode.weights.value if _WEIGHTS.value is None else _WEIGHTS.value)
-
-        # A mistake has been reported by now, without waiting for what this imports.
-        from lingvo_gshard.runs.run import open_run
-
-        yield open_run(launch, str(logdir), num_partitions)
+    with opening.to_decode(
+        LOGDIR.value, _start_devices, command, SOURCE_LANG.value, _settings()
+    ) as run:
+        _tell_weights(run.params.decode.weights.value)
+        yield run
 
 
-def _check_command(model: str, kind: str, command: str | None) -> None:
-    from lingvo_gshard.decoding import reading
+def _settings() -> list[str]:
+    """Returns the settings of the experiment that the flags change."""
+    # What is not given is as it was in training.
+    settings: dict[str, object] = {
+        "num_best": NBEST.value,
+        "tell_attention": ATTENTION.value,
+    }
+    if _TEMPERATURE.value is not None:
+        settings["beam_size"] = 1  # Samples that share a beam would be no samples.
+    for flag in _SETTINGS:
+        if flag.value is not None:
+            settings[flag.name] = flag.value
+    return [f"decode.{name}={value}" for name, value in settings.items()]
 
-    if command is not None:
-        reading.check_command(model, kind, command)
 
-
-def _start_devices(model: str, partitions: int | None = None) -> int:
-    """Starts the devices and prints what they are; returns the number of partitions."""
-    partitions, devices = cli.start_devices(model, partitions)
+def _start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
+    """Starts the devices and prints what they are; returns as cli.start_devices."""
+    started = cli.start_devices(model, partitions)
+    _, devices = started
     print(devices, file=sys.stderr)
-    return partitions
+    return started
 
 
 def _tell_weights(numbers: str) -> None:
     """Prints what large weights are kept in, unless it is what they were trained in."""
     if numbers.lower() != "float32":
         print(f"weights: {numbers.lower()}", file=sys.stderr)
-
-
-def _check_language(languages: Sequence[str], kind: str) -> None:
-    """Raises ValueError if --source_lang is none of the model's languages."""
-    code = SOURCE_LANG.value
-    if code is not None and kind == manifest.Kind.TEXT:
-        raise ValueError(f"--source_lang={code}: the model does not translate.")
-    if code is None or code in languages:
-        return
-
-    if not languages:  # An imported model without a tokenizer.
-        raise ValueError(f"--source_lang={code}: the model names no languages.")
-
-    # Codes such as `dee` are mostly slips.
-    near = difflib.get_close_matches(code, languages, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    trained_on = example_codec.listed(languages)
-    raise ValueError(f"--source_lang={code}: the model was trained on {trained_on}.{hint}")

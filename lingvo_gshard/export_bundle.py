@@ -1,31 +1,31 @@
 """Exports a trained model as a bundle: a folder that decodes without TensorFlow or the run.
 
-    python -m lingvo_gshard.export_bundle --logdir=RUN --bundle=DIR --num_partitions=2
-    python -m lingvo_gshard.translate --bundle=DIR < in.txt > out.txt
+    gshard export --logdir=RUN --bundle=DIR --num_partitions=2
+    gshard translate --bundle=DIR < in.txt > out.txt
 
-A language model's bundle is for lingvo_gshard.generate, and lingvo_gshard.serve serves both.
+A language model's bundle is for `gshard generate`, and `gshard serve` serves both.
 
 A bundle holds programs, weights, vocabularies and the code that runs them. Its number of devices
 and its beam are fixed. JAX promises to read its programs for six months after the release that
 wrote them. A newer release makes them again from the bundle itself:
 
-    python -m lingvo_gshard.export_bundle --from_bundle=DIR --bundle=NEW
+    gshard export --from_bundle=DIR --bundle=NEW
 
 With --weights=BFLOAT16 or --weights=INT8 a bundle has half or a quarter of the size, on the disk
 and in the memory of the process that decodes:
 
-    python -m lingvo_gshard.export_bundle --logdir=RUN --bundle=DIR --weights=INT8
+    gshard export --logdir=RUN --bundle=DIR --weights=INT8
 
 For TensorFlow Serving and programs that have TensorFlow alone, it writes a SavedModel in place of a
 bundle, of a model that translates. It takes text and gives text, on one device, and needs the extra
 `saved-model`:
 
-    python -m lingvo_gshard.export_bundle --logdir=RUN --export_saved_model=DIR
-    python -m lingvo_gshard.export_bundle --from_bundle=BUNDLE --export_saved_model=DIR
+    gshard export --logdir=RUN --export_saved_model=DIR
+    gshard export --from_bundle=BUNDLE --export_saved_model=DIR
 
 For transformers, it writes the weights of a run, a config.json and a tokenizer's files:
 
-    python -m lingvo_gshard.export_bundle --logdir=RUN --to=huggingface --out=DIR
+    gshard export --logdir=RUN --to=huggingface --out=DIR
 """
 
 import shlex
@@ -33,7 +33,7 @@ import shlex
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 
 _FROM_BUNDLE = flags.DEFINE_string("from_bundle", None, "An older bundle, in place of --logdir.")
 _SAVED_MODEL = flags.DEFINE_string(
@@ -84,7 +84,7 @@ def main() -> None:
     from lingvo_gshard.decoding import bundle
 
     program = bundle.load_spec(folder).command
-    command = f"python -m lingvo_gshard.{program} --bundle={shlex.quote(folder)} < in.txt > out.txt"
+    command = f"gshard {program} --bundle={shlex.quote(folder)} < in.txt > out.txt"
     print(f"Wrote {folder}: {command}")
 
 
@@ -132,7 +132,7 @@ def _prepare_for(older: str) -> None:
 
 def run() -> None:
     """Runs `main` with the flags of the command line."""
-    cli.run("export_bundle", main)
+    cli.run("export_bundle", main, unused=cli.OF_PROCESSES)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Continues prompts with a language model: lines of standard input, one line for each, in order.
 
-    python -m lingvo_gshard.generate --logdir=RUN < prompts.txt > out.txt
-    python -m lingvo_gshard.generate --logdir=RUN --temperature=0.8 --top_p=0.95 --nbest=3 --seed=7
-    python -m lingvo_gshard.generate --bundle=DIR --input=prompts.txt --output=out.txt
+    gshard generate --logdir=RUN < prompts.txt > out.txt
+    gshard generate --logdir=RUN --temperature=0.8 --top_p=0.95 --nbest=3 --seed=7
+    gshard generate --bundle=DIR --input=prompts.txt --output=out.txt
 
 A blank line is continued from the beginning of a document. --temperature draws samples, --nbest of
 them from each prompt; without it, flat beam search finds the --nbest likeliest continuations. A
@@ -10,7 +10,7 @@ continuation begins with a space, unless it goes on with the prompt's last word:
 
     paste -d '' prompts.txt out.txt
 
---input is for long files, as for lingvo_gshard.translate.
+--input is for long files, as for `gshard translate`.
 """
 
 from absl import flags
@@ -28,7 +28,7 @@ def main() -> None:
 
 def run() -> None:
     """Runs `main` with the flags of the command line."""
-    cli.run("generate", main)
+    cli.run("generate", main, unused=("attention", "source_lang"))
 
 
 if __name__ == "__main__":

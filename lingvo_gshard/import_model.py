@@ -1,19 +1,27 @@
-"""Makes a run of a pretrained model that transformers wrote: NLLB-MoE, NLLB-200 or M2M-100.
+"""Makes a run of a pretrained model that transformers wrote.
 
-    python -m lingvo_gshard.import_model --from=FOLDER --logdir=RUN
-    python -m lingvo_gshard.translate --logdir=RUN --source_lang=deu_Latn --target_lang=fra_Latn
+    gshard import --from=FOLDER --logdir=RUN
+    gshard translate --logdir=RUN --source_lang=deu_Latn --target_lang=fra_Latn
+
+It may be an NLLB-MoE, NLLB-200 or M2M-100; or a decoder with experts, Mixtral, Qwen3-MoE, OLMoE or
+Hunyuan 3, for `gshard generate`.
 
 FOLDER is a copy of the model's repository: config.json, the weights in safetensors or in .bin
-files, in one or in parts, and the tokenizer's files. The weights are copied part by part, so a
+files, in one or in parts, the tokenizer's files and generation_config.json. A line, `not used:`,
+names whatever else it holds. The weights are copied part by part, so a
 model may be larger than this machine's memory. If the process is killed, the same command
 continues.
 """
 
+import shlex
+
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.files import storage
-from lingvo_gshard.spmd import environment
+from lingvo_gshard.decoding import reading
+from lingvo_gshard.input import manifest
+from xla_spmd.files import storage
+from xla_spmd.runtime import environment
 
 _FROM = flags.DEFINE_string("from", None, "A folder of a model of transformers.", required=True)
 _LOGDIR = flags.DEFINE_string("logdir", None, "The folder of the new run.", required=True)
@@ -34,8 +42,22 @@ def main() -> None:
         f"{done.model}: {done.num_weights:,} weights from {done.num_tensor_bytes / 1e9:.2f} GB in "
         f"{done.secs:.1f} s; {done.num_arrays} arrays{continued}. Wrote {_LOGDIR.value}."
     )
+    if done.decode_settings:
+        print(f"As generate would: {', '.join(done.decode_settings)}.")
+    if done.not_used:
+        print(f"not used: {'; '.join(done.not_used)}")
     if not done.has_vocabulary:
-        print(f"{_FROM.value} has no tokenizer (sentencepiece.bpe.model): it cannot translate.")
+        print(
+            f"{_FROM.value} has no tokenizer (sentencepiece.bpe.model, or a decoder's "
+            "tokenizer.json): it cannot translate or generate."
+        )
+        return
+
+    command = reading.READINGS[done.kind].command
+    languages = (
+        "--source_lang=CODE --target_lang=CODE " if done.kind == manifest.Kind.PARALLEL else ""
+    )
+    print(f"Next: gshard {command} --logdir={shlex.quote(_LOGDIR.value)} {languages}< in.txt")
 
 
 def run() -> None:

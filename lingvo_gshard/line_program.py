@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import functools
+import enum
 import hashlib
 import io
 import itertools
 import logging
+import os
 import pathlib
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
-from lingvo_gshard.files import atomic_file, text_file
+from lingvo_gshard.decoding import outcomes
+from lingvo_gshard.files import text_file
+from xla_spmd.files import atomic_file
+from xla_spmd.runtime import progress
 
 if TYPE_CHECKING:
     from lingvo_gshard.decoding.bundle import DecoderSpec
@@ -24,7 +29,44 @@ if TYPE_CHECKING:
 
 _INPUT = flags.DEFINE_string("input", None, "Decode the lines of this file.")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the results of --input to this file.")
-_SCORES = flags.DEFINE_bool("scores", False, "Print each result's score before it.")
+
+
+class _Scores(enum.StrEnum):
+    """Which scores are printed before a result: its own, or also those of its tokens."""
+
+    NONE = "none"
+    LINES = "lines"
+    TOKENS = "tokens"
+
+
+class _ScoresParser(flags.ArgumentParser):
+    """Reads --scores, which alone stands for LINES, and --noscores."""
+
+    syntactic_help = ""
+    _values: ClassVar = {"true": _Scores.LINES, "false": _Scores.NONE}
+
+    def parse(self, argument: str | _Scores) -> _Scores:
+        text = argument.lower()
+        if text in self._values:
+            return self._values[text]
+        try:
+            return _Scores(text)
+        except ValueError as error:
+            expected = ", ".join(score.name for score in _Scores)
+            raise ValueError(f"expected one of {expected}") from error
+
+
+class _ScoresFlag(flags.Flag):
+    """A flag that needs no value."""
+
+    def __init__(self, name: str) -> None:
+        text = "Print each result's score before it; =TOKENS: and the scores of its tokens."
+        super().__init__(_ScoresParser(), None, name, _Scores.NONE, text)
+        self.boolean = True
+
+
+_SCORES = flags.DEFINE_flag(_ScoresFlag("scores"))
+_FINISH = flags.DEFINE_bool("finish", False, "Print how each result ended, stop or length.")
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
 flags.adopt_module_key_flags(decoder_flags)
@@ -65,15 +107,33 @@ def run(
 
 
 def _decode_stdin(text_decoder: TextDecoder, beginning: str, seed: int) -> None:
-    """Writes each line's results as soon as it has come."""
+    """Writes each line's results as soon as it has come; warns of the cut ones at the end."""
+    source = cast(io.BufferedReader, sys.stdin.buffer)
+    if source.isatty():
+        hint = "Type a line and Enter; Ctrl-D ends. A file is read by `< in.txt`."
+        print(hint, file=sys.stderr)
+    cut_lines = outcomes.CutLines()
     first_number = 1
-    for lines in read_lines(cast(io.BufferedReader, sys.stdin.buffer), "standard input"):
-        decode = functools.partial(text_decoder.decode, first_number=first_number, seed=seed)
-        for results in decode(beginning + line for line in lines):
-            # In UTF-8, whatever the locale is, and at once, for whoever reads a pipe.
-            sys.stdout.buffer.write(f"{_line(results)}\n".encode())
-            sys.stdout.buffer.flush()
-        first_number += len(lines)
+    # On a terminal, the results themselves are the progress.
+    reading = progress.shown(
+        "decoding",
+        total=_num_lines_of(source),
+        unit="lines",
+        enabled=not sys.stdout.buffer.isatty(),
+    )
+    with reading as done:
+        for lines in read_lines(source, "standard input"):
+            results_of_lines = text_decoder.decode(
+                (beginning + line for line in lines), first_number, seed, done.update
+            )
+            for number, results in enumerate(results_of_lines, first_number):
+                # In UTF-8, whatever the locale is, and at once, for whoever reads a pipe.
+                line = _line(results)
+                sys.stdout.buffer.write(f"{line.text}\n".encode())
+                sys.stdout.buffer.flush()
+                cut_lines.count(f"line {number}", line.finish)
+            first_number += len(lines)
+    cut_lines.warn()
 
 
 def _decode_file(
@@ -93,13 +153,52 @@ def _decode_file(
             folder = pathlib.Path(f"{target}.parts")
             parts = chunks.Parts(folder, text_decoder, _line, identity, seed)
             lines: Iterable[str] = itertools.chain.from_iterable(read_lines(stream, str(source)))
-            num_parts = parts.write(beginning + line for line in lines)
+            num_parts = parts.write((beginning + line for line in lines), _num_lines(source))
 
         # Every part is on the disk by now, whichever process wrote it.
         if processes.is_first():
+            cut_lines = outcomes.CutLines()
             with atomic_file.replacing(target) as path, path.open("w", encoding="utf-8") as file:
-                file.writelines(parts.lines(num_parts))
+                for number, line in enumerate(parts.lines(num_parts), start=1):
+                    file.write(f"{line.text}\n")
+                    cut_lines.count(f"line {number}", line.finish)
+            cut_lines.warn()
             shutil.rmtree(parts.folder)
+
+
+def _num_lines(source: pathlib.Path) -> int:
+    """Returns the number of lines of a file that is plain or gzip."""
+    with text_file.opened_text(source) as stream:
+        return _counted(lambda: stream.read1(_READ_BYTES))
+
+
+def _num_lines_of(stream: io.BufferedReader) -> int | None:
+    """Returns the number of lines ahead in a file, without reading it; None for a pipe."""
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:  # It is in memory.
+        return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return None
+    position = os.lseek(descriptor, 0, os.SEEK_CUR)
+
+    def read() -> bytes:
+        nonlocal position
+        data = os.pread(descriptor, _READ_BYTES, position)
+        position += len(data)
+        return data
+
+    return _counted(read)
+
+
+def _counted(read: Callable[[], bytes]) -> int:
+    """Returns the number of lines of what `read` returns; the last one may lack its end."""
+    num_lines = 0
+    last = b"\n"
+    while data := read():
+        num_lines += data.count(b"\n")
+        last = data[-1:]
+    return num_lines + (last != b"\n")
 
 
 def _identity(source: pathlib.Path, beginning: str) -> dict[str, object]:
@@ -110,6 +209,7 @@ def _identity(source: pathlib.Path, beginning: str) -> dict[str, object]:
         "text": digest,
         "nbest": decoder_flags.NBEST.value,
         "scores": _SCORES.value,
+        "finish": _FINISH.value,
     }
     if beginning:
         identity["beginning"] = beginning
@@ -160,20 +260,27 @@ def _tell_of_damage(lines: Sequence[bytes], num_before: int, name: str) -> bool:
     return False
 
 
-def _line(results: NBest) -> str:
-    """Joins a line's --nbest results by tabs; --scores puts each one's score before it."""
-    fields = []
-    for hypothesis in results[: decoder_flags.NBEST.value]:
-        if _SCORES.value:
+def _line(results: NBest) -> outcomes.Line:
+    """Joins a line's --nbest results by tabs, each after its score and its Finish if asked for."""
+    fields: list[str] = []
+    written = results[: decoder_flags.NBEST.value]
+    for hypothesis in written:
+        if _SCORES.value is not _Scores.NONE:
             fields.append(f"{hypothesis.score:.4f}")
+        if _SCORES.value is _Scores.TOKENS:
+            tokens = [f"{token.piece} {token.log_prob:.4f}" for token in hypothesis.tokens]
+            fields.append(" ".join(tokens))
+        if _FINISH.value:
+            fields.append(hypothesis.finish)
         fields.append(hypothesis.text)
-    return "\t".join(fields)
+    finish = outcomes.finish_of(hypothesis.finish for hypothesis in written)
+    return outcomes.Line("\t".join(fields), finish)
 
 
 def _check_files() -> None:
     """Refuses flags that do not go together, and files that are not there."""
     if decoder_flags.ATTENTION.value:
-        raise ValueError("--attention is for lingvo_gshard.serve and export_bundle.")
+        raise ValueError("--attention is for gshard serve and gshard export.")
 
     if _INPUT.value is None or _OUTPUT.value is None:
         if _INPUT.value or _OUTPUT.value or cli.processes():

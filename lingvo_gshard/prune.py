@@ -1,8 +1,8 @@
 """Makes a run that keeps the experts which some languages use, and drops or merges the others.
 
-    python -m lingvo_gshard.trainer --logdir=RUN --mode=eval
-    python -m lingvo_gshard.prune --logdir=RUN --languages=de,fr --keep=0.25 --out=NEW
-    python -m lingvo_gshard.translate --logdir=NEW < in.txt > out.txt
+    gshard train --logdir=RUN --mode=eval
+    gshard prune --logdir=RUN --languages=de,fr --keep=0.25 --out=NEW
+    gshard translate --logdir=NEW < in.txt > out.txt
 
 The evaluation counts how often each language of dev chooses each expert. Every layer keeps the
 share --keep of its experts, the ones that are chosen most. NEW is a run of step 0: it is decoded,
@@ -11,12 +11,14 @@ a model may be larger than this machine's memory. If the process is killed, the 
 continues.
 """
 
+import shlex
+
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.files import storage, table
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.spmd import environment
+from xla_spmd.files import storage, table
+from xla_spmd.runtime import environment
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "The folder of an evaluated run.", required=True)
 _OUT = flags.DEFINE_string("out", None, "The folder of the new run.", required=True)
@@ -30,6 +32,8 @@ _MERGE = flags.DEFINE_bool("merge", False, "Merge the other experts into those t
 _MULTIPLE_OF = flags.DEFINE_integer(
     "multiple_of", 1, "Keep a multiple of this, such as the devices that will share experts."
 )
+cli.define_imports()
+flags.adopt_module_key_flags(cli)
 
 
 def main() -> None:
@@ -59,7 +63,7 @@ def main() -> None:
     print(table.text(rows))
     print(
         f"{done.model}: {done.num_weights:,} of {done.num_weights_before:,} weights. Wrote "
-        f"{_OUT.value}."
+        f"{_OUT.value}. Next: gshard translate --logdir={shlex.quote(_OUT.value)} < in.txt"
     )
 
 

@@ -1,25 +1,26 @@
 """The import rule: the rooms of the library in order, and what each may import.
 
-Each may import some of the rooms above it, and the registry, which imports core alone. A new room
-needs a line. The values are those that Python has, too: tests/layering_test.py reads this file.
+Each may import some of the rooms above it, the registry, which imports core alone, and the packages
+below the library: xla_spmd and xla_plan. A new room needs a line. The values are those that Python
+has, too: tests/layering_test.py reads this file.
 """
 
 ROOMS = {
-    "core": [],
-    "files": ["core"],
-    "sharding": ["core"],
+    "core": ["xla_spmd"],
+    "files": ["xla_spmd"],
+    "sharding": ["xla_spmd", "core"],
     "layers": ["core", "sharding"],
     "optim": ["core", "sharding"],
     "beam_search": ["core", "layers"],
-    "hlo": ["core", "files"],
-    "spmd": ["core", "files", "sharding", "hlo"],
-    "input": ["core", "files", "sharding"],
-    "decoding": ["core", "files", "spmd", "input"],
-    "serving": ["files", "input", "decoding"],
-    "model": ["core", "sharding", "layers", "optim", "beam_search"],
-    "checkpoints": ["core", "files", "sharding", "spmd"],
-    "train": ["core", "files", "sharding", "spmd", "checkpoints", "model"],
+    "spmd": ["xla_spmd", "core", "sharding"],
+    "input": ["xla_spmd", "core", "files", "sharding"],
+    "decoding": ["xla_spmd", "core", "files", "spmd", "input"],
+    "serving": ["xla_spmd", "files", "input", "decoding"],
+    "model": ["xla_spmd", "core", "sharding", "layers", "optim", "beam_search"],
+    "checkpoints": ["xla_spmd", "core", "files", "sharding", "spmd"],
+    "train": ["xla_spmd", "core", "sharding", "spmd", "checkpoints", "model"],
     "runs": [
+        "xla_spmd",
         "core",
         "files",
         "sharding",
@@ -33,6 +34,7 @@ ROOMS = {
         "registry",
     ],
     "hugging_face": [
+        "xla_spmd",
         "core",
         "files",
         "sharding",
@@ -44,30 +46,46 @@ ROOMS = {
         "runs",
         "registry",
     ],
-    "planning": [
+    "plans": [
+        "xla_spmd",
+        "xla_plan",
         "core",
-        "files",
         "sharding",
         "layers",
-        "optim",
-        "hlo",
         "spmd",
-        "input",
         "model",
         "train",
         "runs",
         "registry",
     ],
     "evaluation": [
+        "xla_spmd",
+        "xla_plan",
         "core",
-        "files",
-        "sharding",
         "spmd",
         "input",
         "decoding",
         "model",
         "train",
         "runs",
-        "planning",
+        "plans",
     ],
+    "api": [
+        "xla_spmd",
+        "xla_plan",
+        "core",
+        "spmd",
+        "decoding",
+        "train",
+        "runs",
+        "plans",
+        "evaluation",
+        "registry",
+    ],
+}
+
+# The packages below the library, which know nothing of it, and what each may import.
+PACKAGES = {
+    "xla_spmd": [],
+    "xla_plan": ["xla_spmd"],
 }

@@ -1,6 +1,6 @@
 """Serves translations or continuations over HTTP, with a page to type in, for many people.
 
-    python -m lingvo_gshard.serve --bundle=DIR --port=8080
+    gshard serve --bundle=DIR --port=8080
 
 POST /translate takes lines and, of a language model, POST /generate prompts; /openapi.json
 describes both. The target is English; if the data was prepared with other directions, requests
@@ -32,7 +32,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         raise ValueError(
             f"serving needs {error.name}: pip install 'lingvo_gshard[serve]', or -r "
-            "requirements-serve.txt."
+            "requirements/serve.txt."
         ) from error
 
     with decoder_flags.text_decoder() as text_decoder:
@@ -45,7 +45,7 @@ def main() -> None:
 
 def run() -> None:
     """Runs `main` with the flags of the command line."""
-    cli.run("serve", main)
+    cli.run("serve", main, unused=cli.OF_PROCESSES)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Trains, evaluates and decodes registered experiments.
 
-    python -m lingvo_gshard.trainer --model=toy.MoE8E4L --data_dir=DATA --logdir=RUN \\
+    gshard train --model=toy.MoE8E4L --data_dir=DATA --logdir=RUN \\
         --mode=train_and_eval --num_partitions=4
 
 A folder that holds a run knows its model and data, so later commands need --logdir alone. SIGTERM
@@ -13,23 +13,26 @@ To train with several processes, give each the same command and a --logdir that 
 with status 69; started again, all of them continue.
 """
 
+from __future__ import annotations
+
 import re
+import shlex
 
 from absl import flags
 
-from lingvo_gshard import cli
-from lingvo_gshard.files import storage
-from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.spmd import environment
+from lingvo_gshard import cli, experiment_flags
+from lingvo_gshard.runs import opening
+from xla_spmd.files import storage
+from xla_spmd.runtime import environment
 
 _MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval", "export", "report")
 
-_MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as toy.MoE8E4L.")
 _LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.", required=True)
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that data_prep.build prepared.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that `gshard prepare` wrote.")
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
-_EXECUTABLES = flags.DEFINE_string("executables", None, "A folder of executables of `plan --save`.")
-_SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
+_EXECUTABLES = flags.DEFINE_string(
+    "executables", None, "A folder of executables of `plan model --save`."
+)
 _VERIFY_DATA = flags.DEFINE_bool("verify_data", False, "First check the hashes of all the data.")
 _SPLIT = flags.DEFINE_string(
     "split", None, "What --mode=decode translates (test) and --mode=eval evaluates (dev)."
@@ -39,6 +42,7 @@ _PROFILE_STEPS = flags.DEFINE_string(
 )
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
+flags.adopt_module_key_flags(experiment_flags)
 
 
 def main() -> None:
@@ -47,31 +51,37 @@ def main() -> None:
     if profiled is not None:
         environment.prepare_profiling()
 
-    with cli.joined(), storage.working(_LOGDIR.value) as logdir:
-        launch = launches.launch_of(_MODEL.value, tuple(_SET.value), _DATA_DIR.value, str(logdir))
-        num_partitions, devices = cli.start_devices(launch.model)
-
-        # A wrong model or setting has been reported by now, without waiting for these.
+    experiment_flags.read_config()
+    opened = opening.to_train(
+        experiment_flags.MODEL.value,
+        tuple(experiment_flags.SET.value),
+        _DATA_DIR.value,
+        _LOGDIR.value,
+        cli.start_devices,
+        _EXECUTABLES.value,
+    )
+    with cli.joined(), opened as (run, devices):
         from lingvo_gshard.runs import modes
-        from lingvo_gshard.runs.run import open_run
+        from lingvo_gshard.spmd import shared_folder
 
-        # Everything is checked once more, now against the devices.
-        run = open_run(launch, str(logdir), num_partitions, _EXECUTABLES.value)
         modes.print_once(f"{devices}, {run.product_dtype} products")
+        shared_folder.check(run.logdir)
         if _VERIFY_DATA.value:
             modes.verify_data(run)
 
         hooks = []
         if profiled is not None:
-            from lingvo_gshard.planning import profile
+            from lingvo_gshard.plans import profile
 
             hooks = profile.hooks(run, *profiled)
 
         match _MODE.value:
             case "train":
                 modes.train(run, hooks)
+                modes.print_once(modes.next_commands(run, str(_LOGDIR.value)))
             case "train_and_eval":
                 modes.train_and_eval(run, hooks)
+                modes.print_once(modes.next_commands(run, str(_LOGDIR.value)))
             case "eval":
                 modes.evaluate(run, _SPLIT.value or "dev")
             case "continuous_eval":
@@ -82,6 +92,8 @@ def main() -> None:
                 from lingvo_gshard.evaluation import decode_split
 
                 decode_split.decode_split(run, _SPLIT.value or "test")
+                command = f"gshard train --logdir={shlex.quote(str(_LOGDIR.value))} --mode=report"
+                modes.print_once(f"Next: {command}")
             case "report":
                 from lingvo_gshard.evaluation import run_report
 

@@ -1,13 +1,13 @@
 """Translates lines of standard input, one line for each, in order.
 
-    python -m lingvo_gshard.translate --logdir=RUN --source_lang=de < in.txt > out.txt
-    python -m lingvo_gshard.translate --bundle=DIR < in.txt > out.txt
-    python -m lingvo_gshard.translate --bundle=DIR --input=in.txt --output=out.txt
+    gshard translate --logdir=RUN --source_lang=de < in.txt > out.txt
+    gshard translate --bundle=DIR < in.txt > out.txt
+    gshard translate --bundle=DIR --input=in.txt --output=out.txt
 
 The target is English. If the data was prepared with other directions, --target_lang chooses it. A
 model whose vocabulary has tokens of languages, such as NLLB, needs both languages:
 
-    python -m lingvo_gshard.translate --logdir=RUN --source_lang=deu_Latn --target_lang=fra_Latn
+    gshard translate --logdir=RUN --source_lang=deu_Latn --target_lang=fra_Latn
 
 --input is for long files. OUTPUT.parts holds what is done, and the same command goes on from there
 when it was stopped. In the end OUTPUT is written, over any earlier one. Several processes, with
@@ -32,7 +32,7 @@ def main() -> None:
 
 def run() -> None:
     """Runs `main` with the flags of the command line."""
-    cli.run("translate", main)
+    cli.run("translate", main, unused=("attention", "max_prompt_len"))
 
 
 if __name__ == "__main__":

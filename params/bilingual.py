@@ -3,11 +3,11 @@
 The paper names the layouts (footnote 9) and states 0.4B weights (Figure 6). GPipe (Huang et al.
 2019, arXiv:1811.06965, section 5) has this Transformer-Big: T(6, H=8192, A=16), M=1024, 400M
 weights with 64000 pieces, batches of 260 thousand tokens. The baselines of Arivazhagan et al. 2019
-(arXiv:1907.05019) have this layout with 32000 pieces a side, about 375M weights, as here.
+(arXiv:1907.05019) have this layout with 32000 pieces per side, about 375M weights, as here.
 Transformer-Base, for languages with little text, is from Vaswani et al. 2017 (arXiv:1706.03762).
-This trains one of them; the docstring of each states its number of partitions:
+This command trains one of them; each docstring states the number of partitions:
 
-    python -m lingvo_gshard.trainer --model=bilingual.TransformerBig --mode=train_and_eval \
+    gshard train --model=bilingual.TransformerBig --mode=train_and_eval \
         --data_dir=DATA --logdir=RUN --num_partitions=8
 """
 

@@ -3,29 +3,61 @@
 The tree is task, optimizer, input, eval_input, train, decode, mesh, device_assignment, sharding.
 """
 
-from lingvo_gshard.beam_search.beam import Rules, Stopping
-from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params, setting
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.layers.dispatch import Dispatch
-from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.layers.numerics import Remat
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.layers.stack import TransformerStack
-from lingvo_gshard.layers.stored_weights import Numbers
+from lingvo_gshard.model.decode_params import (
+    DecodeParams,
+    SearchParams,
+    TranslationDecodeParams,
+)
 from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.optim.adafactor import Adafactor
-from lingvo_gshard.train.config import train_params
+from lingvo_gshard.optim.optimizer import Optimizer
+from lingvo_gshard.train.config import TrainParams
+
+
+class ExperimentParams(Params):
+    """A whole experiment. A user's experiment may Define more."""
+
+    task: InstantiableParams = setting(REQUIRED, "The model and its loss.")
+    optimizer: InstantiableParams = setting(REQUIRED, "The optimizer and its learning rate.")
+
+    input: InstantiableParams = setting(REQUIRED, "The batches of training.")
+    eval_input: InstantiableParams = setting(REQUIRED, "The batches of evaluation.")
+
+    train: TrainParams = setting(REQUIRED, "The training loop.")
+    decode: DecodeParams = setting(REQUIRED, "Decoding, such as by flat beam search.")
+
+    mesh: str = setting(
+        REQUIRED,
+        "The mesh: axes and their sizes, slowest axis first; * takes the remaining devices.",
+    )
+    device_assignment: list[int] | None = setting(
+        None, "The mesh's devices in row-major order (A.3); None means 0, 1, 2, ..."
+    )
+    sharding: str = setting(
+        REQUIRED,
+        "The table from letters of dims to axes, such as BG:data+experts,E:experts; "
+        "weights.M:x is a row only for weights, encoder.HN:y a row only for one stack.",
+    )
 
 
 class Experiment:
-    """What all experiments have: a task, its batches, an optimizer, a loop, a mesh and its table.
+    """The parts of every experiment: task, batches, optimizer, loop, mesh and sharding table.
 
-    A subclass defines Task and Train. As in Lingvo, one may also override Optimizer, Dev or Test,
+    A subclass defines Task and Train. As in Lingvo, it may also override Optimizer, Dev or Test,
     and Decode.
     """
 
-    # The paper's: the mesh has one axis, which splits batch, groups and experts.
+    # The paper's sharding: the mesh has one axis, which splits batch, groups and experts.
     MESH = "d:*"
     SHARDING = "BGE:d"
-    # The mesh's devices in row-major order; None for their own order.
+    # The mesh's devices in row-major order; None keeps their own order.
     DEVICE_ASSIGNMENT: tuple[int, ...] | None = None
 
     # The training loop and its learning rate.
@@ -40,44 +72,29 @@ class Experiment:
     DECODE_BATCH_SIZE = 32  # In rows.
 
     @classmethod
-    def params(cls) -> Params:
+    def params(cls) -> ExperimentParams:
         """Returns the whole experiment."""
         experiment = cls()
-        p = Params()
-        p.Define("task", experiment.Task(), "The model and its loss.")
-        p.Define("optimizer", experiment.Optimizer(), "The optimizer and its learning rate.")
-
-        p.Define("input", experiment.Train(), "The batches of training.")
-        p.Define("eval_input", experiment.Dev(), "The batches of evaluation.")
-
-        p.Define("train", cls._train(), "The training loop.")
-        p.Define("decode", experiment.Decode(), "Decoding, such as by flat beam search.")
-
-        p.Define(
-            "mesh",
-            cls.MESH,
-            "The mesh: axes and their sizes, the slowest first; * is the rest of the devices.",
+        p = ExperimentParams().Set(
+            task=experiment.Task(),
+            optimizer=experiment.Optimizer(),
+            input=experiment.Train(),
+            eval_input=experiment.Dev(),
+            train=cls._train(),
+            decode=experiment.Decode(),
         )
         assignment = cls.DEVICE_ASSIGNMENT
-        p.Define(
-            "device_assignment",
-            None if assignment is None else list(assignment),
-            "The mesh's devices in row-major order (A.3); None for 0, 1, 2, ...",
-            optional=list,
+        return p.SetDefaults(
+            mesh=cls.MESH,
+            device_assignment=None if assignment is None else list(assignment),
+            sharding=cls.SHARDING,
         )
-        p.Define(
-            "sharding",
-            cls.SHARDING,
-            "The table from letters of dims to axes, such as BG:data+experts,E:experts; "
-            "weights.M:x is a row of weights alone, encoder.HN:y one of a stack.",
-        )
-        return p
 
-    def Task(self) -> Params:
+    def Task(self) -> InstantiableParams:
         """Returns the settings of the model and its loss, `task`."""
         raise NotImplementedError(f"{type(self).__name__} defines no Task().")
 
-    def Optimizer(self) -> Params:
+    def Optimizer(self) -> Optimizer.Params:
         """Returns the settings of the optimizer and its learning rate, `optimizer`."""
         p = Adafactor.Params()
         p.schedule.Set(
@@ -89,41 +106,26 @@ class Experiment:
         )
         return p
 
-    def Train(self) -> Params:
+    def Train(self) -> InstantiableParams:
         """Returns the settings of the batches of training, `input`."""
         raise NotImplementedError(f"{type(self).__name__} defines no Train().")
 
-    def Dev(self) -> Params:
+    def Dev(self) -> InstantiableParams:
         """Returns the settings of the batches of evaluation, `eval_input`: one pass over dev."""
         # Shuffled, so that even the first batches contain all languages.
         return self.Train().Set(split="dev", repeat=False, shuffle=True)
 
-    def Test(self) -> Params:
+    def Test(self) -> InstantiableParams:
         """Returns the settings of the batches of `--mode=eval --split=test`."""
         return self.Dev().Set(split="test")
 
-    def Decode(self) -> Params:
+    def Decode(self) -> DecodeParams:
         """Returns the settings of decoding, `decode`."""
-        p = Params()
-        p.Define("batch_size", self.DECODE_BATCH_SIZE, "Rows that are decoded together.")
-
-        # The weights.
-        p.Define(
-            "checkpoint_step",
-            None,
-            "The checkpoint that is decoded or exported; None takes the latest one.",
-            optional=int,
-        )
-        p.Define(
-            "average_checkpoints",
-            1,
-            "Its weights are the mean over N checkpoints, of which it is the last.",
-        )
-        return p
+        return DecodeParams().SetDefaults(batch_size=self.DECODE_BATCH_SIZE)
 
     @classmethod
-    def _train(cls) -> Params:
-        return train_params().Set(
+    def _train(cls) -> TrainParams:
+        return TrainParams().Set(
             max_steps=cls.MAX_STEPS,
             iterations_per_loop=cls.ITERATIONS_PER_LOOP,
             save_checkpoints_steps=cls.SAVE_CHECKPOINTS_STEPS,
@@ -134,87 +136,46 @@ class TransformerExperiment(Experiment):
     """An experiment whose model has stacks of Transformer layers, perhaps with experts."""
 
     # The model.
-    NUM_LAYERS: int  # Of all stacks together.
+    NUM_LAYERS: int  # In all stacks together.
     MODEL_DIM: int  # M
     HIDDEN_DIM: int  # H
     NUM_HEADS: int  # N
     HEAD_DIM: int  # D
     NUM_EXPERTS: int | None  # E; None for a dense model.
-    GROUP_SIZE: int | None = None  # S, in tokens; None chooses one that makes dispatch cheap.
+    GROUP_SIZE: int | None = None  # S, in tokens; None chooses a size that makes dispatch cheap.
     CAPACITY_MULTIPLE = 1  # C when training is 2S/E, rounded up to a multiple of this.
 
-    # How the program computes it.
+    # How the program computes the model.
     DISPATCH = Dispatch.EINSUM
     LAYERS_AS = Layers.UNROLLED
     REMAT = Remat.NONE
-    STAGES = 1  # Of a pipeline; needs LOOP.
+    STAGES = 1  # The stages of a pipeline; more than one needs LOOP.
     MICROBATCHES = 1
     ACTIVATION_DTYPE = "float32"
     PRODUCT_DTYPE = "float32"
 
     # Regularization.
     DROPOUT = 0.1
-    EXPERT_DROPOUT = 0.0  # Of the hidden units within experts.
-    AUX_LOSS_WEIGHT = 0.01  # Of E^2 * l_aux, which is 1 in perfect balance.
+    EXPERT_DROPOUT = 0.0  # For the hidden units within experts.
+    AUX_LOSS_WEIGHT = 0.01  # The weight of E^2 * l_aux, which is 1 if the balance is perfect.
 
     # The batches.
     BATCH_SIZE: int  # B, in rows.
-    TARGET_LEN: int  # Of what is predicted, in tokens of a row.
-    MAX_REPEATS: float | None = 20.0  # Passes over a language in one over all; None for no limit.
+    TARGET_LEN: int  # The length of the predicted part of a row, in tokens.
+    MAX_REPEATS: float | None = 20.0  # Passes over a language during one over all; None: no limit.
 
-    def Decode(self) -> Params:
+    def Decode(self) -> SearchParams:
         """Returns the settings of flat beam search and sampling, `decode`."""
-        p = super().Decode()
+        decode = SearchParams()
+        self._set_sizes(decode)
+        return decode
 
-        # The search: k and alpha of the original Transformer (Vaswani et al. 2017, section 6.1).
-        p.Define("beam_size", 4, "k, the active hypotheses of a sentence.")
-        p.Define("num_best", 1, "Hypotheses returned for each sentence, at most k.")
-        p.Define("length_norm_alpha", 0.6, "Length normalization's exponent (Wu et al., 2016).")
-        p.Define("rules", Rules.WU, "WU, or HUGGING_FACE for scores and ends as transformers has.")
-        p.Define("stopping", Stopping.DECIDED, "DECIDED, or LIKELY or FIRST, which end earlier.")
-        p.Define("coverage_weight", 0.0, "The weight of the coverage penalty (Wu et al., 2016).")
-        p.Define(
-            "temperature",
-            None,
-            "If set, tokens are sampled at this temperature; needs beam_size 1.",
-            optional=float,
-        )
-        p.Define(
-            "top_k",
-            None,
-            "If set, sampling is among this many of the most probable tokens.",
-            optional=int,
-        )
-        p.Define(
-            "top_p",
-            None,
-            "If set, sampling is among the fewest tokens that have this probability in sum.",
-            optional=float,
-        )
-        p.Define("seed", 0, "The seed of sampling.")
-        p.Define("tell_attention", False, "Whether to return each token's attention.")
+    def _set_sizes(self, decode: SearchParams) -> None:
+        """Makes the experiment's sizes the defaults of a search."""
+        decode.SetDefaults(batch_size=self.DECODE_BATCH_SIZE, max_target_len=self.TARGET_LEN)
 
-        # How the program computes it.
-        weights = "FLOAT32, FLOAT32_LAID_OUT, BFLOAT16 or INT8: what decoders keep large ones in."
-        p.Define("weights", Numbers.FLOAT32, weights)
-        stages = (
-            "The least places that the beam's caches grow by: fewer are faster, but compile longer."
-        )
-        p.Define("min_stage_places", 128, stages)
-
-        # Lengths and batches.
-        p.Define("min_target_len", 1, "The shortest hypothesis, in tokens with EOS.")
-        p.Define("max_target_len", self.TARGET_LEN, "The longest hypothesis, in tokens.")
-        p.Define(
-            "max_sentences",
-            None,
-            "Sentences of each language in --mode=decode; None decodes all.",
-            optional=int,
-        )
-        return p
-
-    def _stack(self, num_layers: int) -> Params:
-        """Returns the settings of a stack of so many layers."""
+    def _stack(self, num_layers: int) -> TransformerStack.Params:
+        """Returns the settings of a stack of this many layers."""
         p = TransformerStack.Params().Set(
             num_layers=num_layers,
             layers_as=self.LAYERS_AS,
@@ -230,7 +191,7 @@ class TransformerExperiment(Experiment):
         if self.NUM_EXPERTS is None:
             p.moe = None
         else:
-            p.moe.Set(
+            p.moe = MoELayer.Params().Set(
                 hidden_dim=self.HIDDEN_DIM,
                 num_experts=self.NUM_EXPERTS,
                 group_size=self.GROUP_SIZE,
@@ -242,20 +203,19 @@ class TransformerExperiment(Experiment):
 
 
 class TranslationExperiment(TransformerExperiment):
-    """An MoE Transformer into English; subclasses set the numbers, as named in 4.3 and A.2.
+    """An MoE Transformer into English; subclasses set the numbers, named as in 4.3 and A.2.
 
-    Half of its layers are in the encoder, half in the decoder.
+    Half of the layers are in the encoder, half in the decoder.
     """
 
-    LABEL_SMOOTHING = 0.1  # Ours, as in the original Transformer; A.2 names none.
-
-    # In pieces; None takes the sizes of the prepared data's vocabularies.
+    LABEL_SMOOTHING = 0.1  # Our choice, as in the original Transformer; A.2 does not state it.
+    # In pieces; None takes the vocabulary sizes of the prepared data.
     SOURCE_VOCAB_SIZE: int | None = None
     TARGET_VOCAB_SIZE: int | None = None
 
-    SOURCE_LEN: int  # In tokens of a row.
+    SOURCE_LEN: int  # The length of a row's source, in tokens.
 
-    def Task(self) -> Params:
+    def Task(self) -> TranslationTask.Params:
         """Returns the settings of the model and its loss, `task`."""
         p = TranslationTask.Params().Set(
             source_vocab_size=self.SOURCE_VOCAB_SIZE,
@@ -271,7 +231,7 @@ class TranslationExperiment(TransformerExperiment):
         p.input_dropout.rate = self.DROPOUT
         return p
 
-    def Train(self) -> Params:
+    def Train(self) -> TranslationInput.Params:
         """Returns the settings of the batches of training, `input`."""
         return TranslationInput.Params().Set(
             batch_size=self.BATCH_SIZE,
@@ -280,10 +240,8 @@ class TranslationExperiment(TransformerExperiment):
             max_repeats=self.MAX_REPEATS,
         )
 
-    def Decode(self) -> Params:
+    def Decode(self) -> TranslationDecodeParams:
         """Returns the settings of flat beam search, `decode`."""
-        p = super().Decode()
-        p.Define("max_source_len", self.SOURCE_LEN, "In tokens; longer sources are split.")
-        forces = "Whether each row's input has the first token of its translation: first_ids."
-        p.Define("forces_first", False, forces)
-        return p
+        decode = TranslationDecodeParams()
+        self._set_sizes(decode)
+        return decode.SetDefaults(max_source_len=self.SOURCE_LEN)

@@ -1,7 +1,7 @@
 """Builds the Params of a language model's experiment from a few numbers."""
 
-from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input.text_rows import TextInput
+from lingvo_gshard.model.decode_params import ContinuationDecodeParams
 from lingvo_gshard.model.language_model import LanguageModelTask
 from params.experiment import TransformerExperiment
 
@@ -12,9 +12,9 @@ class LanguageModelExperiment(TransformerExperiment):
     VOCAB_SIZE: int | None = None  # In pieces; None takes the size of the data's vocabulary.
     TIED_SOFTMAX = False
     LABEL_SMOOTHING = 0.0
-    MAX_PROMPT_LEN: int | None = None  # In tokens; None is half of a row.
+    MAX_PROMPT_LEN: int | None = None  # In tokens; None means half a row.
 
-    def Task(self) -> Params:
+    def Task(self) -> LanguageModelTask.Params:
         """Returns the settings of the model and its loss, `task`."""
         p = LanguageModelTask.Params().Set(
             vocab_size=self.VOCAB_SIZE,
@@ -29,18 +29,13 @@ class LanguageModelExperiment(TransformerExperiment):
         p.input_dropout.rate = self.DROPOUT
         return p
 
-    def Train(self) -> Params:
+    def Train(self) -> TextInput.Params:
         """Returns the settings of the batches of training, `input`."""
         return TextInput.Params().Set(batch_size=self.BATCH_SIZE, row_len=self.TARGET_LEN)
 
-    def Decode(self) -> Params:
-        """Returns the settings of how prompts are continued, `decode`."""
-        p = super().Decode()
+    def Decode(self) -> ContinuationDecodeParams:
+        """Returns the settings for continuing prompts, `decode`."""
         longest = self.TARGET_LEN // 2 if self.MAX_PROMPT_LEN is None else self.MAX_PROMPT_LEN
-        p.Define("max_prompt_len", longest, "The longest prompt, in tokens with BOS.")
-        p.Define(
-            "prompt_len",
-            min(32, longest),
-            "The first tokens of a document that --mode=decode continues, with BOS.",
-        )
-        return p
+        decode = ContinuationDecodeParams()
+        self._set_sizes(decode)
+        return decode.SetDefaults(max_prompt_len=longest, prompt_len=min(32, longest))

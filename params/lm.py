@@ -1,24 +1,26 @@
 """Lingvo's dense language models and GLaM: 9 billion to 1.2 trillion weights on TPU v3 and v4.
 
-This trains one of them, or compiles it for its machine without one; the docstring of each states
-its number of partitions:
+These commands train one of them, or compile it for its machine without having one; each docstring
+states the number of partitions:
 
-    python -m lingvo_gshard.trainer --model=lm.DenseLm128B16x16 --mode=train \
+    gshard train --model=lm.DenseLm128B16x16 --mode=train \
         --data_dir=DATA --logdir=RUN --num_partitions=512
-    python -m lingvo_gshard.plan --model=lm.DenseLm128B16x16 --topology=v3:16x16 --programs=train \
+    gshard plan model --model=lm.DenseLm128B16x16 --topology=v3:16x16 --programs=train \
         --out=PLAN
 
-Lingvo's are those of lingvo/tasks/lm/params/synthetic_packed_input.py at commit e0be5dc4, with the
-rates that its comments expect. `plan --table=lm` has both beside each other.
+Lingvo's models are in lingvo/tasks/lm/params/synthetic_packed_input.py at commit e0be5dc4, with
+expected rates in the comments. `plan_tables --table=lm` compares them with ours.
 """
 
 from lingvo_gshard import registry
-from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.activations import Activation
 from lingvo_gshard.layers.norms import RMSNorm
+from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.layers.positions import NoPositions, RelativeBias
-from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.model.language_model import LanguageModelTask
 from lingvo_gshard.optim.adamw import AdamW
+from lingvo_gshard.train.config import TrainParams
 from params.language_model import LanguageModelExperiment
 
 
@@ -39,7 +41,7 @@ def rows_of_chips(columns: int, rows: int) -> tuple[int, ...]:
 def lines_of_chips(columns: int, rows: int, layers: int) -> tuple[int, ...]:
     """Returns the cores of a TPU v4 slice line by line across its layers.
 
-    A layer is numbered as a slice of v3 is.
+    A layer is numbered like a slice of v3.
     """
     of_layer = rows_of_chips(columns, rows)
     cores = []
@@ -50,19 +52,19 @@ def lines_of_chips(columns: int, rows: int, layers: int) -> tuple[int, ...]:
 
 
 class DenseLm(LanguageModelExperiment):
-    """What Lingvo's models share: 2-D products, RMSNorm, relative biases, GEGLU, tied softmax.
+    """Common to Lingvo's models: 2-D products, RMSNorm, relative biases, GEGLU, tied softmax.
 
-    Activations [B, L, M] lie in blocks, rows over the mesh's axis x and M over y; weights have M
-    over x, and hidden dims, heads and vocabulary over y. Lingvo's table of the embedding, which is
-    also the softmax's, has a whole V and M over y instead; this one is in smaller parts.
+    Activations [B, L, M] are split into blocks, rows over the mesh's axis x and M over y. Weights
+    have M over x, and hidden dims, heads and vocabulary over y. In Lingvo, the embedding's table,
+    which is also the softmax's, has V whole and M over y; here it is in smaller parts.
 
-    As in Lingvo, an axis of the mesh is a row or a column of chips. Its meshes also bend into rings
-    on slices without wrap-around links, of which plans assume that they have them.
+    As in Lingvo, an axis of the mesh is a row or a column of chips. Its meshes also use axes as
+    rings on slices without wrap-around links; plans assume that the links exist.
 
-    Lingvo multiplies rows of the embedding by nothing and divides logits by sqrt(M), with a table
-    of standard deviation 1. Here the table's is 1/sqrt(M) and rows are multiplied by sqrt(M): the
-    same function, and Adafactor's steps are relative to a weight's scale. The same holds for the
-    scale of queries. Its z-loss, of weight 1e-4, is left out.
+    Lingvo does not scale the embedding's rows and divides logits by sqrt(M), with a table of
+    standard deviation 1. Here the table's is 1/sqrt(M) and rows are multiplied by sqrt(M): this is
+    the same function, and Adafactor's steps are relative to a weight's scale. The same holds for
+    the scale of queries. Lingvo's z-loss, of weight 1e-4, is left out.
     """
 
     HEAD_DIM = 128
@@ -80,7 +82,7 @@ class DenseLm(LanguageModelExperiment):
     DECODE_BATCH_SIZE = 64
     MAX_STEPS = 2_000_000
 
-    def Task(self) -> Params:
+    def Task(self) -> LanguageModelTask.Params:
         """Returns the settings of the model and its loss, `task`."""
         p = super().Task()
         p.embedding.sinusoids = False
@@ -106,7 +108,7 @@ class DenseLm128B8x8(DenseLm):
 
 @registry.register
 class DenseLm8B2x2(DenseLm128B8x8):
-    """8.852 B weights in 4 layers on 8 partitions, v3:2x2. Lingvo states no rate."""
+    """8.852 B weights in 4 layers on 8 partitions, v3:2x2. Lingvo does not state a rate."""
 
     NUM_LAYERS = 4
     MESH = "x:1,y:*"
@@ -144,9 +146,9 @@ class DenseLm1T16x16(DenseLm128B16x16):
 
 
 class _Wide(DenseLm):
-    """M=12288 without gates and relative biases, as GPT-3's layers.
+    """M=12288 without gates and relative biases, like GPT-3's layers.
 
-    Lingvo learns its positions, a table [L, M] that is not among the weights here: these are
+    Lingvo learns the positions, a table [L, M] that is not among the weights here: these models use
     sinusoids.
     """
 
@@ -155,7 +157,7 @@ class _Wide(DenseLm):
     NUM_HEADS = 96
     TARGET_LEN = 2048
 
-    def Task(self) -> Params:
+    def Task(self) -> LanguageModelTask.Params:
         """Returns the settings of the model and its loss, `task`."""
         p = super().Task()
         p.embedding.sinusoids = True
@@ -169,7 +171,7 @@ class DenseLm175B32x32(_Wide):
     """174.342 B weights on 2048 partitions, v3:32x32. Lingvo expects 51.53k tokens/s.
 
     Lingvo caps the logits of attention at 50 by a tanh, which is left out. Its 64 parts of rows are
-    neighbours, and its 32 parts of heads, which 96 heads allow, lie across them.
+    neighbors, and its 32 parts of heads, which 96 heads allow, run across them.
     """
 
     NUM_LAYERS = 96
@@ -187,7 +189,7 @@ class DenseLm12kWide41BAdam16x16(_Wide):
     MESH = "x:16,y:*"
     DEVICE_ASSIGNMENT = rows_of_chips(16, 16)
 
-    def Optimizer(self) -> Params:
+    def Optimizer(self) -> AdamW.Params:
         """Returns the settings of the optimizer and its learning rate, `optimizer`."""
         schedule = super().Optimizer().schedule
         return AdamW.Params().Set(schedule=schedule, epsilon=1e-6, weight_decay=0.0)
@@ -204,7 +206,7 @@ class DenseLm12kWide41BAdam8x8(DenseLm12kWide41BAdam16x16):
     DEVICE_ASSIGNMENT = rows_of_chips(8, 8)
 
     @classmethod
-    def _train(cls) -> Params:
+    def _train(cls) -> TrainParams:
         return super()._train().Set(gradient_accumulation_steps=4)
 
 
@@ -220,9 +222,10 @@ class DenseLm12kWide162BAdam16x16(DenseLm12kWide41BAdam16x16):
 class GLaM64B64E(DenseLm):
     """GLaM(64B/64E) of Du et al. (2021): 1.162 T weights on 2048 partitions, v4:8x8x16.
 
-    The paper has 1.2 T, of which 96.6 B are used for a token. That count is met by 256,000 pieces,
-    gated dense layers and experts without a gate. 280 B tokens took 574 hours on 1024 chips, 135.5k
-    a second. Its 2-D sharding is not printed as a mesh; here experts lie along x, in 64 parts.
+    The paper has 1.2 T weights, of which 96.6 B are used for a token. 256,000 pieces, gated dense
+    layers and experts without a gate give that count. 280 B tokens took 574 hours on 1024 chips, or
+    135.5k per second. The paper does not print its 2-D sharding as a mesh; here experts are split
+    along x, into 64 parts.
     """
 
     NUM_LAYERS = 64
@@ -230,7 +233,7 @@ class GLaM64B64E(DenseLm):
     HIDDEN_DIM = 32_768
     NUM_HEADS = 128
     NUM_EXPERTS: int | None = 64
-    GROUP_SIZE = 1024  # A row: one-hot products cost S / H of the experts'.
+    GROUP_SIZE = 1024  # A row: one-hot products cost S / H of the experts' products.
     VOCAB_SIZE = 256_000
     BATCH_SIZE = 1024  # The paper's 1M tokens, 2^20.
     TARGET_LEN = 1024
@@ -239,8 +242,9 @@ class GLaM64B64E(DenseLm):
     SHARDING = "BGE:x,M:y,weights.M:x,HNV:y"
     MAX_STEPS = 572_205  # 600 B tokens.
 
-    def Task(self) -> Params:
+    def Task(self) -> LanguageModelTask.Params:
         """Returns the settings of the model and its loss, `task`."""
         p = super().Task()
+        assert p.decoder.moe is not None  # NUM_EXPERTS is a number.
         p.decoder.moe.activation = Activation.GELU_TANH
         return p

@@ -1,29 +1,33 @@
-"""NLLB-MoE, NLLB-200 and M2M-100 as they were released, to load, fine-tune and decode.
+"""The released models NLLB-MoE, NLLB-200 and M2M-100, to load, fine-tune and decode.
 
 `gshard import` reads their weights from Hugging Face's files; see docs/nllb.md. The first model
 below is NLLB-MoE; the others differ from it in their sizes. The toys have the same layers and
-vocabularies of 4000 and 4000, which are one. This fine-tunes one that was imported; the docstring
-of each model states its number of partitions:
+vocabularies of 4000 and 4000 pieces, which are one table. This command fine-tunes an imported
+model; each docstring states the number of partitions:
 
-    python -m lingvo_gshard.trainer --model=nllb.MoE54B --mode=train_and_eval \
+    gshard train --model=nllb.MoE54B --mode=train_and_eval \
         --data_dir=DATA --logdir=RUN --num_partitions=8 --set=train.warm_start_from=IMPORTED
 """
 
 from lingvo_gshard import registry
 from lingvo_gshard.beam_search.beam import Rules, Stopping
-from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input.example_codec import EOS_ID
 from lingvo_gshard.layers.gating import SecondExpert
-from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.gating_layers import Top2Gating
+from lingvo_gshard.layers.numerics import Remat
+from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.layers.stack import TransformerStack
+from lingvo_gshard.model.decode_params import TranslationDecodeParams
+from lingvo_gshard.model.translation import TranslationTask
 from params.experiment import TranslationExperiment
 from params.toy import Small
 
 
 class Nllb(TranslationExperiment):
-    """What the models of this family have in common, in fairseq as in transformers.
+    """The common parts of the models of this family, in fairseq and in transformers.
 
     Both sides share one table, which is the softmax's, too; all projections have biases; the first
-    position is 2; a translation begins after </s>, with the token of its language.
+    position is 2; a translation begins after </s>, with its language's token.
     """
 
     SOURCE_VOCAB_SIZE: int | None = 256_206
@@ -37,21 +41,21 @@ class Nllb(TranslationExperiment):
     SOURCE_LEN = 256
     TARGET_LEN = 256
     MAX_STEPS = 10_000
-    LEARNING_RATE = 0.1  # Weights that are trained already.
+    LEARNING_RATE = 0.1  # Small, since the weights are already trained.
     RAMP_UP_STEPS = 100
 
-    def Task(self) -> Params:
+    def Task(self) -> TranslationTask.Params:
         """Returns the settings of the model and its loss, `task`."""
         p = super().Task().Set(shared_embeddings=True, start_piece=EOS_ID)
         p.embedding.first_position = 2
         return p
 
-    def Decode(self) -> Params:
-        """Returns the settings of flat beam search, `decode`: those of transformers' generate."""
+    def Decode(self) -> TranslationDecodeParams:
+        """Returns the settings of flat beam search, `decode`, as in transformers' generate."""
         p = super().Decode().Set(max_target_len=min(200, self.TARGET_LEN))
         return p.Set(rules=Rules.HUGGING_FACE, stopping=Stopping.LIKELY, length_norm_alpha=1.0)
 
-    def _stack(self, num_layers: int) -> Params:
+    def _stack(self, num_layers: int) -> TransformerStack.Params:
         p = super()._stack(num_layers)
         p.layer.norm.epsilon = 1e-5
         p.layer.attention.biases = True
@@ -60,7 +64,7 @@ class Nllb(TranslationExperiment):
             p.moe_every = self.MOE_EVERY
             p.moe.biases = True
             p.moe.output_dropout.rate = 0.2
-            p.moe.gating.second_expert = SecondExpert.ALL
+            p.moe.gating = Top2Gating.Params().Set(second_expert=SecondExpert.ALL)
         return p
 
 
@@ -85,7 +89,7 @@ class Dense3B(MoE54B):
 
 @registry.register
 class Dense1B(Nllb):
-    """NLLB-200 1.3B, and the distilled one of that size: 1.371 B weights on 4 partitions."""
+    """NLLB-200 1.3B, and the distilled model of that size: 1.371 B weights on 4 partitions."""
 
     NUM_LAYERS = 48
     MODEL_DIM = 1024
@@ -108,8 +112,8 @@ class M2m418M(Dense600M):
 
     SOURCE_VOCAB_SIZE = TARGET_VOCAB_SIZE = 128_112
 
-    def Decode(self) -> Params:
-        """Returns the settings of flat beam search, `decode`: those that it was released with."""
+    def Decode(self) -> TranslationDecodeParams:
+        """Returns the settings of flat beam search, `decode`, with which it was released."""
         return super().Decode().Set(beam_size=5, stopping=Stopping.FIRST)
 
 
@@ -131,7 +135,7 @@ class M2m12B(M2m1B):
 
 
 class Toy(Small, Nllb):
-    """The layers of the family, small enough to train on a CPU."""
+    """The family's layers, small enough to train on a CPU."""
 
     NUM_LAYERS = 8
     SOURCE_VOCAB_SIZE = TARGET_VOCAB_SIZE = None

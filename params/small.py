@@ -1,8 +1,8 @@
 """Models for real text on a CPU. Weights are counted with vocabularies of 8000 and 5000.
 
-This trains one of them; the docstring of each states its number of partitions:
+This command trains one of them; each docstring states the number of partitions:
 
-    python -m lingvo_gshard.trainer --model=small.MoE8E6L --mode=train_and_eval \
+    gshard train --model=small.MoE8E6L --mode=train_and_eval \
         --data_dir=DATA --logdir=RUN --num_partitions=2
 """
 
@@ -12,7 +12,7 @@ from params import toy
 
 
 @registry.register
-class MoE8E6L(toy.MoE8E4L):
+class MoE8E6L(toy.MoE8E4LGather):
     """MoE(8E, 6L), M=128: 5.52 M weights on 2 partitions, half an hour on captions."""
 
     NUM_LAYERS = 6
@@ -34,7 +34,7 @@ class MoE8E6LLong(MoE8E6L):
     DROPOUT = 0.1
     EXPERT_DROPOUT = 0.0
     BATCH_SIZE = 32
-    # Many languages share 8000 pieces: one source token makes 0.54 English tokens (report.md).
+    # Many languages share 8000 pieces: a source token makes 0.54 English tokens (report.md).
     SOURCE_LEN = 176
     TARGET_LEN = 96
     MAX_STEPS = 2000

@@ -11,8 +11,8 @@ from absl import flags
 from absl.testing import flagsaver
 
 from lingvo_gshard import cli
-from lingvo_gshard.files import digests
 from tests import without
+from xla_spmd.files import digests
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _SLOW = ("tensorflow", "jax", "grain", "orbax", "matplotlib")
@@ -33,7 +33,7 @@ def run_dir(tmp_path_factory):
         "data": {
             "source_vocab_size": 30,
             "target_vocab_size": 40,
-            "languages": ["de", "en-fr", "fr"],  # Of the data.
+            "languages": ["de", "en-fr", "fr"],  # The languages of the data.
         },
         "files": [],
     }
@@ -50,8 +50,8 @@ def run_dir(tmp_path_factory):
             "--coordinator and --process_id need --num_processes.",
         ),
         (
-            "trainer --logdir=/no --num_processes=1 --process_id=1",
-            "--process_id=1: expected 0 for --num_processes=1.",
+            "trainer --logdir=/no --num_processes=2 --coordinator=fd00::7:8476",
+            "--coordinator=fd00::7:8476: an IPv6 address needs brackets, as in [fd00::7]:8476.",
         ),
         ("trainer --logdir=/no --num_partitions=0", "--num_partitions must be 1 or more, got 0;"),
         ("trainer --logdir=/no --model=toy.Dense4L", "/no holds no run yet (no experiment.json)"),
@@ -59,23 +59,16 @@ def run_dir(tmp_path_factory):
             "trainer --model=toy.MoE8E4L --logdir=/no --data_dir=/none",
             "no data folder /none: prepare it with",
         ),
-        (
-            "trainer --logdir=RUN --model=toy.Dense",
-            "No model 'toy.Dense'. Did you mean toy.De",
-        ),
+        ("trainer --logdir=RUN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
         ("trainer --logdir=RUN --set=bogus=1", "--set=bogus=1: No hyperparameter 'bogus'"),
-        ("trainer --logdir=RUN --set=task.encoder=5", "task.encoder is a group of settings"),
-        ("plan PLAN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
-        ("plan PLAN --model=toy.Dense4L --set=bogus=1", "No hyperparameter 'bogus'"),
-        ("plan --compare=/no,/none", "/no: no plan.json there"),
+        ("plan_model PLAN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
         ("translate --logdir=/no", "/no: no experiment.json; give the --logdir of a trained model"),
-        ("translate --bundle=/no --attention", "--attention needs --logdir; a bundle has it if"),
         (
             "translate --bundle=/no --serve=8080",
-            "--serve: serving is a program, lingvo_gshard.serve; see --help.",
+            "--serve: serving is a program, gshard serve; see --help.",
         ),
         ("translate --logdir=RUN --source_lang=fr", "fr: the model was trained on de, en."),
-        ("compare --run=a=/no", "/no/decode_test/scores.json: holds no scores by language"),
+        ("compare --run=a=/no", "/no/decode_test/scores.json is not a file of scores by language"),
         ("data_prep.build --out=/none --input=/no", "no input folder /no"),
         ("data_prep.build --out=/none --config=/no", "/no: there is no such file"),
         (
@@ -95,25 +88,24 @@ def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command
         timeout=60,
     )
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith(f"{name}: ") and message in done.stderr
+    assert done.stderr.startswith(f"{name.replace('plan_', 'plan ')}: ") and message in done.stderr
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["trainer", "plan", "compare", "translate", "export_bundle", "serve", "data_prep.build"],
-)
+@pytest.mark.parametrize("name", ["trainer", "serve", "data_prep.build"])
 def test_help_succeeds(name):
     module = _module(name)
     command = [sys.executable, "-m", module, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
-    assert done.returncode == 0 and f"python -m {module} " in done.stdout and not done.stderr
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout.startswith(f"usage: {name.replace('plan_', 'plan ')} [FLAGS]\n\n")
+    assert "gshard " in done.stdout and "flags:\n  --" in done.stdout
     assert name != "trainer" or "--logdir=RUN \\\n" in done.stdout
 
 
-def test_help_ends_quietly_if_nobody_reads_on():
+def test_help_ends_quietly_when_its_output_is_closed():
     command = f"{sys.executable} -m lingvo_gshard.trainer --help | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=_ROOT)
-    assert done.stdout.startswith("Trains") and not done.stderr
+    assert done.stdout.startswith("usage: trainer") and not done.stderr
 
 
 def test_processes_share_the_partitions_equally():

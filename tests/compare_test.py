@@ -90,7 +90,7 @@ def test_paired_bootstrap_of_two_runs(logdirs):
     ("flags", "message"),
     [
         (["--run=MoE"], "--run=MoE: expected NAME=LOGDIR"),
-        (["--run=MoE=/nowhere"], "scores.json: holds no scores by language"),
+        (["--run=MoE=/nowhere"], "scores.json is not a file of scores by language"),
         (["--run=MoE={MoE}", "--run=dense={MoE}"], "--run: {MoE} is given twice"),
         (
             ["--run=MoE={MoE}", "--baseline={qb}", "--baseline={qb}"],

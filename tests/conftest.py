@@ -1,6 +1,7 @@
 """Eight virtual CPU devices for every test, set before anything loads TensorFlow or JAX.
 
-The compilation cache is off, so that each test compiles its own programs.
+The compilation cache is off, so that each test compiles its own programs. Progress is hidden: what
+a slow machine would show of it is no part of a program's messages.
 """
 
 import ctypes
@@ -11,10 +12,11 @@ import sys
 
 import pytest
 
-from lingvo_gshard.spmd import environment
 from tests import quick_machine_code
+from xla_spmd.runtime import environment
 
 os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
+os.environ["LINGVO_GSHARD_PROGRESS"] = "off"
 environment.prepare(num_devices=8)
 os.environ["XLA_FLAGS"] += f" {quick_machine_code.FLAGS}"
 

@@ -15,24 +15,11 @@ def _export(*flags):
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--logdir=a"],
-        ["--bundle=b"],
-        ["--bundle=b", "--logdir=a", "--from_bundle=c"],
-    ],
-)
+@pytest.mark.parametrize("flags", [["--logdir=a"], ["--bundle=b", "--logdir=a", "--from_bundle=c"]])
 def test_one_source_and_a_folder_to_write_are_needed(flags):
     done = _export(*flags)
     assert done.returncode == 1
     assert done.stderr.startswith("export_bundle: give --bundle, the folder to write, and either")
-
-
-def test_the_weights_of_an_older_bundle_stay_as_they_are():
-    done = _export("--from_bundle=a", "--bundle=b", "--weights=int8")
-    assert done.returncode == 1
-    assert done.stderr == "export_bundle: --weights needs --logdir.\n"
 
 
 def test_a_bundle_for_two_devices_is_read_on_a_machine_with_one(made, tmp_path):  # noqa: F811

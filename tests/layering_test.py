@@ -11,97 +11,131 @@ _LIBRARY = "lingvo_gshard"
 
 # The folders of the library in order, and what each may import. Bazel reads the same file.
 _ROOMS_FILE = _ROOT / _LIBRARY / "rooms.bzl"
-_FOREIGN_ROOMS = ("core", "files", "hlo", "planning", "sharding", "spmd")
-_JAX = {"spmd", "checkpoints", "train", "runs"}
-# A program in plain JAX, as anybody may write it: it is planned, and runs on no device.
-_PLAIN_JAX = f"{_LIBRARY}/planning/published/dense_decoder/"
-# What data_prep shares with the library: the formats of files, and what has no room of its own.
+_JAX = {"spmd", "checkpoints", "train", "runs", "plans"}
+# The modules that data_prep shares with the library: formats of files, and modules outside rooms.
 _SHARED = {
     f"{_LIBRARY}.cli",
-    f"{_LIBRARY}.files.atomic_file",
-    f"{_LIBRARY}.files.child_process",
-    f"{_LIBRARY}.files.digests",
-    f"{_LIBRARY}.files.json_records",
-    f"{_LIBRARY}.files.lock",
-    f"{_LIBRARY}.files.storage",
-    f"{_LIBRARY}.files.table",
+    f"{_LIBRARY}.files.git_lfs",
+    f"{_LIBRARY}.files.json_fields",
     f"{_LIBRARY}.files.text_file",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.input.normalization",
     f"{_LIBRARY}.input.example_codec",
+    f"{_LIBRARY}.input.fairseq_tokens",
     f"{_LIBRARY}.input.fairseq_vocabulary",
     f"{_LIBRARY}.input.tokenizer",
-    f"{_LIBRARY}.spmd.environment",  # Which cli prepares.
-    f"{_LIBRARY}.spmd.versions",
 }
+_SHARED_ROOMS = ("xla_spmd.files.", "xla_spmd.runtime.")
 # The programs, and what several of them share. They parse flags, so that a mistake is reported
 # before the modules that compute are imported, in functions.
 _PROGRAMS = {
     "cli.py",
     "compare.py",
+    "completion.py",
     "decoder_flags.py",
+    "experiment_flags.py",
     "export_bundle.py",
     "generate.py",
     "gshard.py",
     "import_model.py",
     "line_program.py",
-    "plan.py",
+    "list_models.py",
+    "list_settings.py",
+    "plan_compare.py",
+    "plan_flags.py",
+    "plan_machines.py",
+    "plan_model.py",
+    "plan_programs.py",
+    "plan_search.py",
     "prune.py",
     "serve.py",
     "trainer.py",
     "translate.py",
 }
+# The planner's programs, and the frame of all programs.
+_PLANNERS = {
+    "xla_plan/calibrate.py",
+    "xla_plan/plan_program.py",
+    "xla_plan/program_flags.py",
+    "xla_plan/search_program.py",
+    "xla_spmd/runtime/command_line.py",
+    "xla_spmd/runtime/usage.py",
+}
 # What a program may import at its top: nothing of it loads JAX, TensorFlow or Grain.
 _QUICK = {
+    "__version__",
     "cli",
     "core",
     "decoder_flags",
+    "decoding",
+    "experiment_flags",
     "files",
     "input",
     "line_program",
+    "plan_flags",
     "registry",
     "runs",
-    "spmd",
 }
 _QUICK_MODULES = {
+    f"{_LIBRARY}.decoding.outcomes",
+    f"{_LIBRARY}.decoding.reading",
     f"{_LIBRARY}.input.example_codec",
+    f"{_LIBRARY}.input.fairseq_tokens",
     f"{_LIBRARY}.input.fairseq_vocabulary",
     f"{_LIBRARY}.input.tokenizer",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.runs.launch",
-    f"{_LIBRARY}.spmd.environment",
-    f"{_LIBRARY}.spmd.versions",
+    f"{_LIBRARY}.runs.opening",
 }
 # Other functions that import, and why.
 _INNER_IMPORTS = {
     "data_prep/engines.py": "Dask is optional",
     "data_prep/multilingual.py": "TensorFlow Datasets is optional, and loads TensorFlow",
     "data_prep/report.py": "Matplotlib takes half a second, which a mistake need not wait",
-    f"{_LIBRARY}/hlo/hlo_proto.py": "protobuf is needed only where a compiled program is read",
+    "xla_spmd/hlo/hlo_proto.py": "protobuf is needed only where a compiled program is read",
+    f"{_LIBRARY}/api/devices.py": "a mistake is reported before JAX is imported",
+    f"{_LIBRARY}/api/experiment.py": "a mistake is reported before JAX is imported",
+    f"{_LIBRARY}/api/loading.py": "the devices are prepared before JAX is imported",
+    f"{_LIBRARY}/api/plans.py": "its greetings are kept from standard error",
+    f"{_LIBRARY}/api/results.py": "Matplotlib takes half a second, which notebooks alone need",
+    f"{_LIBRARY}/runs/opening.py": "a mistake is reported before JAX is imported",
     f"{_LIBRARY}/spmd/coordination.py": "processes import it without JAX's service",
-    f"{_LIBRARY}/spmd/environment.py": "it prepares what JAX reads when it is imported",
-    f"{_PLAIN_JAX}attention.py": "Pallas's kernels are those of one kind of machine",
+    "xla_spmd/runtime/progress.py": "a widget needs packages of notebooks",
+    "xla_spmd/runtime/environment.py": "it prepares what JAX reads when it is imported",
     f"{_LIBRARY}/spmd/lowering.py": "jax2tf loads TensorFlow",
     f"{_LIBRARY}/spmd/tracer.py": "TensorFlow, in the process that traces",
     f"{_LIBRARY}/train/writers.py": "TensorBoard takes 0.2 s, and the others are optional",
 }
 # Rooms with public names, each of which is imported when it is first used.
-_WITH_LATE_NAMES = {f"{_LIBRARY}/__init__.py", f"{_LIBRARY}/planning/__init__.py"}
+_WITH_LATE_NAMES = {f"{_LIBRARY}/__init__.py", "xla_plan/__init__.py"}
 _TENSORFLOW = {"core/late.py", "core/tf_private.py", "spmd/tracer.py"}
 _HEAVY = {"jax", "tensorflow", "grain", "orbax", "matplotlib"}
-# What requirements.txt installs, as the wheel does by itself.
-_LIGHT = {"absl", "etils", "google", "jax", "jaxlib", "ml_dtypes", "numpy"}
-_STANDARD = {"__future__", "ast", "collections", "copy", "difflib", "enum", "typing"}
+# What requirements/plan.txt installs.
+_LIGHT = {"absl", "etils", "google", "jax", "jaxlib", "ml_dtypes", "numpy", "tqdm"}
+_STANDARD = {
+    "__future__",
+    "ast",
+    "collections",
+    "copy",
+    "dataclasses",
+    "difflib",
+    "enum",
+    "inspect",
+    "math",
+    "numbers",
+    "types",
+    "typing",
+}
 
 
-def _rooms():
-    """Returns the one value that rooms.bzl assigns; Starlark's literals are Python's."""
-    _, assignment = ast.parse(_ROOMS_FILE.read_text()).body
-    assert [target.id for target in assignment.targets] == ["ROOMS"]
-    return ast.literal_eval(assignment.value)
+def _rules():
+    """Returns the values that rooms.bzl assigns by name; Starlark's literals are Python's."""
+    _, *assignments = ast.parse(_ROOMS_FILE.read_text()).body
+    return {each.targets[0].id: ast.literal_eval(each.value) for each in assignments}
 
 
-_ALLOWED = _rooms()
+_ALLOWED = _rules()["ROOMS"]
+_PACKAGES = _rules()["PACKAGES"]
 
 
 def _files(*folders):
@@ -159,7 +193,8 @@ def _path_of(name):
 
 
 _FILES = _files(_LIBRARY)
-_SOURCE = _files(_LIBRARY, "data_prep", "params")
+_BELOW = _files(*_PACKAGES)
+_SOURCE = [*_FILES, *_BELOW, *_files("data_prep", "params")]
 
 
 def test_the_walk_sees_imports():
@@ -172,7 +207,7 @@ def test_the_walk_sees_imports():
 def test_the_folders_stand_in_order():
     assert {_folder(path) for path in _FILES} - {None} == set(_ALLOWED)
     for i, (folder, allowed) in enumerate(_ALLOWED.items()):
-        assert set(allowed) <= {"registry", *list(_ALLOWED)[:i]}, folder
+        assert set(allowed) <= {"registry", *_PACKAGES, *list(_ALLOWED)[:i]}, folder
     assert [name for name in _imports(f"{_LIBRARY}/registry.py") if _LIBRARY in name] == [
         f"{_LIBRARY}.core.hyperparams",
         f"{_LIBRARY}.core.hyperparams.Params",
@@ -183,8 +218,21 @@ def test_a_folder_imports_only_what_stands_before_it():
     for path in _FILES:
         folder = _folder(path)
         for name in _imports(path):
-            if folder and name.startswith(f"{_LIBRARY}."):
-                assert name.split(".")[1] in [folder, *_ALLOWED[folder]], (path, name)
+            root, *rest = name.split(".")
+            if folder and root == _LIBRARY:
+                assert rest[0] in [folder, *_ALLOWED[folder]], (path, name)
+            if folder and root in _PACKAGES:
+                assert root in _ALLOWED[folder], (path, name)
+
+
+def test_the_packages_below_know_nothing_of_the_library():
+    ours = {_LIBRARY, "params", "data_prep", "repro", "bench", "tools", "tests"}
+    for path in _BELOW:
+        package = path.split("/")[0]
+        packages = _roots(path) & {*ours, *_PACKAGES}
+        assert packages <= {package, *_PACKAGES[package]}, path
+        others = {name.split(".")[0] for name in _top_imports(path)} - {*_PACKAGES}
+        assert others <= _LIGHT | sys.stdlib_module_names, path
 
 
 def test_no_files_import_each_other_in_a_circle():
@@ -195,7 +243,7 @@ def test_no_files_import_each_other_in_a_circle():
 def test_only_programs_and_exceptions_with_a_reason_import_inside_functions():
     inner = {path for path in _SOURCE if len(_imports(path)) > len(_top_imports(path))}
     typed = {path for path in inner if "TYPE_CHECKING" in (_ROOT / path).read_text()}
-    programs = {f"{_LIBRARY}/{name}" for name in _PROGRAMS}
+    programs = {f"{_LIBRARY}/{name}" for name in _PROGRAMS} | _PLANNERS
     # Imports for type checkers alone load nothing.
     assert inner - typed - programs <= _INNER_IMPORTS.keys()
     assert _INNER_IMPORTS.keys() <= inner
@@ -204,12 +252,15 @@ def test_only_programs_and_exceptions_with_a_reason_import_inside_functions():
 def test_what_a_program_imports_at_its_top_is_quick():
     for name in sorted(_PROGRAMS - {"compare.py"}):  # It computes nothing on devices.
         for imported in _top_imports(f"{_LIBRARY}/{name}"):
+            if imported.startswith("xla_spmd."):
+                assert imported.startswith(_SHARED_ROOMS), (name, imported)
+                continue
             if not imported.startswith(f"{_LIBRARY}."):
                 assert imported.split(".")[0] not in _HEAVY, (name, imported)
                 continue
             room = imported.split(".")[1]
             assert room in _QUICK, (name, imported)
-            if room in ("input", "runs", "spmd"):
+            if room in ("decoding", "input", "runs"):
                 assert imported in _QUICK_MODULES, (name, imported)
 
 
@@ -233,40 +284,27 @@ def test_tensorflow_is_imported_where_it_traces_alone():
 
 def test_only_rooms_with_devices_import_jax():
     for path in _FILES:
-        if _folder(path) not in _JAX and not path.startswith(_PLAIN_JAX):
+        if _folder(path) not in _JAX:
             assert not _roots(path) & {"jax", "jaxlib", "orbax"}, path
 
 
 def test_the_lowest_modules_import_the_standard_library_alone():
-    for name in ("hyperparams", "nested_map"):
+    for name in ("definitions", "nested_map"):
         assert _roots(f"{_LIBRARY}/core/{name}.py") <= _STANDARD, name
+    params = f"{_LIBRARY}/core/hyperparams.py"
+    assert _roots(params) <= {*_STANDARD, _LIBRARY}
+    ours = {_path_of(name) for name in _imports(params)} - {None}
+    assert ours == {f"{_LIBRARY}/core/definitions.py"}
 
 
 def test_the_library_imports_neither_experiments_nor_preparation_nor_tests():
     for path in _FILES:
-        assert not _roots(path) & {"params", "data_prep", "tests", "bench", "tools"}, path
-
-
-def test_plans_of_foreign_programs_need_neither_models_nor_their_packages():
-    needed = set()
-    left = {
-        f"{_LIBRARY}/planning/kept_programs.py",
-        f"{_LIBRARY}/planning/foreign_search.py",
-    }
-    while left:
-        path = left.pop()
-        needed.add(path)
-        left |= {_path_of(name) for name in _top_imports(path)} - {None} - needed
-
-    assert {_folder(path) for path in needed} == {*_FOREIGN_ROOMS}
-    for path in needed:
-        others = {name.split(".")[0] for name in _top_imports(path)} - {_LIBRARY}
-        assert others <= _LIGHT | sys.stdlib_module_names, path
+        assert not _roots(path) & {"params", "data_prep", "tests", "bench", "repro", "tools"}, path
 
 
 def test_experiments_import_only_the_library():
     for path in _files("params"):
-        assert _roots(path) <= {_LIBRARY, "params", "__future__"}, path
+        assert _roots(path) <= {_LIBRARY, "xla_spmd", "params", "__future__"}, path
 
 
 def test_preparation_shares_little_with_the_library():
@@ -275,6 +313,8 @@ def test_preparation_shares_little_with_the_library():
         for name in _imports(path):
             if name.startswith(_LIBRARY):
                 assert {name, name.rpartition(".")[0]} & _SHARED, (path, name)
+            if name.startswith("xla_"):
+                assert name.startswith(_SHARED_ROOMS), (path, name)
 
 
 def test_what_preparation_shares_loads_neither_tensorflow_nor_jax():
@@ -289,6 +329,9 @@ def test_what_preparation_shares_loads_neither_tensorflow_nor_jax():
 def test_only_binaries_define_and_read_flags():
     for path in _FILES:
         if pathlib.Path(path).name not in _PROGRAMS:
+            assert "absl.flags" not in _imports(path), path
+    for path in _BELOW:
+        if path not in _PLANNERS:
             assert "absl.flags" not in _imports(path), path
 
 

@@ -4,18 +4,18 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from lingvo_gshard.model.translation import TranslationTask
-from lingvo_gshard.planning import plan
-from lingvo_gshard.planning.request import make_request
-from tests.planning import plans
-from tests.spmd import compilers
+from lingvo_gshard.plans.request import make_request
+from tests import exhaustive
+from tests.hugging_face import decoders
+from tests.xla_plan import samples
+from tests.xla_spmd import compilers
 
-_STACKS = tuple(TranslationTask.STACKS)
 _ROOT = pathlib.Path(__file__).parent.parent
 _TINY = [
     "task.source_vocab_size=64",
@@ -35,8 +35,13 @@ def _flagged(settings):
     return [f"--set={each}" for each in settings]
 
 
+def _planned(topology, out):
+    flags = ["--model=toy.MoE8E4L", f"--topology={topology}", f"--out={out}"]
+    return ["model", *flags, *_flagged(_TINY)]
+
+
 def _run(*args, timeout=120):
-    command = [sys.executable, "-m", "lingvo_gshard.plan", *args]
+    command = [sys.executable, "-m", "lingvo_gshard.plan_programs", *args]
     return subprocess.run(
         command, cwd=_ROOT, capture_output=True, text=True, timeout=timeout, env=os.environ.copy()
     )
@@ -45,55 +50,42 @@ def _run(*args, timeout=120):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "plan: give exactly one of --model, --program, --compare and --table; see --help."),
+        (["table"], "plan: no program 'table'; expected one of model, search,"),
+        (["compare", "/nowhere"], "plan compare: expected the folders of two or more plans, got 1"),
+        (["model", "--model=toy.MoE8E4L"], "plan model: --topology is missing; see --help."),
+        (["machines", "--model=toy.MoE8E4L"], "plan machines: --out is missing; see --help."),
         (
-            ["--table=scaling", "--model=x.Y"],
-            "plan: give exactly one of --model, --program, --compare and --table",
-        ),
-        (["--table=scaling"], "plan: --out is missing; see --help."),
-        (["--table=paper", "--out=/dev/null"], "plan: /dev/null is a file; a folder is expected"),
-        (["--table=paper", "--plans=/nowhere"], "plan: /nowhere: no plan of m4.MoE128E12L or"),
-        (["--table=compile", "--plans=/no"], "plan: --plans goes with --table=paper, --"),
-        (["--table=lm"], "plan: --out is missing; see --help."),
-        (["--table=lm", "--plans=/nowhere"], "plan: /nowhere: no plan of lm.DenseLm8B2x2 or"),
-        (["--table=paper", "--both_readings"], "plan: --both_readings goes with --table=scaling"),
-        (["--compare=/nowhere"], "plan: --compare=/nowhere: expected two or more plans, got one."),
-        (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
-        (
-            ["--table=machines", "--model=toy.MoE8E4L", "--search"],
-            "plan: --search needs --model or --program, and excludes --table and --compare.",
+            ["machines", "--model=toy.MoE8E4L", "--out=/nowhere", "--programs=decode"],
+            "plan machines: machines are compared by training steps; expected train in --programs.",
         ),
         (
-            ["--table=layers", "--topology=v3:2x2"],
-            "plan: --topology needs --model, --program or --table",
+            ["machines", "--model=toy.MoE8E4L", "--out=/nowhere", "--num_devices=12"],
+            "plan machines: --num_devices=12: expected a power of two.",
         ),
-        (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
         (
-            ["--table=machines", "--model=toy.MoE8E4L", "--programs=decode"],
-            "plan: --table=machines compares training steps; expected train in --programs.",
+            ["model", "--from=/nowhere"],
+            "plan model: /nowhere/config.json is missing: give the folder of a model",
         ),
-        (["--table=compile", "--save"], "plan: --save needs --model, --topology and --out"),
         (
-            ["--model=toy.MoE8E4", "--topology=v3:2x2", "--out=/nowhere"],
-            "plan: No model 'toy.MoE8E4'. Did you mean toy.MoE8E4L?",
+            ["model", "--from=/nowhere", "--model=toy.MoE8E4L"],
+            "plan model: give --model, or a config.json by --from, not both.",
         ),
+        (["program"], "plan program: --program is missing; see --help."),
+        (["search_program", "--program=x"], "plan search_program: --topology is missing"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(args, message):
     run = _run(*args)
     assert run.returncode == 1
-    assert run.stderr.splitlines()[-1].startswith(message)
+    assert run.stderr.splitlines()[-1].startswith(f"gshard {message}")
 
 
 @pytest.mark.slow
 def test_an_impossible_plan_is_reported_in_one_line(tmp_path):
-    run = _run("--model=toy.MoE8E4L", "--topology=v9:2x2", f"--out={tmp_path}", *_flagged(_TINY))
+    run = _run(*_planned("v9:2x2", tmp_path))
     assert run.returncode == 1
     assert "topology 'v9:2x2' is unknown; known are v2:" in run.stderr.splitlines()[-1]
     assert not list(tmp_path.glob("plan.json"))
-
-
-_VOCABULARIES = ["task.source_vocab_size=512", "task.target_vocab_size=512"]
 
 
 @pytest.mark.slow
@@ -114,15 +106,6 @@ _VOCABULARIES = ["task.source_vocab_size=512", "task.target_vocab_size=512"]
             480,
             "give --batch_tokens or --set=input.batch_size, not both",
         ),
-        (
-            "v3:4x4",
-            [
-                *_VOCABULARIES,
-                *(f"task.{each}.moe.num_experts=12" for each in _STACKS),
-            ],
-            None,
-            "The 32 partitions along mesh axis d, which splits E, do not divide task.encoder.moe",
-        ),
     ],
 )
 def test_an_impossible_plan_is_refused(machine, settings, batch_tokens, message):
@@ -134,8 +117,8 @@ def test_an_impossible_plan_is_refused(machine, settings, batch_tokens, message)
 def test_a_comparison_is_printed(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder, secs in zip(folders, (0.5, 0.25), strict=True):
-        plan.save(plans.plan(plans.cost(secs)), folder)
-    run = _run(f"--compare={folders[0]},{folders[1]}")
+        samples.save(samples.plan(samples.cost(secs)), folder)
+    run = _run("compare", *map(str, folders))
     assert run.returncode == 0, run.stderr
     assert "roofline step ms" in run.stdout and "0.500" in run.stdout
 
@@ -143,19 +126,23 @@ def test_a_comparison_is_printed(tmp_path):
 @pytest.mark.slow
 def test_a_plan_is_printed_and_written_and_kept(tmp_path):
     compilers.need("v3")
-    args = ["--model=toy.MoE8E4L", "--topology=v3:2x2", f"--out={tmp_path}", *_flagged(_TINY)]
+    args = _planned("v3:2x2", tmp_path)
     first = _run(*args, timeout=900)
     assert first.returncode == 0, first.stderr
     assert "toy.MoE8E4L on v3:2x2: 8 cores" in first.stdout and "fits; a step" in first.stdout
     values = json.loads((tmp_path / "plan.json").read_text())
-    assert values["fits"] and values["xla_optimal_secs"] > 0 and values["host_peak_gib"] > 0.5
+    assert values["programs"]["train"]["cost"]["xla_optimal_secs"] > 0
+    assert values["host_peak_gib"] > 0.5
     assert {path.name for path in tmp_path.iterdir()} >= {"report.md", "memory.png", "time.png"}
-    assert values["mesh"] == {"d": 8}
     programs = values["programs"]
+    assert programs["train"]["mesh"] == {"d": 8}
     assert values["all_fit"] and set(programs) == {"train", "initialize", "evaluate", "decode"}
-    memory = {name: program["memory_gib"] for name, program in programs.items()}
-    assert memory["evaluate"]["optimizer_slots"] == memory["train"]["optimizer_slots"] > 0
-    assert memory["decode"]["optimizer_slots"] == 0  # It holds the weights alone.
+    slots = {
+        name: program["memory_gib"]["roles"]["optimizer slots"]["gib"]
+        for name, program in programs.items()
+    }
+    assert slots["evaluate"] == slots["train"] > 0
+    assert slots["decode"] == 0  # It holds the weights alone.
     again = _run(*args)
     assert again.stdout == first.stdout  # Including the seconds: it was not made again.
 
@@ -163,30 +150,34 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
 @pytest.mark.slow
 def test_decoding_is_planned_alone_and_the_rest_is_added(tmp_path):
     compilers.need("v3")
-    args = ["--model=toy.MoE8E4L", "--topology=v3:2x2", f"--out={tmp_path}", *_flagged(_TINY)]
+    args = _planned("v3:2x2", tmp_path)
     run = _run(*args, "--programs=decode", timeout=900)
     assert run.returncode == 0, run.stderr
     assert "fits; a call of decode needs" in run.stdout and "a step" not in run.stdout
-    decode = plan.load(tmp_path).programs
+    decode = samples.load(tmp_path).programs
     assert list(decode) == ["decode"]
     assert not (tmp_path / "memory.png").exists()
 
     run = _run(*args, "--programs=decode,train", timeout=900)
     assert run.returncode == 0, run.stderr
-    both = plan.load(tmp_path).programs
+    both = samples.load(tmp_path).programs
     assert list(both) == ["train", "decode"] and both["decode"] == decode["decode"]
     assert "fits; a step needs" in run.stdout and (tmp_path / "memory.png").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
-def test_fewer_experts_than_cores_are_replicated_as_in_the_trainer(tmp_path):
+@pytest.mark.parametrize("name", ["config.json", *exhaustive.only("")])
+def test_a_model_of_others_is_planned_from_its_config_alone(tmp_path, name):
+    """Its folder lacks weights."""
     compilers.need("v3")
-    settings = _flagged([*_TINY, "input.batch_size=64"])
-    args = ["--model=toy.MoE8E4L", "--topology=v3:4x4", f"--out={tmp_path}", *settings]
-    args.append("--programs=train")
-    run = _run(*args, timeout=900)
+    theirs = _ROOT / "tests/hugging_face/models/hy_v3/config.json"
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    shutil.copy(theirs, folder)
+    small = ["input.batch_size=8", "input.row_len=16", "decode.max_target_len=8"]
+    flags = [f"--from={folder / name}", "--topology=v3:2x2", f"--out={tmp_path / 'out'}"]
+    run = _run("model", *flags, "--programs=train,decode", *_flagged(small), timeout=900)
     assert run.returncode == 0, run.stderr
-    made = plan.load(tmp_path)
-    assert made.all_fit and made.cores == 32 and made.mesh == {"r": 4, "d": 8}
-    assert made.sharding == {"B": "r+d", "E": "d", "G": "r+d"}
+    assert "open_moe.HyMT2MoE30B on v3:2x2: 8 cores" in run.stdout and "fits" in run.stdout
+    values = json.loads((tmp_path / "out/plan.json").read_text())
+    assert values["weights"] == decoders.counts("hy_v3")["all"]

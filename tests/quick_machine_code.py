@@ -4,7 +4,7 @@ XLA plans and partitions the programs as always, but hardly optimizes their mach
 that tests start inherit the flags.
 """
 
-from lingvo_gshard.spmd import versions
+from xla_spmd.runtime import versions
 
 FLAGS = " ".join(
     versions.known_xla_flags(

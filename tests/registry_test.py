@@ -1,5 +1,6 @@
 """The registry of experiments."""
 
+import importlib.metadata
 import subprocess
 import sys
 
@@ -43,9 +44,89 @@ def test_a_name_is_taken_once():
         del registry._experiments["registry_test_only.Twice"]
 
 
+_MINE = """
+from lingvo_gshard import registry
+from params import toy
+
+@registry.register
+class Mine(toy.MoE8E4L):
+    NUM_EXPERTS = 16
+
+class Plain(toy.MoE8E4L):
+    MAX_STEPS = 7
+
+def helper(): pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with a package of a user's own."""
+    package = tmp_path / "registry_test_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "own.py").write_text(_MINE)
+    (package / "broken.py").write_text("import registry_test_is_not_installed\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("registry_test_package")]:
+        del sys.modules[name]
+    registry._experiments.pop("own.Mine", None)
+
+
+def test_an_experiment_of_the_current_folder_has_a_path(folder):
+    assert registry.get_params("registry_test_package.own.Plain").train.max_steps == 7
+    assert registry.get_class("own.Mine").NUM_EXPERTS == 16  # By now it is registered.
+    assert registry.full_name("own.Mine") == "registry_test_package.own.Mine"
+    assert registry.full_name("toy.MoE8E4L") == "toy.MoE8E4L"
+
+
+def test_a_module_is_imported_for_what_it_registers(folder):
+    with pytest.raises(ValueError, match=f"--import=own: there is no module own in {folder} or"):
+        registry.import_modules(["own"])
+    registry.import_modules(["registry_test_package.own"])
+    assert "own.Mine" in registry.registered_names()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("registry_test_package.none.Mine", "And there is no module registry_test_package.none in"),
+        (
+            "registry_test_package.own.Min",
+            r"defines no class Min with params\(\); its .* Mine, Plain",
+        ),
+        ("registry_test_package.own.helper", r"defines no class helper with params\(\)"),
+        ("..Mine", "No model '..Mine'. Registered are"),
+    ],
+)
+def test_a_path_that_leads_to_none_says_what_is_there(folder, name, message):
+    with pytest.raises(ValueError, match=message):
+        registry.get_class(name)
+
+
+def test_an_own_module_that_lacks_a_package_shows_which(folder):
+    with pytest.raises(ModuleNotFoundError, match="registry_test_is_not_installed"):
+        registry.get_class("registry_test_package.broken.Mine")
+
+
+def test_installed_packages_name_their_modules_as_entry_points(folder, monkeypatch, caplog):
+    points = []
+    for name in ("own", "broken"):
+        value = f"registry_test_package.{name}"
+        point = importlib.metadata.EntryPoint(name, value, "lingvo_gshard.experiments")
+        points += [point, point]
+    monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: points)
+    monkeypatch.syspath_prepend(str(folder))
+    assert "own.Mine" in registry.registered_names()
+    (warning,) = caplog.messages
+    assert warning.startswith("registry_test_package.broken, the entry point broken of lingvo_gsh")
+
+
 def test_the_library_knows_no_experiment_until_it_is_asked():
     code = (
-        "from lingvo_gshard.spmd import environment; environment.prepare()\n"
+        "from xla_spmd.runtime import environment; environment.prepare()\n"
         "import sys; from lingvo_gshard import registry; from lingvo_gshard.runs import run\n"
         "assert not [name for name in sys.modules if name.startswith('params')]\n"
         "assert registry.registered_names() and 'params.toy' in sys.modules"

@@ -28,7 +28,7 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Parses `PARTITIONS` or `PARTITIONS/PROCESSES`; ValueError for anything else."""
+        """Parses `PARTITIONS` or `PARTITIONS/PROCESSES`; raises ValueError for other text."""
         if not re.fullmatch(r"[1-9]\d*(/[1-9]\d*)?", text):
             raise ValueError(f"layout {text}: expected PARTITIONS or PARTITIONS/PROCESSES.")
         return Layout(*map(int, text.split("/")))
@@ -36,11 +36,11 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run that trainer processes write and this process reads.
+    """A training run: trainer processes write its files, and this process reads them.
 
     Attributes:
-      folder: its logdir. The trainers' output goes to a file beside it, with the suffix .log.
-      trainer_flags: the trainer's flags other than the folder and the layout.
+      folder: the run's logdir. The trainers' output goes to a file beside it, with suffix .log.
+      trainer_flags: the trainer's flags, except for the folder and the layout.
     """
 
     folder: pathlib.Path
@@ -62,11 +62,11 @@ class Run:
             ]
 
     def calls(self) -> list[dict[str, Any]]:
-        """Returns the logged line of every call."""
+        """Returns the logged line of every call of the training program."""
         return summaries.read_lines(self.folder / summaries.TRAIN_METRICS)
 
     def log_inode(self) -> int | None:
-        """Returns the inode of the log of calls; None if there is no log."""
+        """Returns the inode of the log of calls, or None before the log exists."""
         path = self.folder / summaries.TRAIN_METRICS
         return path.stat().st_ino if path.exists() else None
 
@@ -85,7 +85,7 @@ class Run:
         return found
 
     def saved_step(self) -> int:
-        """Returns the step of the newest complete checkpoint; 0 if there is none."""
+        """Returns the step of the newest complete checkpoint, or 0 before the first one."""
         return max(checkpoints.whole_steps(self.folder), default=0)
 
     def num_damaged(self) -> int:
@@ -93,15 +93,15 @@ class Run:
         return len(list((self.folder / "damaged_checkpoints").glob("*")))
 
     def fingerprints(self) -> dict[str, list[str]]:
-        """Returns the newest checkpoint's fingerprints of every array and expert."""
+        """Returns the fingerprints of every array and expert in the newest checkpoint."""
         newest = self.folder / "checkpoints" / str(self.saved_step())
         return json.loads((newest / "about/metadata").read_text(encoding="utf-8"))["fingerprints"]
 
 
 class ProgressWatcher:
-    """Watches what a new process adds to its run; create it before the process starts.
+    """Watches the progress of a new process of a run; create it before the process starts.
 
-    As it begins, a trainer replaces the log by a new file, which keeps the calls that were saved.
+    When a trainer begins, it replaces the log by a new file with the calls up to the checkpoint.
     """
 
     def __init__(self, run: Run) -> None:
@@ -125,15 +125,16 @@ class ProgressWatcher:
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """One kill. The field names are those of the log's lines.
+    """One kill. A line of the log has the same fields.
 
     Attributes:
       moment: "start", "step" or "save".
       before: the last logged step when the process started.
       after: the last logged step when it ended.
-      secs: how long the process lived.
-      others_secs: how long the other processes lived on.
-      first_call_secs: the time from the start to the end of the first call; None if none ended.
+      secs: the lifetime of the process, in seconds.
+      others_secs: the seconds from its end to the end of the other processes.
+      first_call_secs: the seconds from its start to the end of its first call, or None if it was
+        killed earlier.
       cut_short: whether the process left an incomplete checkpoint.
       status: the exit status of the process that was killed.
     """
@@ -149,15 +150,16 @@ class Kill:
 
 
 class KillLog:
-    """The settings of a soak test, its kills and finished runs, in a file of JSON lines.
+    """A file of JSON lines: the settings of a soak test, its kills and its finished runs.
 
     Attributes:
-      run_secs: how long each finished run took, or its part after the last kill, by the run's name.
+      run_secs: the seconds that each finished run took (after the last kill, if it was killed), by
+        the run's name.
       kills: all kills so far.
     """
 
     def __init__(self, path: pathlib.Path, settings: dict[str, Any]) -> None:
-        """Continues the file if there is one.
+        """Continues the file if it exists.
 
         Raises:
           ValueError: the file has other settings.
@@ -165,7 +167,7 @@ class KillLog:
         self._path = path
         lines = summaries.read_lines(path)
         if lines and lines[0] != settings:
-            raise ValueError(f"{path} has the settings {lines[0]}; choose another --out.")
+            raise ValueError(f"{path} has other settings: {lines[0]}; choose another --out.")
         if not lines:
             summaries.append_line(path, settings)
         self.run_secs = {line["run"]: line["secs"] for line in lines[1:] if "run" in line}
@@ -182,7 +184,7 @@ class KillLog:
         summaries.append_line(self._path, dataclasses.asdict(kill))
 
     def start_secs(self, default: float) -> float:
-        """Returns the least time from a start to the end of the first call; if unknown, default."""
+        """Returns the least time from a start to the end of the first call, or `default`."""
         known = [kill.first_call_secs for kill in self.kills if kill.first_call_secs is not None]
         return min(known, default=default)
 
@@ -196,11 +198,11 @@ def check_exit_statuses(
       sent: the signal, SIGKILL or SIGTERM.
       moment: "start", "step" or "save".
       status: the exit status of the process that received the signal.
-      other_statuses: those of the other processes. They are not checked for "start", because the
-        processes may not have met yet.
+      other_statuses: the exit statuses of the other processes. They are not checked for "start",
+        because the processes may not be connected yet.
 
     Raises:
-      RuntimeError: a process ended with another status.
+      RuntimeError: a process ended with an unexpected status.
     """
     expected = {0, -signal.SIGKILL if sent == signal.SIGKILL else hooks.EXIT_STATUS}
     others_expected = {0, processes.EXIT_STATUS if sent == signal.SIGKILL else hooks.EXIT_STATUS}

@@ -1,9 +1,8 @@
-"""Draws which room imports which, from the imports themselves, into docs/architecture.md.
+"""Reads the imports of the library and draws them, room by room, in docs/architecture.md.
 
     python -m tools.draw_rooms
 
-An arrow is left out where others lead the same way: from `a` over `b` to `c`, the arrow from `a` to
-`c` says nothing more.
+An arrow from `a` to `c` is left out if other arrows lead from `a` over `b` to `c`.
 """
 
 import ast
@@ -11,14 +10,18 @@ import pathlib
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _LIBRARY = "lingvo_gshard"
+_BELOW = ("xla_plan", "xla_spmd")
 _DOCUMENT = _ROOT / "docs/architecture.md"
 _BEGIN = "```mermaid\n"
 _END = "```\n"
 
 
 def arrows() -> dict[str, set[str]]:
-    """Returns the rooms that each room imports; those at the library's top are one, `programs`."""
-    graph: dict[str, set[str]] = {}
+    """Returns the rooms and packages that each room imports.
+
+    The modules at the library's top are one room, `programs`.
+    """
+    graph: dict[str, set[str]] = {"xla_plan": {"xla_spmd"}}
     for path in sorted((_ROOT / _LIBRARY).rglob("*.py")):
         parts = path.relative_to(_ROOT / _LIBRARY).parts
         if parts == ("__init__.py",):
@@ -30,6 +33,8 @@ def arrows() -> dict[str, set[str]]:
             other = name.split(".")[1] if name.startswith(f"{_LIBRARY}.") else None
             if other is not None and (_ROOT / _LIBRARY / other).is_dir() and other != room:
                 imported.add(other)
+            if name.split(".")[0] in _BELOW:
+                imported.add(name.split(".")[0])
     return graph
 
 
@@ -44,7 +49,7 @@ def _imports(path: pathlib.Path) -> list[str]:
 
 
 def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Returns the graph without the arrows that longer ways make unnecessary."""
+    """Returns the graph without the arrows that longer paths imply."""
     reached: dict[str, set[str]] = {}
 
     def reach(node: str) -> set[str]:
@@ -62,7 +67,7 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def mermaid() -> str:
-    """Returns the drawing as Mermaid's text."""
+    """Returns the drawing in Mermaid's language."""
     lines = ["graph TD"]
     for room, others in sorted(reduced(arrows()).items()):
         lines += [f"  {room} --> {other}" for other in sorted(others)]
@@ -70,7 +75,7 @@ def mermaid() -> str:
 
 
 def drawn(document: str) -> str:
-    """Returns a document with the drawing in place of the one that it has."""
+    """Returns a document in which the drawing is replaced by the current one."""
     before, _, rest = document.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}{mermaid()}{_END}{after}"

@@ -5,15 +5,19 @@
     python -m tools.fuzz --programs=FOLDER --topology=v3:2x2 --mutations=100
     python -m tools.fuzz --traced=FOLDER --saved_model=FOLDER --mutations=1000
 
-Each file is read by the library's own functions, in a process of its own. A mutation flips a bit,
-zeroes a block, cuts or extends the file, puts another file in its place, makes it one of an older
-version, or puts another value in the place of one of its numbers, names or lists. It must end in
-one line that names the file, or in the very same answer; also in another one, `other`, if the file
-has no digest that could tell. What the programs read in a process of its own, too, may end that
-one (`died`). --programs are for the CPU and only read, or planned for --topology.
-The exit status is 1 if any does not: if the answer is wrong, the
-error has no name or is a traceback, the process dies (crash), takes longer than a minute (hang) or
-more memory than it should. The folders themselves are not touched: copies of them are damaged.
+A separate process reads each file with the library's own functions. A mutation flips a bit, zeroes
+a block, cuts or extends the file, replaces it by another file or an older version, or replaces one
+of its numbers, names or lists. The reader must return an error of one line that names the file, or
+the same answer as before. A different answer (`other`) is allowed only for a file without a digest,
+and the reader's process may end (`died`) only where the library itself reads such files in a
+separate process. In a folder of --model_dir, folder_changes.py also changes one thing at a time so
+that the file keeps its format: the reader must refuse it, return another answer, or name it in the
+line `not used` (`named`); otherwise the outcome is `silent`, a failure. --programs are read for the
+CPU, or planned for --topology.
+
+The exit status is 1 if there is any failure: a wrong answer, an error without the file's name, a
+traceback, a process that dies (`crash`), takes longer than a minute (`hang`) or needs too much
+memory. Only copies of the folders are damaged.
 """
 
 import collections
@@ -43,43 +47,50 @@ from absl import app, flags, logging
 from lingvo_gshard.checkpoints import checkpoints, exported
 from lingvo_gshard.checkpoints.stored import Stored
 from lingvo_gshard.decoding import bundle
-from lingvo_gshard.files import child_process, digests, table
-from lingvo_gshard.hugging_face import config as hugging_face
+from lingvo_gshard.hugging_face import importing
 from lingvo_gshard.hugging_face.folder import Folder
 from lingvo_gshard.input import fairseq_vocabulary, manifest, sentences
-from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.planning import any_program
 from lingvo_gshard.runs import expert_load, saved_model
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch
-from lingvo_gshard.spmd import environment, foreign, program
+from lingvo_gshard.spmd import program
 from lingvo_gshard.train import config, summaries
+from tools import folder_changes
+from tools.folder_changes import Change
+from xla_plan.plans import plan_folder, programs
+from xla_plan.plans.program_plan import ProgramPlan
+from xla_plan.plans.programs import FileRequest
+from xla_plan.program import program_file
+from xla_spmd.files import child_process, digests, table
+from xla_spmd.runtime import environment
 
 _DATA_DIR = flags.DEFINE_string("data", None, "A prepared data folder.")
 _LOGDIR = flags.DEFINE_string("run_dir", None, "A finished run.")
 _BUNDLE = flags.DEFINE_string("bundle_dir", None, "An exported bundle.")
 _MODEL_DIR = flags.DEFINE_string("model_dir", None, "A folder of a model of transformers.")
-_PROGRAMS = flags.DEFINE_string("programs", None, "A folder of programs for `plan --program`.")
-_TOPOLOGY = flags.DEFINE_string("topology", None, "Plans the programs for it, as for v3:2x2.")
+_PROGRAMS = flags.DEFINE_string("programs", None, "A folder of programs for `plan program`.")
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "The topology for which the programs are planned, such as v3:2x2."
+)
 _PLAN_DIR = flags.DEFINE_string("plan_dir", None, "A folder with the plan of such a program.")
-_TRACED = flags.DEFINE_string("traced", None, "A folder of programs that were traced and kept.")
-_SAVED_MODEL = flags.DEFINE_string("saved_model", None, "A SavedModel, checked by its sums.")
-_KINDS = flags.DEFINE_list("kinds", [], "Some kinds of files by name; all by default.")
-_MUTATIONS = flags.DEFINE_integer("mutations", 1000, "Mutations of each kind of file.", 1)
+_TRACED = flags.DEFINE_string("traced", None, "A folder of stored traced programs.")
+_SAVED_MODEL = flags.DEFINE_string("saved_model", None, "A SavedModel with its checksums.")
+_KINDS = flags.DEFINE_list("kinds", [], "The kinds of files, by name; by default, all kinds.")
+_MUTATIONS = flags.DEFINE_integer("mutations", 1000, "The mutations of each kind of file.", 1)
 _SEED = flags.DEFINE_integer("seed", 1, "The seed of the mutations.")
 
-FINE = ("same", "refused", "other", "died")
-FAILURES = ("wrong", "unnamed", "traceback", "crash", "hang", "memory")
+FINE = ("same", "refused", "other", "named", "died")
+FAILURES = ("wrong", "silent", "unnamed", "traceback", "crash", "hang", "memory")
 _BLOCK_BYTES = 4096
-_PRINTED = 3  # Failures of each kind of file and outcome.
+_PRINTED = 3  # The most failures that are printed for each kind of file and outcome.
 _HANG_SECS = 60.0
-_MAX_MORE_MIB = 512.0  # Than before the reading.
+_MAX_MORE_MIB = 512.0  # The most memory that reading a file may add.
 _WITH_VALUES = (".json", ".jsonl")
-# Values in the place of others.
+# The values that replace others.
 _VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 2**31, 10**30, float("inf"), float("nan")),
     *("", "x", "../x", "\x00", "9" * 5000, [], [[]], {}, {"x": 1}),
@@ -89,9 +100,10 @@ _NUMBERS = (b"0", b"-1", b"7", b"65536", b"4294967296", b"99999999999999999999",
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Files that are read alike: `read` returns an answer that can be compared.
+    """Files of one kind, and `read`, which reads them and returns an answer to compare.
 
-    An error names the file, or `also`. Without `is_checked`, files may mean something else.
+    An error must name the file or `also`. With `is_checked`, a digest protects the files, so that
+    the answer must stay the same.
     """
 
     name: str
@@ -99,16 +111,27 @@ class Kind:
     read: Callable[[], Any]
     also: str | None = None
     is_checked: bool = True
-    is_apart: bool = False  # Programs read it in a process of its own, and tell its death.
+    is_apart: bool = False  # The library reads it in a separate process and reports its death.
+    # Changes one thing, which `read` must account for in the Accounted that it returns.
+    change: Callable[[random.Random], Change] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounted:
+    """The answer of a reader, and the lines that name the parts that it does not use."""
+
+    answer: Any
+    not_used: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What became of a reading: a digest of its answer, or its error."""
+    """The result of a reading: the digest of its answer, or its error."""
 
     digest: str | None = None
+    not_used: tuple[str, ...] = ()
     error: str | None = None
-    is_mistake: bool = True  # Whether the error is one of those that users get in one line.
+    is_mistake: bool = True  # Whether a user gets the error as one line, without a traceback.
     more_mib: float = 0.0
 
 
@@ -166,7 +189,7 @@ def kinds(
     saved: pathlib.Path | None = None,
     topology_name: str | None = None,
 ) -> list[Kind]:
-    """Returns every kind of file of the folders that are given."""
+    """Returns every kind of file in the given folders."""
     return [
         *(_of_data(data_dir) if data_dir else ()),
         *(_of_run(logdir) if logdir else ()),
@@ -182,7 +205,13 @@ def kinds(
 def read_here(kind: Kind) -> Answer:
     """Reads a kind's files in this process."""
     try:
-        return Answer(digest=hashlib.sha256(repr(kind.read()).encode()).hexdigest())
+        answer = kind.read()
+        not_used: Sequence[str] = ()
+        if isinstance(answer, Accounted):
+            not_used = answer.not_used
+            answer = answer.answer
+        digest = hashlib.sha256(repr(answer).encode()).hexdigest()
+        return Answer(digest=digest, not_used=tuple(not_used))
     except (ValueError, OSError) as error:
         return Answer(error=str(error))
     except Exception as error:
@@ -190,7 +219,7 @@ def read_here(kind: Kind) -> Answer:
 
 
 class Child:
-    """Reads kinds of files in a process of its own, which is started again when it dies."""
+    """Reads files in a separate process, and starts a new process when it dies."""
 
     def __init__(
         self, make_kinds: Callable[..., Sequence[Kind]], options: Mapping[str, Any]
@@ -234,7 +263,7 @@ class Child:
         self._process = context.Process(
             target=_serve, args=(theirs, self._make_kinds, self._options), daemon=True
         )
-        # It reads the folders, which are whole while it starts.
+        # As it starts, the process reads the folders, which are undamaged at this time.
         self._process.start()
         theirs.close()
         self._connection.recv()
@@ -252,7 +281,7 @@ def _serve(
     requests.send("ready")
     while True:
         kind = by_name[requests.recv()]
-        # The peak begins anew at what is held now.
+        # This resets the peak of the memory to the memory that is used now.
         pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         before_mib = _status_mib("VmRSS")
         answer = read_here(kind)
@@ -270,46 +299,53 @@ def _status_mib(field: str) -> float:
 def outcomes(
     kind: Kind, num_mutations: int, seed: int, read: Callable[[Kind], Answer] = read_here
 ) -> collections.Counter[str]:
-    """Counts the outcomes of mutations, each of one file; prints the first failures."""
+    """Counts the outcomes of mutations, each of one file, and prints the first failures."""
     expected = read(kind)
     if expected.digest is None:
-        raise ValueError(f"{kind.name} cannot be read as it is: {expected.error}")
+        raise ValueError(f"{kind.name} cannot be read even without a mutation: {expected.error}")
     counts = collections.Counter[str]()
     for number in range(num_mutations):
         rng = random.Random(f"{seed} {kind.name} {number}")
-        path = rng.choice(kind.files)
-        how, content = _mutated(path, kind.files, rng)
-        found, message = _outcome(kind, path, content, number, expected, read)
+        if kind.change is None:
+            path = rng.choice(kind.files)
+            how, content = _mutated(path, kind.files, rng)
+            changed = Change(path, how, content)
+        else:
+            changed = kind.change(rng)
+        found, message = _outcome(kind, changed, number, expected, read)
         if found == "crash" and kind.is_apart:
             found = "died"
         if found in ("crash", "died", "hang"):
-            read(kind)  # The next process starts while all files are whole.
+            read(kind)  # The next process starts while all files are undamaged.
         counts[found] += 1
         if found in FAILURES and counts[found] <= _PRINTED:
-            print(f"{kind.name}, mutation {number}, {path} {how}: {found}: {message[:300]}")
+            what = f"{changed.path} {changed.name}"
+            print(f"{kind.name}, mutation {number}, {what}: {found}: {message[:300]}")
     return counts
 
 
 def _outcome(
     kind: Kind,
-    path: pathlib.Path,
-    content: bytes,
+    changed: Change,
     number: int,
     expected: Answer,
     read: Callable[[Kind], Answer],
 ) -> tuple[str, str]:
-    aside = path.with_name(path.name + ".aside")
-    path.rename(aside)
+    """Returns the outcome of a change, and a message; `number` becomes the file's mtime."""
+    path = changed.path
+    content = path.read_bytes() if path.exists() else None
     try:
-        path.write_bytes(content)
-        os.utime(path, ns=(number, number))  # Hashes are kept by the time of modification.
+        path.write_bytes(changed.content)
+        os.utime(path, ns=(number, number))  # The cache of hashes looks files up by their mtime.
         answer = read(kind)
     except EOFError as error:
         return "crash", str(error)
     except TimeoutError as error:
         return "hang", str(error)
     finally:
-        aside.replace(path)
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
 
     if answer.more_mib > _MAX_MORE_MIB + expected.more_mib:
         return "memory", f"{answer.more_mib:.0f} MiB"
@@ -320,14 +356,23 @@ def _outcome(
         is_named = path.name in text or (kind.also is not None and kind.also in text)
         return ("refused" if is_named and "\n" not in text else "unnamed"), text
     if answer.digest == expected.digest:
-        return "same", ""
+        if kind.change is None:
+            return "same", ""
+        return ("named" if _is_named(changed, answer, expected) else "silent"), "the same answer"
     return ("wrong" if kind.is_checked else "other"), "the answer differs"
+
+
+def _is_named(changed: Change, answer: Answer, expected: Answer) -> bool:
+    """Returns whether the line `not used` of the file, or another new line, names the change."""
+    lines = [line for line in answer.not_used if changed.name in line]
+    of_file = [line for line in lines if line.startswith((changed.path.name, "tensors", "files"))]
+    return bool(of_file) or answer.not_used != expected.not_used
 
 
 def _mutated(
     path: pathlib.Path, others: Sequence[pathlib.Path], rng: random.Random
 ) -> tuple[str, bytes]:
-    """Returns a mutation's name and the bytes that it leaves."""
+    """Returns a mutation's name and the mutated bytes."""
     content = bytearray(path.read_bytes())
     how = rng.choice(["flipped", "zeroed", "cut", "extended", "exchanged", "older", "valued"])
     place = rng.randrange(max(len(content), 1))
@@ -339,7 +384,7 @@ def _mutated(
     elif how == "extended":
         content += rng.randbytes(rng.randint(1, 99))
     elif how == "exchanged" and set(others) != {path}:
-        # Both vocabularies of text are one file.
+        # The two vocabularies of documents are the same file.
         content = bytearray(rng.choice([one for one in others if one != path]).read_bytes())
     elif how == "older" and path.name.endswith("json"):
         content = bytearray(_older(content, rng))
@@ -352,7 +397,7 @@ def _mutated(
 
 
 def _with_another_value(path: pathlib.Path, content: bytes, rng: random.Random) -> bytes:
-    """Returns a file that is one of its format, in which something has another value."""
+    """Returns a file of the same format in which one value is replaced."""
     if path.suffix in _WITH_VALUES:
         if rng.random() < 0.1:
             return b"[" * 100_000
@@ -367,7 +412,7 @@ def _with_another_value(path: pathlib.Path, content: bytes, rng: random.Random) 
     if path.suffix == ".bin":
         return _other_pickle(content, rng)
 
-    # Numbers of text, or bytes that may be one.
+    # A number is text, or bytes that may encode one.
     numbers = list(re.finditer(rb"\d+", content))
     if not numbers:
         return content
@@ -376,7 +421,7 @@ def _with_another_value(path: pathlib.Path, content: bytes, rng: random.Random) 
 
 
 def _other_json(text: bytes, rng: random.Random) -> bytes:
-    """Returns JSON with another value anywhere in it."""
+    """Returns JSON in which one value is replaced."""
     value = json.loads(text)
     places = list(_places(value))
     if not places:
@@ -395,7 +440,10 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _other_pickle(content: bytes, rng: random.Random) -> bytes:
-    """Returns an archive of torch.save whose pickle has another byte, and the right checksum."""
+    """Returns an archive of torch.save in which one byte of the pickle is replaced.
+
+    The archive's checksum is correct.
+    """
     written = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as theirs, zipfile.ZipFile(written, "w") as ours:
         for info in theirs.infolist():
@@ -407,7 +455,7 @@ def _other_pickle(content: bytes, rng: random.Random) -> bytes:
 
 
 def _older(content: bytes, rng: random.Random) -> bytes:
-    """Returns an object of JSON without a digest, and of the version before or of none."""
+    """Returns a JSON object without its digest, and with the previous version number or none."""
     fields = json.loads(content)
     fields.pop("digest", None)
     version = fields.pop("version", None)
@@ -436,7 +484,7 @@ def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
         return [array.tobytes() for array in ids]
 
     def read_texts() -> list[Any]:
-        digests.verify(folder, texts)  # As decode_split does.
+        digests.verify(folder, texts)  # decode_split does the same.
         reader: Callable[[Any], Iterator[Any]] = sentences.eval_text
         if made.kind == manifest.Kind.TEXT:
             reader = sentences.eval_documents
@@ -446,7 +494,7 @@ def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
         return found
 
     def read_vocabularies() -> list[Any]:
-        digests.verify(folder, made.vocabulary_files)  # As a run's input does.
+        digests.verify(folder, made.vocabulary_files)  # A run's input does the same.
         return _pieces(*(Tokenizer(path) for path in vocabularies))
 
     def read_manifest() -> str:
@@ -502,19 +550,27 @@ def _of_model(folder: pathlib.Path) -> Iterator[Kind]:
     """Yields the kinds of a folder of transformers."""
     built: dict[str, Any] = {}
 
-    def read() -> Any:
-        theirs = hugging_face.read(folder)
-        model, settings = hugging_face.launched_model(theirs)
-        key = repr((model, settings))
+    def read_all() -> Accounted:
+        source = importing.read(folder)
+        launches.experiment_params(source.launch())  # Raises if the model lacks a setting.
+        key = repr((source.model, source.settings))
         if key not in built:
-            size = theirs["vocab_size"]
-            launch = Launch(model, settings, None, DataFacts(size, size))
+            facts = source.launch().facts
+            launch = Launch(source.model, source.settings, None, facts)
             params = launches.experiment_params(launch)
             model_of = TaskModel(params, placement.partitioning(params, 1))
-            built[key] = params.task, model_of.state_spec.theta
-        files = Folder(folder, theirs, *built[key])
-        return _arrays(files.arrays), files.num_bytes
+            built[key] = model_of.state_spec.theta
+        files = Folder(folder, source.config, built[key])
+        answer = (source.model, source.settings, source.decode_settings, _arrays(files.arrays))
+        model = b"" if source.vocabulary is None else source.vocabulary.model
+        return Accounted((*answer, model), importing.not_used(source, files))
 
+    def read() -> Any:
+        return read_all().answer
+
+    change = functools.partial(folder_changes.change, folder)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    yield Kind("one thing", files, read_all, str(folder), is_checked=False, change=change)
     yield Kind("config.json", [folder / "config.json"], read, str(folder), is_checked=False)
     indices = sorted(folder.glob("*.index.json"))
     if indices:
@@ -533,7 +589,7 @@ def _of_model(folder: pathlib.Path) -> Iterator[Kind]:
 
 
 def _of_programs(folder: pathlib.Path, topology_name: str | None) -> Iterator[Kind]:
-    """Yields a kind for each format of programs, which its files' suffix tells."""
+    """Yields a kind for each program."""
     for path in sorted(folder.iterdir()):
         if topology_name is None:
             read = functools.partial(_program, path)
@@ -543,17 +599,21 @@ def _of_programs(folder: pathlib.Path, topology_name: str | None) -> Iterator[Ki
 
 
 def _program(path: pathlib.Path) -> Any:
-    found = foreign.read(path, "cpu")
+    found = program_file.read(path, "cpu")
     return found.arguments, found.axes, found.num_partitions, str(found.module)
 
 
 def _planned(path: pathlib.Path, topology_name: str) -> Any:
-    plan = any_program.of_file(path, topology_name, None, (), ())
-    return dataclasses.replace(plan, compile_secs=0.0)
+    plan = programs.of_file(FileRequest(path, topology_name))
+    return dataclasses.replace(plan, lower_secs=0.0, compile_secs=0.0, compile_cpu_secs=0.0)
 
 
 def _of_plan(folder: pathlib.Path) -> Iterator[Kind]:
-    yield Kind("kept plan", [folder / any_program.PLAN_JSON], lambda: any_program.load(folder))
+    yield Kind(
+        "kept plan",
+        [folder / plan_folder.PLAN_JSON],
+        functools.partial(plan_folder.load, ProgramPlan, folder),
+    )
 
 
 def _of_traced(folder: pathlib.Path) -> Iterator[Kind]:
@@ -571,7 +631,7 @@ def _of_saved_model(folder: pathlib.Path) -> Iterator[Kind]:
     paths = [folder / name.rstrip("\n") for name in names]
 
     def read() -> str:
-        # As docs/serving.md has it.
+        # The command is from docs/serving.md.
         command = ["sha256sum", "--check", "--strict", "--quiet", saved_model.SUMS]
         checked = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if checked.returncode:
@@ -594,7 +654,7 @@ def _of_bundle(folder: pathlib.Path) -> Iterator[Kind]:
 
 
 def _pieces(*tokenizers: Tokenizer) -> list[Any]:
-    """Returns the vocabularies, and how a line is encoded."""
+    """Returns the pieces of the vocabularies, and the ids of a line."""
     line = "ba ke, li mo: a line of words."
     return [(one.pieces(range(one.vocab_size)), one.encode(line)) for one in tokenizers]
 
@@ -602,7 +662,7 @@ def _pieces(*tokenizers: Tokenizer) -> list[Any]:
 def _best(folder: pathlib.Path) -> checkpoints.Best:
     found = checkpoints.read_best(folder)
     if found is None:
-        raise ValueError("best.json counts as absent.")
+        raise ValueError("best.json is missing or damaged.")
     return found
 
 

@@ -63,7 +63,8 @@ echo "setup: Python $version ($python) in $venv"
 "$python" -m venv "$venv"
 # Other targets install with the same constraints.
 cp "constraints/$version.txt" "$venv/constraints.txt"
-"$venv/bin/python" -m pip install --quiet -r requirements-dev.txt -c "$venv/constraints.txt"
+echo "setup: installing packages, 3.7 GB, takes one to five minutes"
+"$venv/bin/python" -m pip install --quiet -r requirements/dev.txt -c "$venv/constraints.txt"
 # So that the programs run from any folder in the activated environment.
 "$venv/bin/python" - "$PWD" <<'END'
 import pathlib
@@ -79,3 +80,4 @@ exec "$(cd "$venv/bin" && pwd)/python" -m lingvo_gshard.gshard "\$@"
 END
 chmod +x "$venv/bin/gshard"
 touch "$venv/ready"
+echo "setup: done; \`. $venv/bin/activate\` puts gshard on the PATH"

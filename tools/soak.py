@@ -1,4 +1,4 @@
-"""Kills a training run again and again and compares its result with that of an undisturbed run.
+"""Kills a training run again and again, and compares its result with an undisturbed run's.
 
     python -m tools.soak --data_dir=DATA --out=OUT --kills=30 --set=train.max_steps=200 \
         --set=train.iterations_per_loop=5 --set=train.save_checkpoints_steps=10
@@ -6,15 +6,15 @@
     python -m tools.soak --data_dir=DATA --out=OUT --kills=8 --layouts=2,4/2,1,4 \
         --tolerance=1e-3 --set=optimizer.schedule.multiplier=0.1
 
-A third of the kills hits a process while it starts, a third in a step and a third in a save, each
-at a random moment. With one layout, the losses of all calls and the final state must be equal bit
-for bit. Several layouts take turns, and the losses must agree within --tolerance: sums in another
-order differ in their last bits, and training amplifies this, more so at a higher learning rate.
-SIGTERM must not lose a step. If there are several processes, one is killed, and the others must end
-by themselves.
+A third of the kills hit a process while it starts, a third in a step and a third in a save, each at
+a random moment. With one layout, the losses of all calls and the final state must be equal bit for
+bit. Several layouts take turns, and the losses must agree within --tolerance: sums in another order
+differ in their last bits, and training amplifies this, the more the higher the learning rate is.
+SIGTERM must not lose a step. If a run has several processes, one of them is killed, and the others
+must end by themselves.
 
-The exit status is 0 if the runs agree, 1 if they do not, and 75 if --max_secs passed before that.
-The same command continues after an interruption.
+The exit status is 0 if the runs agree, 1 if they do not, and 75 if --max_secs passed first.
+After an interruption, the same command continues the test.
 """
 
 import collections
@@ -48,11 +48,11 @@ _TOLERANCE = flags.DEFINE_float(
 )
 _SEED = flags.DEFINE_integer("seed", 1, "The seed of the random moments.")
 _MAX_SECS = flags.DEFINE_float(
-    "max_secs", math.inf, "Stop after the kill during which this time has passed, in seconds."
+    "max_secs", math.inf, "Stop after the first kill that ends later than this many seconds."
 )
 
 _MOMENTS = ("start", "step", "save")
-_UNFINISHED = 75  # The exit status if --max_secs has passed.
+_UNFINISHED = 75  # The exit status after --max_secs.
 _OTHERS_END_SECS = 60.0
 _MAX_CALLS = 4  # The most calls of a process before it is killed.
 # The longest delay of a kill after its moment has begun, as a share of a call's time.
@@ -62,13 +62,13 @@ _POLL_SECS = 0.005
 
 @dataclasses.dataclass(frozen=True)
 class _KillPlan:
-    """The moment at which a process is to be killed.
+    """The time at which a process will be killed.
 
     Attributes:
       moment: "start", "step" or "save".
-      start_secs: for "start", the time since the process started.
-      num_calls: otherwise, the least number of calls before the moment.
-      delay: and then the delay, as a share of the moment's longest delay.
+      start_secs: for "start", the seconds after the start of the process.
+      num_calls: for the others, the least number of calls before the moment.
+      delay: for the others, the delay after the moment begins, as a share of the longest delay.
     """
 
     moment: str
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> None:
             print(f"{number} kills so far; run the same command again to continue.")
             sys.exit(_UNFINISHED)
 
-        # The run ends undisturbed once it was killed often enough, or has no step left.
+        # The run ends undisturbed after all kills, or if all its steps are done.
         layout = layouts[number % len(layouts)]
         if number >= _KILLS.value or disturbed.saved_step() == whole.saved_step():
             log.add_run("disturbed", _run_to_end(disturbed, layout))
@@ -121,7 +121,7 @@ def main(argv: list[str]) -> None:
 
 
 def _run_and_kill(run: Run, layout: Layout, plan: _KillPlan, rng: random.Random) -> Kill:
-    """Continues the run, kills one of its processes as planned, and checks how all of them end."""
+    """Continues the run, kills one of its processes as planned, and checks all exit statuses."""
     sent = signal.Signals[f"SIG{_SIGNAL.value}"]
     before = max(run.losses(), default=0)
     watcher = ProgressWatcher(run)
@@ -132,7 +132,7 @@ def _run_and_kill(run: Run, layout: Layout, plan: _KillPlan, rng: random.Random)
         moment, first_call_secs = _wait_for_moment(plan, watcher, processes)
 
         killed = rng.choice(processes)
-        # Processes that have not met yet would wait for each other, so all of them are killed.
+        # Processes that are not connected yet would wait for each other, so all are killed.
         for process in processes if moment == "start" else [killed]:
             process.send_signal(sent)
         status = killed.wait()
@@ -145,7 +145,7 @@ def _run_and_kill(run: Run, layout: Layout, plan: _KillPlan, rng: random.Random)
     after = max(run.losses(), default=0)
     disturbed_run.check_exit_statuses(sent, moment, status, other_statuses)
     if sent == signal.SIGTERM and run.saved_step() != after:
-        raise app.Error(f"Step {after} was completed, but only step {run.saved_step()} was saved.")
+        raise app.Error(f"The run completed step {after}, but saved only step {run.saved_step()}.")
 
     return Kill(
         moment,
@@ -174,8 +174,8 @@ def _wait_for_moment(
     """Waits until the planned moment, or until a process has ended.
 
     Returns:
-      The moment that it has actually become, and the seconds from the start to the end of the
-      first call; None if no call has ended.
+      The actual moment, and the seconds from the start to the end of the first call, or None
+      before that end.
     """
     began = time.monotonic()
     first_call_secs = None
@@ -199,7 +199,7 @@ def _wait_for_moment(
 
 @contextlib.contextmanager
 def _killed_at_exit(processes: Sequence[subprocess.Popen]) -> Iterator[None]:
-    """Kills the processes that are still running when the context ends."""
+    """A context at whose end the processes that still run are killed."""
     try:
         yield
     finally:
@@ -209,7 +209,7 @@ def _killed_at_exit(processes: Sequence[subprocess.Popen]) -> Iterator[None]:
 
 
 def _run_to_end(run: Run, layout: Layout) -> float:
-    """Continues the run until it finishes; returns the seconds that this took."""
+    """Continues the run until it finishes; returns the seconds that it took."""
     began = time.monotonic()
     processes = run.start(layout)
     with _killed_at_exit(processes):
@@ -221,7 +221,7 @@ def _run_to_end(run: Run, layout: Layout) -> float:
 
 
 def _print_summary(log: KillLog) -> None:
-    """Prints how often the run was killed in which moment, and the time that it lost."""
+    """Prints the number of kills at each kind of moment, and the time that the run lost."""
     num_kills = len(log.kills)
     counts = collections.Counter(kill.moment for kill in log.kills)
     moments = ", ".join(f"{count} in a {moment}" for moment, count in sorted(counts.items()))
@@ -241,7 +241,7 @@ def _print_summary(log: KillLog) -> None:
 
 
 def _runs_agree(whole: Run, disturbed: Run) -> bool:
-    """Prints how the two runs compare; returns whether they agree as they should."""
+    """Prints a comparison of the two runs; returns whether they agree as required."""
     expected = whole.losses()
     actual = disturbed.losses()
     differences = [
@@ -255,7 +255,7 @@ def _runs_agree(whole: Run, disturbed: Run) -> bool:
     if not has_same_steps:
         print("The runs logged different steps.")
 
-    # Sums over other numbers of devices are rounded otherwise.
+    # Sums over different numbers of devices differ in their rounding.
     if len(set(_LAYOUTS.value)) > 1:
         return has_same_steps and largest <= _TOLERANCE.value
     is_equal = whole.fingerprints() == disturbed.fingerprints()

@@ -1,15 +1,15 @@
-"""Kills every command at random moments, and compares what is left in the end.
+"""Kills every command at random moments, and compares the final results.
 
     python -m tools.soak_commands --text=TEXT_DIR --documents=DOCUMENTS_DIR --out=OUT --kills=200
 
-A small corpus is prepared, a small model is trained, evaluated, decoded, pruned and exported, and a
-file is translated; a small language model is made likewise and continues prompts; a pretrained
-model is imported, and a program is planned. All of this is done twice undisturbed, then with
-SIGKILL for each command and its children, at a random moment of the time that it took before. A
-command that was killed is started again; one that ends earlier must succeed, and begins anew if it
-has kills left. No complete checkpoint may be lost, and in the end all results must be those of the
-undisturbed commands, bit for bit. The exit status is 1 if they are not. The same command continues
-after an interruption. --only names some of the commands, whose inputs are then there already.
+The commands prepare a small corpus; train, evaluate, decode, prune and export a small model;
+translate a file; do the same with a small language model, which continues prompts; import a
+pretrained model; and plan a program. Each command runs twice undisturbed. Then it is killed with
+its children by SIGKILL at random moments within its usual time, and started again. If it ends
+before its kill, it must succeed, and starts from the beginning for the next kill. A complete
+checkpoint must never be lost, and the final results must equal the undisturbed ones bit for bit;
+otherwise, the exit status is 1. After an interruption, the same command continues the test. With
+--only, the inputs of the named commands must exist already.
 """
 
 import dataclasses
@@ -28,16 +28,16 @@ from typing import Any
 
 from absl import app, flags
 
-from lingvo_gshard.files import atomic_file, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.train import summaries
 from tools.disturbed_run import Run
+from xla_spmd.files import atomic_file, table
 
 _TEXT = flags.DEFINE_string("text", None, "A small folder of parallel text.", required=True)
 _DOCUMENTS = flags.DEFINE_string("documents", None, "A small folder of documents.", required=True)
 _FOLDER = flags.DEFINE_string("out", None, "A folder for all results.", required=True)
 _NUM_KILLS = flags.DEFINE_integer("kills", 200, "Kills of all commands together.", lower_bound=0)
-_ONLY = flags.DEFINE_list("only", [], "The names of some commands; all by default.")
+_ONLY = flags.DEFINE_list("only", [], "The names of the commands; by default, all commands.")
 _SOAK_SEED = flags.DEFINE_integer("seed", 1, "The seed of the random moments.")
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -88,18 +88,18 @@ _LM_SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A command; `made` is what it makes in its folder, which is deleted to begin anew."""
+    """A command. `made` are its output files, which are deleted before it starts anew."""
 
     name: str
     module: str
     flags: Callable[[pathlib.Path], list[str]]
     made: tuple[str, ...]
-    result: Callable[[pathlib.Path], Any]  # What must be the same, as JSON.
+    result: Callable[[pathlib.Path], Any]  # Returns the result that must be equal, as JSON.
 
 
 @dataclasses.dataclass
 class Progress:
-    """The kills of each stage so far, the commands that ended before theirs, and usual seconds."""
+    """For each stage: its kills so far, its runs that ended before their kill, its usual time."""
 
     path: pathlib.Path
     kills: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -107,21 +107,21 @@ class Progress:
     secs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def read(self) -> "Progress":
-        """Returns what an earlier process wrote, if any."""
+        """Returns the progress that an earlier process wrote, or this one."""
         found = json.loads(self.path.read_bytes()) if self.path.exists() else {}
         return dataclasses.replace(self, **found)
 
     def write(self) -> None:
-        """Writes everything but the path."""
+        """Writes all fields except for the path."""
         fields = {name: value for name, value in vars(self).items() if name != "path"}
         atomic_file.write(self.path, json.dumps(fields))
 
 
-# --- What must be the same ---
+# --- The results that must be equal ---
 
 
 def _hashes(*patterns: str) -> Callable[[pathlib.Path], Any]:
-    """Returns a function from a command's folder to the digests of the files that it has made."""
+    """Returns a function from a command's folder to the digests of the files that it made."""
 
     def hashes(folder: pathlib.Path) -> Any:
         paths: set[pathlib.Path] = set()
@@ -137,7 +137,7 @@ def _hashes(*patterns: str) -> Callable[[pathlib.Path], Any]:
 
 
 def _run_in(name: str) -> Callable[[pathlib.Path], Any]:
-    """Returns a function to what matters of a run: its weights, its losses, its damaged files."""
+    """Returns a function that returns a run's weights, its losses and its damaged files."""
 
     def result(folder: pathlib.Path) -> Any:
         run = Run(folder / name)
@@ -152,9 +152,9 @@ def _evaluation(folder: pathlib.Path) -> Any:
 
 
 def _plan(folder: pathlib.Path) -> Any:
-    values = json.loads((folder / "plan/program_plan.json").read_bytes())
-    # How long the compiler took differs, and the digest covers it.
-    for name in ("compile_secs", "digest"):
+    values = json.loads((folder / "plan/plan.json").read_bytes())
+    # The times of lowering and compiling differ, and the digest covers them.
+    for name in ("lower_secs", "compile_secs", "compile_cpu_secs", "digest"):
         del values[name]
     return values
 
@@ -289,7 +289,7 @@ _STAGES = (
         ("lm_out.txt", "lm_out.txt.parts"),
         _hashes("lm_out.txt"),
     ),
-    Stage("plan", "lingvo_gshard.plan", _plan_program, ("plan",), _plan),
+    Stage("plan", "lingvo_gshard.plan_programs", _plan_program, ("plan",), _plan),
 )
 
 
@@ -307,7 +307,7 @@ def main(argv: list[str]) -> None:
             progress.secs[stage.name] = _undisturbed_secs(stage, whole)
             progress.write()
 
-    # The kills are divided among the commands as evenly as whole numbers can be.
+    # The kills are divided as evenly as possible among the commands.
     first_kill = 0
     for i, stage in enumerate(stages, start=1):
         next_kill = _NUM_KILLS.value * i // len(stages)
@@ -320,16 +320,16 @@ def main(argv: list[str]) -> None:
         num_kills = progress.kills.get(stage.name, 0)
         rows.append((stage.name, num_kills, progress.ended.get(stage.name, 0)))
     print(table.text(rows))
-    print("All results are those of the undisturbed commands.")
+    print("All results equal those of the undisturbed commands.")
 
 
 def _undisturbed_secs(stage: Stage, folder: pathlib.Path) -> float:
-    """Returns what a command takes; it must succeed twice with the same result."""
+    """Returns the seconds that a command takes; it must succeed twice with the same result."""
     _check_success(stage, _status(stage, folder), folder)
     wanted = stage.result(folder)
     _delete(stage, folder)
 
-    # Timed the second time, when its programs are compiled.
+    # The second run is timed, in which the programs are already compiled.
     began_secs = time.monotonic()
     _check_success(stage, _status(stage, folder), folder)
     secs = time.monotonic() - began_secs
@@ -340,7 +340,7 @@ def _undisturbed_secs(stage: Stage, folder: pathlib.Path) -> float:
 def _disturb(
     stage: Stage, folder: pathlib.Path, progress: Progress, num_kills: int, wanted: Any
 ) -> None:
-    """Kills a command as often as that, then lets it end; checks every result."""
+    """Kills a command `num_kills` times, then lets it end, and checks every result."""
     while progress.kills.get(stage.name, 0) < num_kills:
         num_starts = progress.kills.get(stage.name, 0) + progress.ended.get(stage.name, 0)
         seed = f"{_SOAK_SEED.value} {stage.name} {num_starts}"
@@ -352,7 +352,7 @@ def _disturb(
         except subprocess.TimeoutExpired:
             progress.kills[stage.name] = progress.kills.get(stage.name, 0) + 1
         else:
-            # It was faster than usual, and begins anew.
+            # It was faster than usual, and starts from the beginning.
             _check_success(stage, status, folder)
             _check_result(stage, folder, wanted)
             progress.ended[stage.name] = progress.ended.get(stage.name, 0) + 1
@@ -370,12 +370,12 @@ def _disturb(
 
 
 def _saved_steps(folder: pathlib.Path) -> dict[str, int]:
-    """Returns the step of the newest complete checkpoint of each run that is trained."""
+    """Returns the step of the newest complete checkpoint of each training run."""
     return {name: Run(folder / name).saved_step() for name in ("run", "lm_run")}
 
 
 def _delete(stage: Stage, folder: pathlib.Path) -> None:
-    """Deletes what a command made."""
+    """Deletes the output files of a command."""
     for name in stage.made:
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).unlink(missing_ok=True)
@@ -384,7 +384,8 @@ def _delete(stage: Stage, folder: pathlib.Path) -> None:
 def _status(stage: Stage, folder: pathlib.Path, timeout_secs: float | None = None) -> int:
     """Runs a command, whose output goes to a log; returns its exit status.
 
-    At TimeoutExpired, and at any other exception, it is killed with all of its processes.
+    After the timeout, which raises TimeoutExpired, and at any other exception, the command is
+    killed with all of its processes.
     """
     with (folder / f"{stage.name}.log").open("ab") as log:
         process = subprocess.Popen(
@@ -411,7 +412,7 @@ def _check_success(stage: Stage, status: int, folder: pathlib.Path) -> None:
 def _check_result(stage: Stage, folder: pathlib.Path, wanted: Any) -> None:
     result = stage.result(folder)
     if result != wanted:
-        raise app.Error(f"{stage.name}: {result} is left in {folder}, and not {wanted}.")
+        raise app.Error(f"{stage.name}: the result in {folder} is {result}, expected {wanted}.")
 
 
 if __name__ == "__main__":

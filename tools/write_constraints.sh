@@ -16,7 +16,7 @@ if [ "${UPGRADE:-yes}" = no ] && [ -e "$file" ]; then
   keep=(-c "$file")
 fi
 requirements=()
-for each in requirements*.txt; do
+for each in requirements/*.txt; do
   requirements+=(-r "$each")
 done
 "$python" -m pip install --quiet --dry-run --ignore-installed --report "$report" \

@@ -1,9 +1,9 @@
-"""Writes lingvo_gshard/hlo/hlo.binpb: the descriptors of XLA's messages, taken from TensorFlow.
+"""Writes xla_spmd/hlo/hlo.binpb: the descriptors of XLA's messages, taken from TensorFlow.
 
     python -m tools.write_hlo_descriptors
 
-It is run again when another version of TensorFlow is pinned; tests/hlo/hlo_proto_test.py compares
-the file with the installed one.
+It is run again when another version of TensorFlow is pinned. tests/xla_spmd/hlo/hlo_proto_test.py
+compares the file with the installed one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from google.protobuf import descriptor_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from lingvo_gshard.hlo import hlo_proto
+from xla_spmd.hlo import hlo_proto
 
-_PROTOBUF = "google/protobuf/"  # The files of protobuf's own package, which come with it.
+_PROTOBUF = "google/protobuf/"  # Protobuf's own files, which its package contains.
 
 
 def descriptors() -> descriptor_pb2.FileDescriptorSet:
-    """Returns XLA's hlo.proto and what it imports, each file after those it imports."""
+    """Returns the descriptors of XLA's hlo.proto and its imports; imports come first."""
     files = descriptor_pb2.FileDescriptorSet()
     names: set[str] = set()
 

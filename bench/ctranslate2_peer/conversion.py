@@ -1,7 +1,7 @@
 """Converts the weights of a dense Transformer of this project to a CTranslate2 model.
 
-The layers are the same: norms come first, projections have no biases, the activation is ReLU, rows
-of the tables are multiplied by sqrt(M), and the softmax has a table of its own.
+The layers are the same: norms come first, projections lack biases, the activation is ReLU, rows of
+the tables are multiplied by sqrt(M), and the softmax has a separate table.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ _FIRST_PIECES = ("<pad>", "<s>", "</s>", "<unk>")
 
 @dataclasses.dataclass(frozen=True)
 class DenseSizes:
-    """What the arrays do not show.
+    """The sizes that cannot be read off the arrays.
 
     Attributes:
-      num_layers: the layers of the encoder, and of the decoder.
+      num_layers: the number of layers of the encoder, and of the decoder.
       num_heads: N.
-      norm_epsilon: what norms add to the variance.
+      norm_epsilon: the number that norms add to the variance.
     """
 
     num_layers: int
@@ -30,7 +30,7 @@ class DenseSizes:
 
 @dataclasses.dataclass(frozen=True)
 class _Weights:
-    """The arrays below a path such as decoder.layers.0; a projection's are [out, in]."""
+    """The arrays below a path such as decoder.layers.0; a projection is [out, in]."""
 
     arrays: dict[str, np.ndarray]
     path: str = ""
@@ -39,7 +39,7 @@ class _Weights:
         return _Weights(self.arrays, f"{self.path}{name}.")
 
     def take(self, name: str) -> np.ndarray:
-        """Removes an array, so that what is left over shows what was forgotten."""
+        """Removes and returns an array; the remaining arrays have not been converted."""
         return self.arrays.pop(f"{self.path}{name}")
 
 
@@ -48,11 +48,11 @@ def convert(sizes: DenseSizes, weights: pathlib.Path, out: pathlib.Path) -> None
 
     Args:
       sizes: the model's sizes.
-      weights: an .npz file that bench.peer wrote, with `sinusoids` [positions, M] besides.
-      out: a folder that does not exist.
+      weights: an .npz file that bench.peer wrote, including `sinusoids` [positions, M].
+      out: a folder that does not exist yet.
 
     Raises:
-      ValueError: there are weights that this form of model does not have.
+      ValueError: CTranslate2's model lacks some of the weights.
     """
     arrays = dict(np.load(weights))
     sinusoids = arrays.pop("sinusoids")
@@ -71,7 +71,7 @@ def convert(sizes: DenseSizes, weights: pathlib.Path, out: pathlib.Path) -> None
     _fill_stack(spec.encoder, root.below("encoder"), sinusoids)
     _fill_stack(spec.decoder, root.below("decoder"), sinusoids)
     if arrays:
-        raise ValueError(f"CTranslate2's model has no place for {', '.join(sorted(arrays))}.")
+        raise ValueError(f"CTranslate2's model lacks the weights {', '.join(sorted(arrays))}.")
 
     spec.register_source_vocabulary(_pieces(len(source_table)))
     spec.register_target_vocabulary(_pieces(len(target_table)))

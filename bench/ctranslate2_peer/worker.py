@@ -5,7 +5,8 @@
 FOLDER has sizes.json and weights.npz from bench.peer. Each line of standard input, {"beam",
 "length", "sources": ids, "clock": "wall" | "cpu", "compute_type"}, is answered with {"secs", "mib",
 "ids"}: the time of a call, the growth of the process's memory during it, and the best hypotheses.
-Every hypothesis has the full length. There are as many threads as this process may use cores.
+Every hypothesis has the full length. The number of threads is the number of cores that this process
+may use.
 """
 
 import functools
@@ -38,7 +39,7 @@ def main(folder: str) -> None:
     for line in sys.stdin:
         case = json.loads(line)
         peer = translator(case["compute_type"])
-        # Another type than was asked for would be computed without a word.
+        # CTranslate2 silently computes with another type if it does not support this one.
         assert peer.compute_type == case["compute_type"], peer.compute_type
 
         sources = [[conversion.piece(index) for index in row] for row in case["sources"]]

@@ -4,8 +4,8 @@
 
 Each line of standard input, {"beam", "batch", "length", "clock": "wall" | "cpu", "bfloat16"}, is
 answered with {"secs", "mib"}: the time of a call, and the growth of the process's memory during the
-call. `bfloat16` turns autocast on. Every hypothesis has the full length. There are as many threads
-as this process may use cores.
+call. `bfloat16` turns autocast on. Every hypothesis has the full length. The number of threads is
+the number of cores that this process may use.
 """
 
 import functools
@@ -21,7 +21,7 @@ from bench.torch_peer.sizes import Sizes
 
 
 def model(sizes: Sizes) -> NllbMoeForConditionalGeneration:
-    """Returns a model with random weights. Both sides share one vocabulary of the target's size."""
+    """Returns a model with random weights, whose sides share a vocabulary of the target's size."""
     assert sizes.head_dim * sizes.num_heads == sizes.model_dim, sizes
     config = NllbMoeConfig(
         vocab_size=sizes.target_vocab_size,

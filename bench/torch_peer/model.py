@@ -98,7 +98,7 @@ class Stack(nn.Module):
         self.norm = nn.LayerNorm(sizes.model_dim, _EPSILON)
 
     def forward(self, x: Tensor, *args: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Takes and returns the same as Layer; the auxiliary loss is the sum over layers."""
+        """Takes the arguments of Layer and returns its results; auxiliary losses are summed."""
         losses = []
         for layer in self.layers:
             x, aux_loss = layer(x, *args)

@@ -14,7 +14,7 @@ from bench.torch_peer.sizes import Sizes
 class MoE(nn.Module):
     """Sends each token to its top two experts, which have capacity C in each group.
 
-    No token is padding.
+    Padding is not supported.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -33,7 +33,7 @@ class MoE(nn.Module):
         tokens = x.reshape(-1, sizes.model_dim)
         slots, weights, aux_loss = self._route(tokens)
 
-        # The last of the num_slots + 1 rows takes the tokens that overflow; it reads as zeros.
+        # The last of the num_slots + 1 rows takes the tokens that overflow; it is read as zeros.
         num_slots = sizes.num_experts * tokens.shape[0] // sizes.group_size * sizes.capacity
         rows = tokens.expand(2, *tokens.shape).reshape(-1, sizes.model_dim)
         inputs = rows.new_zeros(num_slots + 1, sizes.model_dim).index_copy(0, slots, rows)
@@ -42,7 +42,7 @@ class MoE(nn.Module):
         outputs = torch.bmm(F.relu(hidden), self.wo).view(num_slots, -1)
         outputs = torch.cat([outputs, outputs.new_zeros(1, sizes.model_dim)])
 
-        # Back to the tokens, with the gates as weights.
+        # The outputs return to their tokens, with the gates as weights.
         taken = F.embedding(slots, outputs).view(2, *tokens.shape)
         y = (taken * weights[..., None].to(taken.dtype)).sum(0)
         return y.view(x.shape), aux_loss
@@ -59,12 +59,12 @@ class MoE(nn.Module):
         top, experts = gates.topk(2)
         weights = top / top.sum(-1, keepdim=True)
 
-        # In [G, 2, S] order, second choices get their places after all first choices.
+        # In the order [G, 2, S], second choices get their places after all first choices.
         experts = experts.transpose(1, 2)
         weights = weights.transpose(1, 2)
         chosen = F.one_hot(experts.flatten(1), sizes.num_experts)
 
-        # A second expert is asked for with probability 2 * g2 (lines 17 to 20 of Algorithm 1).
+        # A second expert is used with probability 2 * g2 (lines 17 to 20 of Algorithm 1).
         asked = torch.ones_like(experts, dtype=torch.bool)
         if sizes.random_second and self.training:
             asked[:, 1] = 2.0 * weights[:, 1] > torch.rand_like(weights[:, 1])

@@ -1,21 +1,21 @@
-"""The sizes of the peer's model: plain numbers that are passed to its process as JSON."""
+"""The sizes of the peer's model, which its process gets as JSON."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes and settings of an MoE Transformer, under the paper's names.
+    """The sizes and settings of an MoE Transformer; letters are the paper's.
 
     Attributes:
-      num_layers: the layers of the encoder, and of the decoder; odd ones have experts.
+      num_layers: the number of layers of the encoder, and of the decoder; odd layers have experts.
       model_dim: M.
       hidden_dim: H.
       num_heads: N.
       head_dim: D.
       num_experts: E.
       group_size: S, in tokens.
-      capacity: C, the tokens of a group that an expert can take.
+      capacity: C, the most tokens of a group that an expert can take.
       source_vocab_size: the number of source pieces.
       target_vocab_size: the number of target pieces.
       dropout: the rate of every dropout.

@@ -1,4 +1,4 @@
-"""The peer of bench.step and bench.moe_layer: trains a model of the same mathematics in PyTorch.
+"""The peer of bench.step and bench.moe_layer: trains the same model in PyTorch.
 
     .venv-torch/bin/python -m bench.torch_peer.worker FOLDER cpu|cuda [compiled]
 
@@ -9,7 +9,8 @@ of standard input is a command, which is answered with one line of JSON:
 - `layer` and `layer_bfloat16` time an MoE layer forward and backward: {"secs": s};
 - `loss` computes {"loss": nats, "gradient_norm": norm}.
 
-On a GPU, products of float32 numbers are in TF32, as XLA's are, and times end when it has finished.
+On a GPU, products of float32 numbers are computed in TF32, like XLA's, and a time includes the end
+of the GPU's work.
 """
 
 import json
@@ -35,7 +36,7 @@ class Worker:
     def __init__(self, folder: pathlib.Path, device: str, *, compiles: bool) -> None:
         """Reads the sizes, the weights and the batch from the folder.
 
-        The model is compiled if `compiles`.
+        If `compiles`, torch.compile compiles the model.
         """
         torch.set_num_threads(_THREADS)
         if device == "cuda":
@@ -55,7 +56,7 @@ class Worker:
         self._layer = next(m for m in self._model.modules() if isinstance(m, MoE))
 
     def step(self) -> None:
-        """Does one train step."""
+        """Runs one train step."""
         self._optimizer.zero_grad()
         self._model(self._batch).backward()
         self._optimizer.step()
@@ -78,7 +79,7 @@ class Worker:
         return {"loss": loss.item(), "gradient_norm": norm.item()}
 
     def timed(self, run: Callable[[], None]) -> dict[str, float]:
-        """Returns the seconds of a call, until the device has finished."""
+        """Returns the seconds of a call, including the end of the device's work."""
         began = time.perf_counter()
         run()
         if self._device == "cuda":

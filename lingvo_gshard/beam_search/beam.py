@@ -11,6 +11,9 @@ import enum
 from lingvo_gshard.core.late import tf
 
 _MAX_STAGES = 4
+# Normal numbers of float32.
+_MIN_TEMPERATURE = 2.0**-126
+_MAX_TEMPERATURE = 2.0**127
 
 
 class Rules(enum.Enum):
@@ -19,8 +22,8 @@ class Rules(enum.Enum):
     WU: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14). A hypothesis
     without EOS at the last step counts only if its example has finished none.
 
-    HUGGING_FACE: as transformers' generate. Scores are divided by length^alpha, and all hypotheses
-    of the last step count, with EOS or without.
+    HUGGING_FACE: as in transformers' `generate`. Scores are divided by length^alpha, and all
+    hypotheses of the last step count, with or without EOS.
     """
 
     WU = "wu"
@@ -28,10 +31,11 @@ class Rules(enum.Enum):
 
 
 class Stopping(enum.Enum):
-    """When the search of an example ends: generate's early_stopping.
+    """When the search of an example ends: the `early_stopping` argument of transformers' generate.
 
-    DECIDED: once no active hypothesis can still become one of the best; early_stopping="never".
-    LIKELY: once the best active hypothesis, if it ended now, would not be; early_stopping=False.
+    DECIDED: when no active hypothesis can still become one of the best; early_stopping="never".
+    LIKELY: when the best active hypothesis would not be one of the best if it ended now;
+      early_stopping=False.
     FIRST: as soon as there are enough finished hypotheses; early_stopping=True.
     """
 
@@ -44,16 +48,16 @@ class Stopping(enum.Enum):
 class BeamSearch:
     """The settings of a search.
 
-    Greedy decoding is beam_size 1 with length_norm_alpha 0: no longer hypothesis can then win.
-    Raises ValueError for a setting out of its range.
+    Greedy decoding is beam_size 1 with length_norm_alpha 0: then no longer hypothesis can win.
+    Raises ValueError if a setting is out of its range.
     """
 
     # k, the number of active hypotheses of each example.
     beam_size: int
     # T, the maximum number of tokens in a hypothesis, including EOS.
     max_steps: int
-    # alpha. Scores are log-probabilities divided by a power of the length in tokens, including EOS
-    # and a token that is forced: see Rules.
+    # alpha. A score is a log-probability divided by a power of the length in tokens, which includes
+    # EOS and any forced token; see Rules.
     length_norm_alpha: float = 0.6
     # n, the number of finished hypotheses to return; None is k. The fewer, the shorter the search.
     num_best: int | None = None
@@ -62,12 +66,12 @@ class BeamSearch:
     # If set, each token is sampled from softmax(logits / temperature) and the first sampled EOS
     # ends the hypothesis; beam_size must be 1. None searches for the best.
     temperature: float | None = None
-    # If set, sampling is among the top_k most probable tokens, and then among the fewest of those
-    # whose probabilities sum to top_p; see sampling.py. Both need a temperature.
+    # If set, only the top_k most probable tokens can be sampled, and of these only the fewest whose
+    # probabilities sum to top_p; see sampling.py. Both need a temperature.
     top_k: int | None = None
     top_p: float | None = None
     # The flat sequence grows in at most 4 stages of at least this many places. A stage does not
-    # attend to the places of later stages, but compiles a loop of its own.
+    # attend to the places of later stages, but each stage compiles its own loop.
     min_stage_places: int = 128
     rules: Rules = Rules.WU
     stopping: Stopping = Stopping.DECIDED
@@ -86,8 +90,11 @@ class BeamSearch:
             self._check("num_best", 1 <= self.num_best <= k, f"1 to beam_size {k}")
 
         if self.temperature is not None:
-            self._check("temperature", self.temperature > 0, "above 0")
-            # Samples that share a beam would be ranked against each other, and so be no samples.
+            # As a float32, it must be neither 0 nor infinite.
+            is_normal = _MIN_TEMPERATURE <= self.temperature <= _MAX_TEMPERATURE
+            expected = f"from {_MIN_TEMPERATURE:.2g} to {_MAX_TEMPERATURE:.2g}"
+            self._check("temperature", is_normal, expected)
+            # A beam ranks its hypotheses against each other, and so would distort the samples.
             self._check("temperature", k == 1, f"None for beam_size {k}")
 
         if self.top_k is not None:
@@ -95,7 +102,7 @@ class BeamSearch:
         if self.top_p is not None:
             self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         if self.temperature is None:
-            # A search for the best has nothing to draw.
+            # A search for the best hypothesis draws nothing at random.
             self._check("top_k", self.top_k is None, "None without a temperature")
             self._check("top_p", self.top_p is None, "None without a temperature")
 
@@ -133,20 +140,20 @@ class BeamSearch:
     def num_kept(self) -> int:
         """The number of finished hypotheses that the search keeps and compares.
 
-        transformers keeps k, and so searches longer, whatever number it returns.
+        transformers keeps k, however many it returns, and so searches longer.
         """
         return self.beam_size if self.rules is Rules.HUGGING_FACE else self.num_found
 
 
 @dataclasses.dataclass(frozen=True)
 class Requests:
-    """The limits of each example's length in tokens, including EOS, and what it begins with."""
+    """The limits of each example's length in tokens, including EOS, and its forced first token."""
 
     min_steps: tf.Tensor  # int32 [B].
     max_steps: tf.Tensor  # int32 [B], at most T; 0 skips the example.
     seed: tf.Tensor  # For sampling, int32 [2] of the batch, or [B, 2] of each example.
-    # int32 [B], the first token of an example's hypotheses, at no cost; any where it is negative.
-    # None leaves all of them free.
+    # int32 [B], the forced first token of an example's hypotheses, which costs nothing. A negative
+    # number leaves the first token free; None leaves it free in all examples.
     first_ids: tf.Tensor | None = None
 
 
@@ -156,11 +163,12 @@ class Hypotheses:
 
     # int32 [B, n, T]: the tokens, with EOS if the hypothesis ended, then zeros.
     ids: tf.Tensor
-    # int32 [B, n], in tokens including EOS; 0 for a missing hypothesis.
+    # int32 [B, n], in tokens including EOS; 0 for a missing hypothesis. If the logits of an example
+    # are not finite, all of its hypotheses are missing, except any that ended before.
     lengths: tf.Tensor
     # float32 [B, n], length-normalized log-probabilities plus the coverage penalty.
     scores: tf.Tensor
     # float32 [B, n, T], each given the tokens before it, then zeros.
     token_log_probs: tf.Tensor
-    # float32 [B, n, T, S], to the source, if the model reports it.
+    # float32 [B, n, T, S], from the tokens to the source, if the model reports its attention.
     attention: tf.Tensor | None

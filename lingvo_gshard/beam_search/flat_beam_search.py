@@ -2,7 +2,8 @@
 
 Step t writes the k newest tokens to places t * k to t * k + k - 1 of a flat sequence of P = T * k
 places, regardless of the hypotheses that they extend. A 0/1 mask [B, k, P] marks the places of each
-active hypothesis. When the beam branches, only it is reordered. With k = 2, where both `c` and `d`
+active hypothesis. When the beam branches, only the mask is reordered. With k = 2, where both `c`
+and `d`
 extend `a`:
 
     step               0        1        2
@@ -11,7 +12,7 @@ extend `a`:
     mask of  a c     1   0    1   0    1   0
     mask of  a d     1   0    1   0    0   1
 
-The sentences of A.1, and where they are:
+The sentences of A.1, and where they are implemented:
 
     the hypotheses' tokens are interleaved in one sequence               _Loop._write
     self-attention is masked to the places of a hypothesis               _Loop._advance
@@ -36,8 +37,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.random import random_uniform
 from lingvo_gshard.layers.slices import lengthened, write_at
 
-# Below the log-probability of any hypothesis; sums of it stay far from float32's limit. What is
-# below half of it is absent or forbidden.
+# Below the log-probability of any hypothesis; sums of it stay far from float32's limit. Any number
+# below half of it marks an absent hypothesis or a forbidden token.
 _NEVER = -1e9
 
 # (model state, ids [B, k], mask [B, k, P], step) -> (logits [B, k, V], model state)
@@ -65,20 +66,20 @@ def search(
     its length, if it is among the k most probable of all, or if this is its last step. (If every
     ending counted, the empty hypothesis would win whenever the model is unsure.) An example is
     done when none of its active hypotheses can still become one of its n best finished ones, or
-    earlier by config.stopping. The loop ends when all examples are done.
+    earlier with another config.stopping. The loop ends when all examples are done.
 
     The search runs in stages, one loop for each of config.stage_ends. The model's state and the
     masks have places for the current stage only, at first config.first_places.
 
     Args:
       config: The settings.
-      decode_step: The model. It ignores all-zero rows of the mask, which are those of absent
-        hypotheses and of examples that are done, and keeps the shapes of its state.
+      decode_step: The model. It ignores all-zero rows of the mask, which belong to absent
+        hypotheses and to examples that are done, and keeps the shapes of its state.
       model_state: The model's state before the first step. If it has `attention`, float32
         [B, k, S], from the newest tokens to the source, the search records it. A coverage penalty
-        needs it and `source_real`, float32 [B, S], 1 for tokens.
+        needs `attention` and `source_real`, float32 [B, S], 1 for tokens.
       requests: The limits of each example.
-      annotate: Annotates a tensor by its dims, which begin with B or, as the logits' do, with U.
+      annotate: Annotates a tensor by its dims, which begin with B or, for the logits, with U.
       grow: Makes room for more places in the model's state.
 
     Raises:
@@ -115,7 +116,7 @@ class _Loop:
       tokens' ids and token_log_probs, both [B, k].
     done: the finished hypotheses, best first: mask [B, n, P], scores and lengths [B, n], and the
       token_log_probs [B, n] of their EOS.
-    flat: what the steps wrote: ids and token_log_probs [B, T, k], attention [B, P, S].
+    flat: the record of all steps: ids and token_log_probs [B, T, k], attention [B, P, S].
     model: the model's state.
     """
 
@@ -216,7 +217,7 @@ class _Loop:
         going_on = tf.reshape(tf.where(is_end, _NEVER, ranks), [ranks.shape[0], -1])
         best, index = selection.top_k(going_on, self.config.beam_size)  # Both [B, k].
 
-        # Those that end compete with them, and then with the hypotheses that ended before.
+        # Endings compete with them, and then with the hypotheses that ended before.
         ends = ranks[..., self.config.eos_id]  # [B, k]
         done = self._finish(state, active, flat, token_log_probs, ends, best)
         active = self._branch(active, token_log_probs, best, index)
@@ -257,18 +258,19 @@ class _Loop:
         )
 
     def _with_one_unended(self, state: NestedMap) -> NestedMap:
-        """Returns the finished hypotheses, or the best active one of an example that has none.
+        """Returns the finished hypotheses; the best active one for an example without any.
 
         `last_ids`, int32 [B, n], are their last tokens.
         """
         done = state.done
         max_steps = self.requests.max_steps
 
-        # An example that finished no hypothesis gets its best active one, which is cut at its
-        # maximum length. It goes to the first of the n rows.
-        has_none = (done.lengths[:, 0] == 0) & (max_steps > 0)  # [B]
-        unended = has_none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]
+        # An example that finished no hypothesis gets its best active one, cut at its maximum
+        # length, in the first of the n rows, unless its logits are not finite.
         best = state.active.Transform(lambda leaf: leaf[:, :1])
+        exists = (max_steps > 0)[:, None] & (best.log_probs > _NEVER / 2)  # [B, 1]
+        has_none = (done.lengths[:, :1] == 0) & exists
+        unended = has_none & (tf.range(self.config.num_found) == 0)  # [B, n]
         score = best.log_probs / self._length_penalty(max_steps)[:, None]
         return NestedMap(
             mask=tf.where(unended[..., None], best.mask, done.mask),
@@ -279,9 +281,9 @@ class _Loop:
         )
 
     def _with_all_unended(self, state: NestedMap) -> NestedMap:
-        """Returns the n best of the finished hypotheses and those cut at the maximum length.
+        """Returns the n best of the finished hypotheses and the ones cut at the maximum length.
 
-        As `_with_one_unended`, but returns config.num_found of them.
+        The same fields as `_with_one_unended`; n is config.num_found.
         """
         done = state.done
         active = state.active
@@ -322,7 +324,7 @@ class _Loop:
     def _permitted(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Returns the log-probabilities [B, k, V] of the tokens that may follow at this step.
 
-        EOS may not before the minimum length, and only the forced token may at the first step.
+        EOS may not follow before the minimum length, and only the forced token may come first.
         """
         too_soon = (step + 1 < self.requests.min_steps)[:, None]
         forbidden = too_soon & (tf.range(log_probs.shape[-1]) == self.config.eos_id)  # [B, V]
@@ -339,29 +341,44 @@ class _Loop:
     def _ranks(
         self, log_probs_before: tf.Tensor, token_log_probs: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the numbers [B, k, V] that continuations are ranked by.
+        """Returns the numbers [B, k, V] by which an example's continuations are ranked.
 
-        These are log-probabilities, the sums of those before, [B, k, 1], and the tokens' own. With
-        a temperature they are log p / temperature + g with g drawn from Gumbel's distribution: the
-        token with the largest sum is a sample of that softmax. With top_k or top_p, it is a sample
-        of what they keep.
+        In a beam these are the log-probabilities of whole hypotheses: of the tokens before,
+        [B, k, 1], plus the new tokens' own. A beam of one ranks only the new tokens, since they all
+        follow the same tokens; so neither the choice nor a sample depends on the length.
         """
-        log_probs = log_probs_before + token_log_probs
-        temperature = self.config.temperature
-        if temperature is None:
-            return log_probs
+        if self.config.beam_size > 1:
+            return log_probs_before + token_log_probs
+        if self.config.temperature is None:
+            return token_log_probs
+        return self._drawn_ranks(token_log_probs, self.config.temperature, step)
 
-        # g = -log(-log(u)) with u uniform in (0, 1); 0 is replaced by a smaller number than any
-        # other that is drawn.
+    def _drawn_ranks(
+        self, token_log_probs: tf.Tensor, temperature: float, step: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns numbers [B, 1, V], the largest of which is at the sampled token.
+
+        The token with the largest log p / temperature + g, with g drawn from Gumbel's distribution,
+        is a sample of softmax(log p / temperature). With top_k or top_p, only the tokens that they
+        keep are drawn. A forbidden token is never drawn.
+        """
+        # g = -log(-log(u)) with u uniform in (0, 1); 0 is replaced by a number below the smallest
+        # positive one that can be drawn.
         seed = self.requests.seed + tf.stack([step, 0])
-        uniform = random_uniform(tuple(log_probs.shape), seed)
+        uniform = random_uniform(tuple(token_log_probs.shape), seed)
         uniform = tf.maximum(self.annotate(uniform, "U_V"), 2.0**-25)
-        ranks = log_probs / temperature - tf.math.log(-tf.math.log(uniform))
+        gumbel = -tf.math.log(-tf.math.log(uniform))
 
-        permitted = log_probs > _NEVER / 2
+        # Both terms are multiplied by min(temperature, 1), so that no temperature leaves float32's
+        # range: the lower the temperature, the less g counts.
+        scale = min(temperature, 1.0)
+        ranks = token_log_probs * (scale / temperature) + gumbel * scale
+
+        # The forbidden tokens are known before anything is divided or drawn.
+        permitted = token_log_probs > _NEVER / 2
         if self.config.top_k is not None or self.config.top_p is not None:
-            permitted &= sampling.may_be_drawn(
-                token_log_probs / temperature, self.config.top_k, self.config.top_p
+            permitted = sampling.may_be_drawn(
+                token_log_probs, permitted, temperature, self.config.top_k, self.config.top_p
             )
         return tf.where(permitted, ranks, _NEVER)
 
@@ -370,13 +387,13 @@ class _Loop:
     ) -> NestedMap:
         """Returns the active hypotheses extended by the chosen ones of the k * V continuations.
 
-        `ranks` and `index`, both [B, k], are those of the chosen continuations. A.1: the flat
-        sequence, and the keys and values beside it, stay in place; only the mask is reordered.
+        `ranks` and `index`, both [B, k], describe the chosen continuations. A.1: the flat sequence,
+        with its keys and values, stays in place; only the mask is reordered.
         """
         batch_size, beam_size, vocab_size = token_log_probs.shape
         by_index = tf.reshape(token_log_probs, [batch_size, beam_size * vocab_size])
         chosen = selection.gathered(by_index, index)  # [B, k]
-        parents = index // vocab_size  # [B, k], the hypotheses that they extend.
+        parents = index // vocab_size  # [B, k], the hypotheses that the continuations extend.
 
         # If fewer than k can go on, endings and forbidden tokens fill the rest.
         chosen = tf.where(ranks > _NEVER / 2, chosen, _NEVER)
@@ -397,7 +414,7 @@ class _Loop:
         ends: tf.Tensor,
         going_on: tf.Tensor,
     ) -> NestedMap:
-        """Returns the n best finished hypotheses, with those that end at this step.
+        """Returns the n best finished hypotheses, including the ones that end at this step.
 
         `state` is the state before this step; `active` and `flat` include it. `ends` [B, k] ranks
         each active hypothesis followed by EOS, `going_on` [B, k] the k best continuations without
@@ -407,8 +424,8 @@ class _Loop:
         ending = token_log_probs[..., self.config.eos_id]  # [B, k]
         log_probs = active.log_probs + ending  # [B, k], log P of the whole hypotheses.
 
-        # An ending counts only among the k best of all continuations, or at the last step. Those
-        # with better ranks are other endings, or among the k best that go on.
+        # An ending counts only among the k best of all continuations, or at the last step. Any
+        # continuation with a better rank is another ending, or among the k best that go on.
         others = tf.concat([ends, going_on], 1)  # [B, 2 * k]
         num_better = tf.reduce_sum(tf.cast(others[:, None] > ends[..., None], tf.int32), -1)
         # Absent hypotheses of the first steps must not count as finished.
@@ -419,7 +436,7 @@ class _Loop:
         if self.config.coverage_weight:
             score += self._coverage_penalty(active.mask, flat.attention, state.model.source_real)
 
-        # Merge them with those that ended before, [B, n + k], and keep the n best.
+        # Merge them with the hypotheses that ended before, [B, n + k], and keep the n best.
         new = NestedMap(
             mask=active.mask,
             scores=tf.where(valid, score, _NEVER),
@@ -433,11 +450,11 @@ class _Loop:
 
         Let p <= 0 be an active hypothesis' log-probability, and let a continuation end with q <= p
         at a length l <= L. Since q <= 0 and 0 < lp(l) <= lp(L) (alpha is not negative), q / lp(l)
-        <= q / lp(L) <= p / lp(L). As cp <= 0, the same bounds its score q / lp(l) + cp.
+        <= q / lp(L) <= p / lp(L). As cp <= 0, p / lp(L) also bounds its score q / lp(l) + cp.
         """
         may_go_on = step < self.requests.max_steps
         if self.config.temperature is not None:
-            # Sampling ends with the first sampled EOS, whatever a longer hypothesis would score.
+            # Sampling ends with the first sampled EOS, whatever a longer hypothesis might score.
             return may_go_on & (done.lengths[:, 0] == 0)
 
         if self.config.stopping is Stopping.FIRST:
@@ -453,7 +470,7 @@ class _Loop:
     def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
         """Returns lp = ((5 + length) / 6)^alpha; a score is log P / lp + cp (Wu et al., eq. 14).
 
-        By Hugging Face's rules it is length^alpha.
+        Under Hugging Face's rules, lp = length^alpha.
         """
         if self.config.rules is Rules.HUGGING_FACE:
             return tf.cast(length, tf.float32) ** self.config.length_norm_alpha
@@ -474,15 +491,16 @@ class _Loop:
     def _read(self, hypotheses: NestedMap, written: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
         """Returns [B, n, T] values of each hypothesis' tokens.
 
-        `written`, [B, T, k], are values by step, those of BOS first. The last token of a hypothesis
-        is never written to the flat sequence, as no step follows; its values are `last`, [B, n].
+        `written`, [B, T, k], holds the values by step, beginning with BOS. The last token of a
+        hypothesis is never written to the flat sequence, as no step follows it; its values are
+        `last`, [B, n].
         """
         # A hypothesis has one place in each step, so the sum over k is the value at that place.
         mask = tf.cast(self._by_step(hypotheses), written.dtype)
-        inputs = tf.reduce_sum(mask * written[:, None], -1)  # [B, n, T], of BOS and what follows.
+        inputs = tf.reduce_sum(mask * written[:, None], -1)  # [B, n, T]: BOS and its successors.
         outputs = tf.concat([inputs[..., 1:], tf.zeros_like(inputs[..., :1])], -1)
 
-        # At count == length is the last token, and beyond it nothing.
+        # The last token is at count == length; beyond it the values are 0.
         count = tf.range(1, self.config.max_steps + 1)
         length = hypotheses.lengths[..., None]
         values = tf.where(count == length, last[..., None], outputs)
@@ -495,7 +513,7 @@ class _Loop:
         return tf.reshape(hypotheses.mask, shape)
 
     def _annotated(self, state: NestedMap) -> NestedMap:
-        """Returns the state split along B, except the model's, which it annotates itself."""
+        """Returns the state split along B, except the model's state, which the model annotates."""
 
         def by_batch(leaf: tf.Tensor) -> tf.Tensor:
             if leaf.shape.rank == 0:

@@ -27,7 +27,7 @@ def reordered(mask: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def picked(x: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """Returns x[b, index[b, i]]: [B, k] from finite [B, n] and int32 [B, k], as `reordered`."""
+    """Returns x[b, index[b, i]]: [B, k] from finite [B, n] and int32 [B, k], like `reordered`."""
     if x.shape[1] == 1:
         return tf.tile(x, [1, index.shape[1]])
     return tf.reduce_sum(tf.one_hot(index, x.shape[1], dtype=x.dtype) * x[:, None], -1)
@@ -41,7 +41,7 @@ def gathered(x: tf.Tensor, index: tf.Tensor, *, axis: int = 1) -> tf.Tensor:
 
 
 def where(condition: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:
-    """Returns the examples of `new` where bool [B] is true, and those of `old` elsewhere."""
+    """Returns the examples of `new` where bool [B] is true, and the examples of `old` elsewhere."""
 
     def chosen(new_leaf: tf.Tensor, old_leaf: tf.Tensor) -> tf.Tensor:
         # [B, 1, ..., 1], which broadcasts against the leaves.
@@ -92,11 +92,12 @@ def _sorted(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _num_columns(width: int, k: int) -> int:
-    """Returns about sqrt(k * W), which leaves the least to sort; a divisor of W if one is near.
+    """Returns the number of columns that leaves the least to sort, about sqrt(k * W).
 
     With C columns, C maxima and k * W / C candidates are sorted; the sum is least at sqrt(k * W).
+    If a divisor of W is near, it is returned, so that the grid is not padded.
     """
     root = math.isqrt(k * width)
-    near = range(root // 2 + 1, 2 * root)  # Where the sum is at most a quarter above the least.
-    divisors = [columns for columns in near if width % columns == 0]  # They need no padding.
+    near = range(root // 2 + 1, 2 * root)  # The sum there is at most a quarter above the least.
+    divisors = [columns for columns in near if width % columns == 0]
     return min(divisors, key=lambda columns: abs(columns - root), default=root)

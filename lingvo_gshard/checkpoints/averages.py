@@ -1,14 +1,15 @@
 """The moving averages of a run's weights in its checkpoints: `ema.PATH` beside `theta.PATH`.
 
-A run may begin or cease to keep them, so a checkpoint with averages is read as one without, and one
-without as if its averages were its weights.
+A run may start or stop averaging. So a checkpoint's averages are left out if the run does not need
+them, and a checkpoint without averages is read as if they were equal to its weights.
 """
 
 import dataclasses
 import logging
 from collections.abc import Mapping
 
-from lingvo_gshard.checkpoints.stored import SavedArray, Stored
+from lingvo_gshard.checkpoints.checked_array import CheckedArray
+from lingvo_gshard.checkpoints.stored import Stored
 from lingvo_gshard.core.nested_map import NestedMap
 
 EMA = "ema"  # The averages' name in a state.
@@ -17,9 +18,9 @@ _THETA = "theta."
 
 
 def fitted(checkpoint: Stored, state_spec: NestedMap) -> Stored:
-    """Returns a checkpoint with averages if `state_spec` has them, else without; logs a change.
+    """Returns a checkpoint that has averages if and only if `state_spec` has them; logs a change.
 
-    All else is as it was, and may differ from `state_spec`.
+    The other arrays stay unchanged, and may differ from `state_spec`.
     """
     has_averages = any(name.startswith(_EMA) for name in checkpoint.specs)
     if has_averages == (EMA in state_spec):
@@ -47,10 +48,10 @@ def fitted(checkpoint: Stored, state_spec: NestedMap) -> Stored:
     )
 
 
-def as_weights(arrays: Mapping[str, SavedArray]) -> dict[str, SavedArray]:
-    """Returns a checkpoint's arrays with its averages both as `theta` and as `ema`.
+def as_weights(arrays: Mapping[str, CheckedArray]) -> dict[str, CheckedArray]:
+    """Returns a checkpoint's arrays, where both `theta` and `ema` are its averages.
 
-    Without averages, they are its weights.
+    Both are its weights if it lacks averages.
     """
     replaced = dict(arrays)
     for weight, array in arrays.items():

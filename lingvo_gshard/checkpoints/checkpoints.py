@@ -24,22 +24,22 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from lingvo_gshard.checkpoints import averages, epath_glob, stored
+from lingvo_gshard.checkpoints import averages, checked_array, factored_slots, stored
+from lingvo_gshard.checkpoints.checked_array import CheckedArray
+from lingvo_gshard.checkpoints.epath_glob import LiteralPath
 from lingvo_gshard.checkpoints.fingerprints import fingerprint
-from lingvo_gshard.checkpoints.stored import DamagedCheckpointError, SavedArray, Stored
+from lingvo_gshard.checkpoints.stored import DamagedCheckpointError, Stored
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import digests, json_records, storage
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.spmd import padded, processes, specs
-from lingvo_gshard.spmd.padded import PaddedArray
+from lingvo_gshard.spmd import padded, processes, shared_folder, specs
+from xla_spmd.files import digests, json_records, storage
 
 _BEST = "checkpoints/best.json"
 COMMITTED = "commit_success.txt"  # The name is Orbax's.
 # The folder that a save writes, or leaves behind if it is killed.
 _OF_A_SAVE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")
 _SECS_PER_HOUR = 3600
-epath_glob.correct()  # Orbax lists a checkpoint's parts by it.
 _Result = TypeVar("_Result")
 
 
@@ -49,14 +49,14 @@ class SaveError(OSError):
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a run's checkpoints are of; the settings in `params.train` decide which of them stay."""
+    """The contents of a run's checkpoints; settings in `params.train` say which ones to keep."""
 
     params: Params
     partitioning: Partitioning
     state_spec: NestedMap  # TensorSpecs.
 
     def to_json(self, state: NestedMap) -> dict[str, Any]:
-        """Returns these facts and the state's fingerprints; all processes must call it."""
+        """Returns the description of a checkpoint of `state`; all processes must call it."""
         array_of = dict(state.FlattenItems())
         fingerprints = {
             path: fingerprint(array_of[path], spec.dims)
@@ -67,7 +67,7 @@ class Contents:
     def described(
         self, fingerprints: Mapping[str, list[str]], num_processes: int
     ) -> dict[str, Any]:
-        """Returns these facts, given the fingerprints of a state's arrays."""
+        """Returns the description of a checkpoint, given the fingerprints of its arrays."""
         mesh = self.partitioning.mesh
         # Programs read `arrays` and `fingerprints` back; the rest is for people.
         return {
@@ -82,23 +82,23 @@ class Contents:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read."""
+    """The contents of a checkpoint that was read."""
 
     step: int
-    state: NestedMap  # On the devices.
+    state: NestedMap  # Arrays on the devices.
     input_state: dict[str, Any]
-    digest: str  # Of the state's fingerprints.
+    digest: str  # A digest of the state's fingerprints.
 
 
-def folder(model_dir: str | pathlib.Path) -> epath.Path:
-    """Returns the folder of a run's checkpoints, which Orbax reads and writes in gs:// itself."""
+def folder(model_dir: str | pathlib.Path) -> LiteralPath:
+    """Returns the folder of a run's checkpoints; in gs://, Orbax itself reads and writes it."""
     origin = storage.origin(model_dir)
     is_direct = str(origin).startswith("gs://")
-    return epath.Path(origin if is_direct else os.path.abspath(model_dir)) / "checkpoints"
+    return LiteralPath(origin if is_direct else os.path.abspath(model_dir)) / "checkpoints"
 
 
 def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
-    """Returns the steps of complete checkpoints, oldest first; empty before the first."""
+    """Returns the steps of complete checkpoints, oldest first."""
     committed = folder(model_dir).glob(f"*/{COMMITTED}")
     names = [path.parent.name for path in committed]
     # A checkpoint that somebody renamed, such as 100_good, does not count.
@@ -106,9 +106,9 @@ def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
 
 
 def _committed_secs(path: epath.Path) -> float:
-    """Returns when a checkpoint was complete, as noted in it; 0 if that cannot be read.
+    """Returns the recorded time when a checkpoint was completed; 0 if it cannot be read.
 
-    The times of its files are no guide, since copying a checkpoint changes them.
+    The times of its files do not help, since copying a checkpoint changes them.
     """
     try:
         about = json_records.parse((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
@@ -118,28 +118,31 @@ def _committed_secs(path: epath.Path) -> float:
 
 
 def steps_to_keep(times: Mapping[int, float], best: int | None, train_params: Params) -> set[int]:
-    """Returns which steps' checkpoints stay, by the settings of training.
+    """Returns the steps whose checkpoints the settings of training keep.
 
-    `times` has the time of each checkpoint in seconds, by step; `best` is the best one's step.
+    `times` maps each checkpoint's step to its time in seconds; `best` is the best one's step.
     """
-    # The newest, and the best one as long as it is there.
+    # The newest ones, and the best one if it still exists.
     steps = sorted(times)
-    kept = set(steps[-train_params.keep_checkpoint_max :])
+    num_newest = train_params.keep_checkpoint_max
+    if num_newest is None:
+        return set(steps)
+    to_keep = set(steps[-num_newest:])
     if best is not None and best in times:
-        kept.add(best)
+        to_keep.add(best)
 
     hours = train_params.keep_checkpoint_every_n_hours
     if hours is None:
-        return kept
+        return to_keep
 
-    # The first one, and each that is so many hours from the last one kept by this rule.
+    # The first one, and each one so many hours away from the last that this rule has chosen.
     last = None
     for step in steps:
-        # A clock that was set back counts as elapsed time, or it would have to catch up first.
+        # By the absolute difference, a clock that was set back need not catch up first.
         if last is None or abs(times[step] - times[last]) >= hours * _SECS_PER_HOUR:
-            kept.add(step)
+            to_keep.add(step)
             last = step
-    return kept
+    return to_keep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +155,7 @@ class Best:
 
 
 def read_best(model_dir: str | pathlib.Path) -> Best | None:
-    """Returns the best checkpoint noted in a run's folder; None if none can be read."""
+    """Returns the best checkpoint as recorded in a run's folder; None if it cannot be read."""
     path = pathlib.Path(model_dir, _BEST)
     if not path.exists():
         return None
@@ -171,9 +174,9 @@ def note_best(
     metric: str,
     higher_is_better: bool = False,
 ) -> None:
-    """Notes `step` if its metric is the best so far, which NaN never is.
+    """Records `step` as the best if its metric is the best so far. NaN is never the best.
 
-    Raises ValueError if there is no such metric, or it is a list.
+    Raises ValueError if `metrics` lack `metric`, or if it is a list.
     """
     numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
     if metric not in numbers:
@@ -181,7 +184,7 @@ def note_best(
 
     value = numbers[metric]
     before = read_best(model_dir)
-    # A save that failed, or a deletion, may have left a note of a checkpoint that is not there.
+    # After a failed save or a deletion, the recorded checkpoint may be missing.
     if before is None or before.metric != metric or before.step not in whole_steps(model_dir):
         is_best = not math.isnan(value)
     elif higher_is_better:
@@ -196,7 +199,7 @@ def note_best(
 
 
 def _check_slots(path: epath.Path, checkpoint: Stored, state_spec: NestedMap) -> None:
-    """Raises ValueError if the slots are another optimizer's, by their names."""
+    """Raises ValueError if the slots have another optimizer's names."""
     saved = _slot_names(checkpoint.specs)
     expected = _slot_names(dict(state_spec.FlattenItems()))
     if saved != expected:
@@ -219,9 +222,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """
 
     def __init__(self, model_dir: str | pathlib.Path, contents: Contents | None = None) -> None:
-        """Opens the folder: to read if `contents` is None, else to save what `contents` describes.
+        """Opens the folder to save checkpoints with `contents`, or only to read if it is None.
 
-        To save, the folder is created, and what a killed save left in it is deleted.
+        For saving, it creates the folder, and deletes the remains of a killed save.
         """
         self._model_dir = model_dir
         self._folder = folder(model_dir)
@@ -231,7 +234,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         if contents is not None:
             # Each process writes the arrays of its own devices into this folder.
-            processes.check_shared(self._folder)
+            shared_folder.check(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
             if processes.is_first():
                 self._delete_incomplete()
@@ -249,7 +252,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         try:
             self.wait()
         finally:
-            with contextlib.suppress(OSError):  # Reported by `wait`; Orbax may raise it again.
+            with contextlib.suppress(OSError):  # `wait` has raised it; Orbax may do so again.
                 self._checkpointer.close()
 
     def steps(self) -> list[int]:
@@ -257,29 +260,30 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return whole_steps(self._model_dir)
 
     def latest(self, passed_over: Collection[int] = ()) -> int | None:
-        """Returns the last step with a complete checkpoint, as process 0 sees it; None without one.
+        """Returns the newest complete checkpoint's step, as process 0 sees it, or None.
 
-        The steps in `passed_over` do not count.
+        Ignores the steps in `passed_over`.
         """
         steps = set(self.steps()).difference(passed_over)
-        # Machines may list a folder of a network disk differently for a while.
+        # For a while, machines may see different files in a folder of a network disk.
         newest = processes.of_first(max(steps, default=-1))
         return None if newest < 0 else newest
 
     def save(self, step: int, state: NestedMap, input_state: dict[str, Any]) -> None:
         """Starts writing a checkpoint and returns once the state may be overwritten.
 
-        Every device writes its own part of the arrays; `input_state` is JSON-able. The checkpoint
-        is complete after `wait`. Raises SaveError if it, or the one before, could not be written.
+        Every device writes its own part of the arrays. `input_state` can be written as JSON. The
+        checkpoint is complete after `wait`. Raises SaveError if this checkpoint, or the previous
+        one, could not be written.
         """
         assert self._contents is not None, "opened for reading only"
         self.wait()  # One save at a time.
 
-        # Fingerprints are computed now, before the next call reuses the memory of the arrays.
+        # The fingerprints are computed now, as the next step will overwrite the arrays.
         about = self._contents.to_json(state)
         about["digest"] = digests.of_json(about, input_state)
         items = ocp.args.Composite(
-            # Uneven arrays are written with their padding; `about` has the logical shapes.
+            # Arrays are written with their padding; `about` has the logical shapes.
             state=ocp.args.PyTreeSave(dict(state.Transform(padded.on_devices).FlattenItems())),
             input_state=ocp.args.JsonSave(input_state),
             about=ocp.args.JsonSave(about),
@@ -289,9 +293,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._saving = step
 
     def wait(self) -> None:
-        """Waits until the last save is complete, then deletes the checkpoints that need not stay.
+        """Waits until the last save is complete, then deletes the checkpoints that are not kept.
 
-        Raises SaveError if it could not be written, and OSError if one could not be deleted.
+        Raises SaveError if the checkpoint could not be written, and OSError if another one could
+        not be deleted.
         """
         if self._saving is None:
             return
@@ -300,32 +305,34 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         with self._save_errors(step):
             self._checkpointer.wait_until_finished()
 
-        # Only now is there one more checkpoint, and another one may go.
+        # The new checkpoint is complete, so an older one can be deleted.
         if processes.is_first():
             self._delete_older()
 
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
         """Reads the checkpoint of `step`, which must hold the arrays of `state_spec`.
 
-        Those of `shardings` are read: all, or a part of the tree. Only moving averages of weights
-        may be missing, or be left out: see averages.fitted.
-        Raises DamagedCheckpointError, which names the file, or the weight and its experts; and
-        ValueError if there is no such checkpoint, or it is of another model or an earlier version.
+        It reads the arrays that have a sharding in `shardings`, which may be a part of the tree.
+        The checkpoint may differ from `state_spec` in two ways: in whether it has moving averages
+        (averages.fitted), and in biases' slots that are factored (factored_slots.fitted).
+
+        Raises DamagedCheckpointError, which names the file, or the weight and its experts, if the
+        checkpoint is damaged. Raises ValueError if `step` does not exist, if it belongs to another
+        model or an earlier version, or if a weight is not finite.
         """
         path = self._whole(step)
 
-        def read() -> tuple[Stored, dict[str, jax.Array | PaddedArray]]:
+        def read() -> Stored:
             checkpoint = averages.fitted(Stored.open(path), state_spec)
+            checkpoint = factored_slots.fitted(checkpoint, state_spec)
             _check_slots(path, checkpoint, state_spec)
             specs.check_same(
                 f"{path}, of another model or an earlier version", checkpoint.specs, state_spec
             )
-            return checkpoint, stored.placed(checkpoint.arrays(), dict(shardings.FlattenItems()))
+            return checkpoint
 
-        checkpoint, arrays = stored.in_all_processes(path, read)
-
-        # On the devices, so that whatever went wrong between the files and them is found, too.
-        checkpoint.check(arrays)
+        checkpoint = stored.in_all_processes(path, read)
+        arrays = stored.restored(str(path), checkpoint.arrays(), dict(shardings.FlattenItems()))
         return Restored(
             step=step,
             state=shardings.Pack(arrays.values()),
@@ -334,24 +341,24 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         )
 
     def newest(self, read: Callable[[int], _Result]) -> _Result | None:
-        """Returns read(step) of the newest undamaged checkpoint; None if there is none at all.
+        """Returns read(step) of the newest undamaged checkpoint; None if the folder is empty.
 
-        Logs damaged ones. If opened for saving, it also moves them to damaged_checkpoints, so that
-        their steps can be saved again. Raises DamagedCheckpointError if all are damaged.
+        Logs damaged checkpoints. If opened for saving, it also moves them to damaged_checkpoints,
+        so that their steps can be saved again. Raises DamagedCheckpointError if all are damaged.
         """
         damaged: set[int] = set()
-        # The reason if there are only checkpoints that were moved away earlier.
+        # The reason if all checkpoints have been moved away earlier.
         reason = f"Damaged ones are in {self._damaged}; move it away to start anew."
         while (step := self.latest(passed_over=damaged)) is not None:
             steps_before = set(self.steps())
             try:
                 return stored.in_all_processes(self._path(step), functools.partial(read, step))
             except DamagedCheckpointError as error:
-                # Training, in another process, may have deleted what could not be read.
+                # The training process may have deleted this checkpoint while it was read.
                 were_deleted = bool(steps_before - set(self.steps()))
                 if processes.of_first(were_deleted):
                     continue
-                reason = str(error)  # The error itself would keep what was read in memory.
+                reason = str(error)  # The error itself would hold the arrays in memory.
                 logging.warning("%s Falling back to the checkpoint before it.", reason)
 
             damaged.add(step)
@@ -362,12 +369,13 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             return None
         raise DamagedCheckpointError(f"{self._folder}: no undamaged checkpoint is left. {reason}")
 
-    def arrays(self, step: int, average: int = 1) -> dict[str, SavedArray]:
-        """Returns the arrays of `step` by path, of any model; parts are read when they are used.
+    def arrays(self, step: int, average: int = 1) -> dict[str, CheckedArray]:
+        """Returns the arrays of `step` by path, of any model; each part is read when it is used.
 
-        With `average` above 1, each is the mean over that many checkpoints, of which `step` is the
-        last. All processes must call it. Raises DamagedCheckpointError, as reading them does, and
-        ValueError for no such checkpoint, or if there are too few.
+        With `average` above 1, each array is the mean over that many checkpoints, up to and
+        including `step`. All processes must call it. Raises ValueError if `step` does not exist, or
+        if there are too few checkpoints. This call and reading the arrays raise
+        DamagedCheckpointError if a file is damaged.
         """
         self._whole(step)
         steps = [saved for saved in self.steps() if saved <= step]
@@ -378,7 +386,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 f"{max(average, 1)} keeps more while training."
             )
 
-        # Only descriptions are read here, no arrays.
+        # This reads only the descriptions.
         checkpoints = []
         for averaged in steps[-average:]:
             path = self._path(averaged)
@@ -387,7 +395,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         last = checkpoints[-1]
         if average == 1:
-            return last  # With its fingerprints, which a mean has not.
+            return last
         means = {}
         for name in last:
             if not all(name in arrays for arrays in checkpoints):
@@ -395,16 +403,16 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     f"{self._folder}: not all of the {average} checkpoints up to step {step} have "
                     f"{name}: take the mean of fewer."
                 )
-            means[name] = stored.mean([arrays[name] for arrays in checkpoints])
+            means[name] = checked_array.mean([arrays[name] for arrays in checkpoints])
         return means
 
     def _path(self, step: int) -> epath.Path:
         return self._folder / str(step)
 
     def _whole(self, step: int) -> epath.Path:
-        """Returns the folder of a complete checkpoint, once a save in progress is complete.
+        """Waits for a save in progress, and returns the folder of the checkpoint of `step`.
 
-        Raises ValueError, which lists the steps, if there is none of `step`.
+        Raises ValueError, which lists the complete checkpoints' steps, if `step` is not among them.
         """
         self.wait()
         steps = self.steps()
@@ -414,28 +422,28 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return self._path(step)
 
     def _delete_incomplete(self) -> None:
-        """Deletes what saves and deletions have left that were cut short, and nothing else."""
+        """Deletes only the remains of saves and deletions that were interrupted."""
         complete = {str(step) for step in self.steps()}
         for path in self._folder.glob("[0-9]*"):
             if path.name not in complete and _OF_A_SAVE.fullmatch(path.name):
                 path.rmtree()
 
     def _delete_older(self) -> None:
-        """Deletes the checkpoints that need not stay, now that a newer one is complete."""
+        """Deletes the checkpoints that are not kept, now that a newer one is complete."""
         assert self._contents is not None
         best = read_best(self._model_dir)
         best_step = None if best is None else best.step
         times = {step: _committed_secs(self._path(step)) for step in self.steps()}
-        kept = steps_to_keep(times, best_step, self._contents.params.train)
-        for step in times.keys() - kept:
-            # Without this file it is incomplete, so that no one reads what is being deleted.
+        to_keep = steps_to_keep(times, best_step, self._contents.params.train)
+        for step in times.keys() - to_keep:
+            # Without this file it is incomplete, so that nobody reads it during the deletion.
             (self._path(step) / COMMITTED).unlink()
             self._path(step).rmtree()
 
     def _put_aside(self, step: int) -> None:
         """Moves a checkpoint to damaged_checkpoints, as STEP, or STEP.1 if there is one already."""
         if processes.is_first():
-            # A step that was trained again may be damaged again: nothing is written over.
+            # A step that was trained again may be damaged again: both copies stay.
             self._damaged.mkdir(exist_ok=True)
             target = self._damaged / str(step)
             num_earlier = 0
@@ -448,12 +456,16 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     @contextlib.contextmanager
     def _save_errors(self, step: int) -> Iterator[None]:
-        """Raises SaveError for an error of any kind: libraries wrap those of file systems."""
+        """Raises SaveError for an error of any kind, as libraries wrap a file system's errors."""
         try:
             yield
         except Exception as error:
-            # A user wants to know what is left.
             steps = self.steps()
-            kept = f"the last whole one is of step {steps[-1]}" if steps else "there is no other"
+            if steps:
+                remaining = f"the last whole one is of step {steps[-1]}"
+            else:
+                remaining = "there is no other"
             problem = f"{self._folder}: the checkpoint of step {step} could not be written"
-            raise SaveError(f"{problem}; {kept}. ({stored.first_line(error)})") from error
+            raise SaveError(
+                f"{problem}; {remaining}. ({checked_array.first_line(error)})"
+            ) from error

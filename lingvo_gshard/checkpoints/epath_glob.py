@@ -1,35 +1,24 @@
-"""etils' globs, corrected: the characters of a folder's own name are no pattern.
+"""Paths of etils whose own characters are not a pattern.
 
 `epath.Path.glob` joins the folder and the pattern, and in a folder whose name holds `[`, `?` or `*`
-it finds nothing, or the files of another folder. Orbax lists what it has written that way: a
-checkpoint would be committed without its arrays.
+it finds nothing, or the files of another folder. Orbax lists the files that it has written by
+`glob`: without this class, it would commit a checkpoint without its arrays.
 """
 
-import functools
 import glob
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Self
 
-from etils.epath import gpath
-
-_Glob = Callable[[Any, str], Iterator[Any]]
+from etils import epath
 
 
-def correct() -> None:
-    """Lets all of this process's epath.Paths, on disk and in buckets, list what they hold."""
-    path_class = gpath._GPath  # No public class has `glob` itself.
-    if not hasattr(path_class.glob, "__wrapped__"):
-        path_class.glob = _literal(path_class.glob)
+class LiteralPath(type(epath.Path())):  # type: ignore[misc]
+    """A path on disk or in a bucket, which Orbax takes; so are its parents and children."""
 
-
-def _literal(etils_glob: _Glob) -> _Glob:
-    """Returns a glob that takes its folder's name as it is."""
-
-    @functools.wraps(etils_glob)
-    def glob_in(folder: Any, pattern: str) -> Iterator[Any]:
+    def glob(self, pattern: str) -> Iterator[Self]:
+        """Yields the paths in this folder that match `pattern`."""
         # The backends read `[[]` as `[`, so that an escaped name matches itself alone.
-        escaped = type(folder)(glob.escape(os.fspath(folder)))
-        return etils_glob(escaped, pattern)
-
-    return glob_in
+        escaped = epath.Path(glob.escape(os.fspath(self)))
+        for path in escaped.glob(pattern):
+            yield type(self)(path)

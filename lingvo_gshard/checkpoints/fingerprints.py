@@ -1,9 +1,9 @@
-"""Fingerprints of arrays: 64 bits for each expert, computed where the array lies.
+"""Fingerprints of arrays: 64 bits for each expert, computed on the devices that hold the array.
 
 A fingerprint is the sum, modulo 2**32, of a hash of each element's bits and its position in its
-expert. Sums of parts add up to the sum of the whole, so every partitioning gives the same one, and
-no device reads another's part. Fingerprints detect elements that were changed, moved or lost; they
-do not detect forgery.
+expert. The sums of parts add up to the sum of the whole. So the fingerprint does not depend on the
+partitioning, and each device hashes only its own part. Fingerprints detect elements that were
+changed, moved or lost; they do not detect forgery.
 """
 
 import functools
@@ -20,17 +20,17 @@ from lingvo_gshard.spmd import padded
 from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
 from lingvo_gshard.spmd.padded import PaddedArray
 
-_PART_BYTES = 64 * 2**20  # Hashing a part takes a few times as much memory.
+_PART_BYTES = 64 * 2**20  # Hashing takes a few times as much memory as the part.
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
 
 _Array = TypeVar("_Array", jax.Array, np.ndarray)
 
-# Until a program for a shape is traced and loaded, NumPy has hashed about so many elements.
+# NumPy hashes about so many elements in the time that tracing and compiling a program takes.
 _ELEMENTS_ON_HOST = 2**20
 
 
 def fingerprint(array: jax.Array | PaddedArray, dims: str) -> list[str]:
-    """Returns 16 hex digits for each expert of an array, or for the whole array without dim E.
+    """Returns 16 hex digits for each expert, or for the whole array without a dim E.
 
     `dims` has a letter for each dim, as in TensorSpec. All processes must call it.
     """
@@ -54,14 +54,14 @@ def _digits(sums: np.ndarray) -> list[str]:
 
 
 def _is_small_on_host(array: jax.Array) -> bool:
-    """Returns whether this process has all of an array in its own memory, and it is small."""
+    """Returns whether an array is small and completely in this process's host memory."""
     platforms = {device.platform for device in array.devices()}
     is_here = array.is_fully_addressable and platforms == {"cpu"}
     return is_here and array.size <= _ELEMENTS_ON_HOST
 
 
 def _sums_on_host(x: np.ndarray, expert_axis: int) -> np.ndarray:
-    """Returns what `_sums` does, computed by NumPy; without an axis of experts, -1, E is 1."""
+    """Computes `_sums` by NumPy; `expert_axis` is -1 for an array without experts."""
     by_expert = x[None] if expert_axis < 0 else np.moveaxis(x, expert_axis, 0)
     rows = np.ascontiguousarray(by_expert).reshape(len(by_expert), -1)
     bits = rows.view(f"uint{8 * x.dtype.itemsize}").astype(np.uint32)
@@ -74,8 +74,15 @@ def _sums_on_host(x: np.ndarray, expert_axis: int) -> np.ndarray:
     return np.stack(sums, axis=1)
 
 
-def _of_parts(array: jax.Array, dims: str) -> list[str]:
-    """Returns the fingerprint of an array on one device, which a part's temporaries fit on."""
+def of_values(values: np.ndarray, dims: str) -> list[str]:
+    """Returns the `fingerprint` of an array in this process's memory."""
+    if values.size <= _ELEMENTS_ON_HOST:
+        return _digits(_sums_on_host(values, dims.upper().find("E")))
+    return _of_parts(values, dims)
+
+
+def _of_parts(array: jax.Array | np.ndarray, dims: str) -> list[str]:
+    """Returns the fingerprint of an array, whose temporary arrays have the size of a part."""
     axis = int(np.argmax(array.shape))
     size = array.shape[axis]
     rows = max(1, _PART_BYTES * size // array.nbytes)
@@ -84,17 +91,19 @@ def _of_parts(array: jax.Array, dims: str) -> list[str]:
     begin = [0] * array.ndim
     for start in range(0, size, rows):
         begin[axis] = start
-        # The start is an argument, so that all parts of a size share a program.
-        part = jax.lax.dynamic_slice_in_dim(array, start, min(rows, size - start), axis)
-        sums.add(tuple(begin), part)
+        count = min(rows, size - start)
+        if isinstance(array, np.ndarray):
+            in_memory = array[(*[slice(None)] * axis, slice(start, start + count))]
+            sums.add(tuple(begin), in_memory)
+        else:
+            # The start is an argument, so that all parts of a size share a program.
+            on_device = jax.lax.dynamic_slice_in_dim(array, start, count, axis)
+            sums.add(tuple(begin), on_device)
     return sums.fingerprint()
 
 
 class PartSums:
-    """The fingerprint of an array that is given part by part, as it is when the parts are together.
-
-    No device needs more than a part.
-    """
+    """Computes an array's fingerprint from its parts, which need not be in memory together."""
 
     def __init__(self, dims: str, shape: tuple[int, ...]) -> None:
         """`dims` has a letter for each dim of the whole array, whose shape is `shape`."""
@@ -105,8 +114,8 @@ class PartSums:
         self._sums = np.zeros((num_experts, len(_SEEDS)), np.uint32)
 
     def add(self, begin: tuple[int, ...], part: np.ndarray | jax.Array) -> None:
-        """Adds a part, whose first element is at `begin`; each element is added once."""
-        # Where the part's first element is in the order of the whole array, without the experts.
+        """Adds a part whose first element has the index `begin`; parts must not overlap."""
+        # `first` is the position of the part's first element within its expert.
         strides = []
         first = 0
         experts = slice(None)
@@ -125,17 +134,17 @@ class PartSums:
         self._sums[experts] += np.asarray(sums)  # Modulo 2**32.
 
     def fingerprint(self) -> list[str]:
-        """Returns the fingerprint of the parts so far."""
+        """Returns the fingerprint of the array, once all its parts were added."""
         return _digits(self._sums)
 
 
 def difference(
     name: str, saved: Sequence[str], computed: Sequence[str], experts: slice = slice(None)
 ) -> str:
-    """Describes the experts of the array `name` whose fingerprints differ; "" if none do.
+    """Describes the experts of the array `name` whose fingerprints differ; "" if they are equal.
 
-    `saved` has the fingerprints of all experts, and `computed` those of the experts in the range
-    `experts`: with slice(2, 4), computed[0] is compared with saved[2].
+    `saved` has the fingerprints of all experts, and `computed` has only the fingerprints of the
+    range `experts`: with slice(2, 4), computed[0] is compared with saved[2].
     """
     indices = range(len(saved))[experts]
     differing = [
@@ -150,7 +159,7 @@ def difference(
 def _program(
     dims: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns `_sums` jitted; many arrays share a shape."""
+    """Returns the compiled `_sums`, which all arrays of a shape share."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(functools.partial(_sums, dims=dims, shape=shape), out_shardings=everywhere)
 
@@ -158,7 +167,7 @@ def _program(
 def _sums(x: jax.Array, dims: str, shape: tuple[int, ...]) -> jax.Array:
     """Returns the sum of each expert's hashes for each seed, uint32 [E, 2].
 
-    `x` may be padded to more than `shape`; padding is not hashed.
+    `x` may be larger than `shape`; the padding is not hashed.
     """
     x = padded.without_padding(x, shape)
     by_expert = jnp.moveaxis(x, dims.index("E"), 0) if "E" in dims else x[None]
@@ -178,8 +187,8 @@ def _sums_of_part(
 ) -> jax.Array:
     """Returns the sums of a part's hashes for each of its experts and each seed, uint32 [E, 2].
 
-    An element's position in its expert is `first` plus its index times `strides`, of which that of
-    the experts' axis is 0. Without such an axis, -1, there is one expert.
+    An element's position in its expert is `first` plus its index times `strides`. The stride of the
+    experts' axis is 0. If `expert_axis` is -1, the array counts as one expert.
     """
     position = jnp.full(part.shape, first, jnp.uint32)
     for axis, stride in enumerate(strides):
@@ -192,7 +201,7 @@ def _sums_of_part(
 
 def _hashed(by_expert: jax.Array, position: jax.Array) -> jax.Array:
     """Returns the sums of the hashes of each expert's elements, given their positions in it."""
-    # The bits themselves are hashed, so that -0.0 differs from 0.0 and NaN equals itself.
+    # The bits are hashed, so that -0.0 differs from 0.0, and NaN equals itself.
     unsigned = jnp.dtype(f"uint{8 * by_expert.dtype.itemsize}")
     bits = jax.lax.bitcast_convert_type(by_expert, unsigned).astype(jnp.uint32)
 
@@ -205,7 +214,7 @@ def _hashed(by_expert: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def _mixed(x: _Array) -> _Array:
-    """Applies MurmurHash3's finalizer: a bijection of 32 bits in which every bit depends on all."""
+    """Applies MurmurHash3's finalizer: a bijection in which each bit depends on all 32 bits."""
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

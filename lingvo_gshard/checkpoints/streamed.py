@@ -1,71 +1,66 @@
-"""A checkpoint that is written array by array from arrays that are read part by part.
+"""A checkpoint that is written part by part, from arrays that are not on devices.
 
-It is for states that are larger than a host's memory and lie on no device yet. The result is a
-checkpoint like all others (checkpoints.py), without the notes that Orbax keeps for itself:
+It is for states that are larger than a host's memory. The result is a checkpoint like all others
+(checkpoints.py), but lacks the files that only Orbax reads:
 
     model_dir/checkpoints/STEP.import/             while it is written
         journal.jsonl                              the arrays that are complete, and their source
         state/, input_state/, about/               as in any checkpoint
     model_dir/checkpoints/STEP                     in the end
 
-A process that was killed is continued by the next one from the same source: arrays in the journal
-are not written again.
+After a process was killed, the next one from the same source continues: it does not write the
+arrays in the journal again.
 """
 
 import collections
 import dataclasses
 import itertools
 import json
-import math
 import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tensorstore
 
-from lingvo_gshard.checkpoints import averages
+from lingvo_gshard.checkpoints import averages, checked_array
+from lingvo_gshard.checkpoints.checked_array import CheckedArray, Index
 from lingvo_gshard.checkpoints.checkpoints import COMMITTED, Contents, folder
 from lingvo_gshard.checkpoints.fingerprints import PartSums, difference
-from lingvo_gshard.checkpoints.stored import Index, SavedArray
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import atomic_file, digests, json_records, storage
 from lingvo_gshard.sharding.layout import TensorSpec
+from xla_spmd.files import atomic_file, digests, json_records, storage
+from xla_spmd.runtime import progress
 
-# A part that is read, hashed and written at a time.
-PART_BYTES = 64 * 2**20
-# Arrays that are written at a time, each with a part that is read and one that is written.
+# Arrays that are written at a time; for each, one part is read while another is written.
 _THREADS = 4
 _JOURNAL = "journal.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What was written."""
+    """Counts of the arrays in a new checkpoint."""
 
-    num_arrays: int
-    num_continued: int  # Of them, those that were complete already.
-    num_bytes: int  # Of the others.
+    num_arrays: int  # All arrays of the checkpoint.
+    num_continued: int  # The arrays that an earlier process had completed.
+    num_bytes: int  # The size of the arrays that this process has written.
 
 
-def zeros(path: str, spec: TensorSpec) -> SavedArray:
+def zeros(path: str, spec: TensorSpec) -> CheckedArray:
     """Returns an array of zeros, such as an optimizer's slot before the first step."""
-
-    def read(index: Index) -> np.ndarray:
-        sizes = [len(range(size)[part]) for part, size in zip(index, spec.shape, strict=True)]
-        return np.zeros(sizes, spec.dtype)
-
-    return SavedArray(path, spec, None, read, ValueError)
+    return CheckedArray(path, spec, lambda: checked_array.zeros(spec.shape, spec.dtype))
 
 
-def first_state(state_spec: NestedMap, theta: Mapping[str, SavedArray]) -> dict[str, SavedArray]:
-    """Returns the arrays of a state before its first step, given the weights by path, `theta`.
+def first_state(
+    state_spec: NestedMap, theta: Mapping[str, CheckedArray]
+) -> dict[str, CheckedArray]:
+    """Returns the arrays of a state before its first step, given the weights `theta` by path.
 
-    Moving averages start at the weights, and the optimizer's slots at zero.
+    Moving averages start as the weights, and the optimizer's slots as zeros.
     """
     weights = averages.as_weights(theta)
     arrays = {}
@@ -81,15 +76,16 @@ def write(
     model_dir: str | pathlib.Path,
     step: int,
     contents: Contents,
-    arrays: Mapping[str, SavedArray],
+    arrays: Mapping[str, CheckedArray],
     source: str,
 ) -> Written:
-    """Writes the checkpoint of `step` with `arrays`, which are all those of contents.state_spec.
+    """Writes the checkpoint of `step` with `arrays`, which must have all of contents.state_spec.
 
-    `source` identifies where the arrays come from: a process that was killed is continued if it is
-    the same. An array that has fingerprints is not checked part by part, for which more than a part
-    might be read, but once it is written. Raises ValueError if there is a checkpoint of `step`, as
-    `partial_folder`, and as reading the arrays does; then nothing of it is left.
+    `source` identifies the arrays' origin: the work of a killed process is continued if it had the
+    same source. An array with fingerprints is checked when all of it is written, since checking its
+    parts would read more than these. Raises ValueError if there is a checkpoint of `step`, if the
+    folder is in gs://, or if an array is damaged or not finite; then it deletes what it has
+    written.
     """
     partial = partial_folder(model_dir, step)
     target = partial.with_name(str(step))
@@ -102,26 +98,27 @@ def write(
     noting = threading.Lock()
 
     def write_array(path: str) -> None:
-        fingerprint = _write_array(partial / "state", missing[path], context)
+        fingerprint = _write_array(partial / "state", missing[path], context, done.update)
         with noting:
             fingerprints[path] = fingerprint
             _note(partial, {"array": path, "fingerprints": fingerprint})
 
+    num_bytes = sum(array.num_bytes for array in missing.values())
+    copying = progress.shown("copying weights", total=num_bytes, unit=progress.BYTES)
     try:
-        with ThreadPoolExecutor(_THREADS) as threads:
+        with copying as done, ThreadPoolExecutor(_THREADS) as threads:
             collections.deque(threads.map(write_array, missing), maxlen=0)
         _finish(partial, target, contents, {path: fingerprints[path] for path in arrays})
     except ValueError:
         shutil.rmtree(partial)
         raise
-    num_bytes = sum(array.num_bytes for array in missing.values())
     return Written(len(arrays), len(arrays) - len(missing), num_bytes)
 
 
 def partial_folder(model_dir: str | pathlib.Path, step: int) -> pathlib.Path:
     """Returns the folder that holds the checkpoint of `step` while it is written.
 
-    Raises ValueError for one in gs://, which needs a disk instead.
+    Raises ValueError for a folder in gs://, since writing needs a disk.
     """
     path = folder(model_dir)
     if storage.is_bucket(path):
@@ -133,11 +130,14 @@ def partial_folder(model_dir: str | pathlib.Path, step: int) -> pathlib.Path:
 
 
 def _continued(partial: pathlib.Path, source: str) -> dict[str, list[str]]:
-    """Returns the fingerprints of the arrays that are complete; begins anew without such."""
+    """Returns the fingerprints of the arrays that are complete already.
+
+    Creates the folder, or deletes the arrays of another source.
+    """
     lines = []
     journal = partial / _JOURNAL
     if journal.is_file():
-        # The last line may have been cut.
+        # The last line may be incomplete.
         for line in journal.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
                 lines.append(json_records.parse(line))
@@ -148,26 +148,31 @@ def _continued(partial: pathlib.Path, source: str) -> dict[str, list[str]]:
         _note(partial, {"source": source})
         return {}
 
-    # Without what was cut, so that the next line does not continue it.
+    # Without an incomplete line, which the next line would continue.
     atomic_file.write(journal, "".join(json.dumps(line) + "\n" for line in lines))
     return {line["array"]: line["fingerprints"] for line in lines[1:]}
 
 
 def _note(partial: pathlib.Path, line: dict[str, Any]) -> None:
-    """Appends a line to the journal, on the disk when this returns."""
+    """Appends a line to the journal, and waits until it is on the disk."""
     with (partial / _JOURNAL).open("a") as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _write_array(state: pathlib.Path, array: SavedArray, context: tensorstore.Context) -> list[str]:
-    """Writes an array part by part; returns its fingerprints.
+def _write_array(
+    state: pathlib.Path,
+    array: CheckedArray,
+    context: tensorstore.Context,
+    on_part: Callable[[int], None],
+) -> list[str]:
+    """Writes an array part by part; returns its fingerprints. Calls `on_part` with parts' bytes.
 
-    Raises the array's error for damage if it has other fingerprints.
+    Raises the array's `damaged` error if it should have other fingerprints.
     """
     unchecked = dataclasses.replace(array, fingerprints=None)
-    part_shape = _part_shape(array.spec)
+    part_shape = checked_array.part_shape(array.spec)
     store = _create(state, array, part_shape, context)
     sums = PartSums(array.spec.dims, array.shape)
 
@@ -179,6 +184,7 @@ def _write_array(state: pathlib.Path, array: SavedArray, context: tensorstore.Co
         if writing is not None:
             writing.result()
         writing = store[index].write(part)
+        on_part(part.nbytes)
     if writing is not None:
         writing.result()
 
@@ -192,12 +198,12 @@ def _write_array(state: pathlib.Path, array: SavedArray, context: tensorstore.Co
 
 def _create(
     state: pathlib.Path,
-    array: SavedArray,
+    array: CheckedArray,
     part_shape: tuple[int, ...],
     context: tensorstore.Context,
 ) -> tensorstore.TensorStore:
-    """Makes an array in the form that Orbax gives it."""
-    # NumPy knows no code for bfloat16, which zarr calls by its name.
+    """Creates an array in Orbax's format."""
+    # NumPy lacks a code for bfloat16, and zarr uses its name.
     dtype = array.dtype
     zarr_dtype = dtype.name if dtype.name == "bfloat16" else dtype.newbyteorder("<").str
 
@@ -214,35 +220,10 @@ def _create(
             "dtype": zarr_dtype,
             "compressor": None,
         },
-        # Reading refuses chunks that are missing, those of zeros among them.
+        # Chunks of zeros are written as well: a missing chunk is an error when it is read.
         "store_data_equal_to_fill_value": True,
     }
     return tensorstore.open(spec, create=True, delete_existing=True, context=context).result()
-
-
-def _part_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """Returns the shape of a part: of one block and expert, cut along another dim if too large.
-
-    A vocabulary is cut along V, and else the first dim that remains is.
-    """
-    shape = [
-        1 if letter.upper() in ("R", "E") else size
-        for letter, size in zip(spec.dims, spec.shape, strict=True)
-    ]
-    if not shape:
-        return ()
-
-    # Where it would be cut, best first.
-    dims = spec.dims.upper()
-    cut = [axis for axis, letter in enumerate(dims) if letter == "V"]
-    cut += [axis for axis, size in enumerate(shape) if size > 1 and axis not in cut]
-
-    if cut:
-        axis = cut[0]
-        num_bytes = math.prod(shape) * np.dtype(spec.dtype).itemsize
-        count = max(1, math.ceil(num_bytes / PART_BYTES))
-        shape[axis] = math.ceil(shape[axis] / count)
-    return tuple(shape)
 
 
 def _parts(shape: tuple[int, ...], part_shape: tuple[int, ...]) -> Iterator[Index]:

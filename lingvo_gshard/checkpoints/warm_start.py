@@ -6,10 +6,11 @@ rules = (
     (r"theta\..*", "SAME"),
 )
 
-The first rule whose pattern matches an array's path applies to it; others are initialized.
+The first rule whose pattern matches an array's path applies to it. Arrays without a rule are
+initialized.
 
-A run without experts starts a model that has them (upcycling: Komatsuzaki et al., 2023): by rule
-COPY_EXPERTS each expert is a copy of the layer's feed-forward, and the gate is NEW.
+A dense run can start a model with experts (upcycling: Komatsuzaki et al., 2023). By the rule
+COPY_EXPERTS, each expert is a copy of the layer's feed-forward; the gate is NEW.
 
 rules = (
     (r"theta\..*\.feed_forward\.wg", "NEW"),
@@ -28,23 +29,26 @@ from typing import Any
 
 import jax
 import numpy as np
+import tensorstore
+from tensorstore import TensorStore
 
 from lingvo_gshard.checkpoints import exported, stack_forms
+from lingvo_gshard.checkpoints.checked_array import CheckedArray, Index
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
-from lingvo_gshard.checkpoints.stored import Index
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import padded, processes, specs
 from lingvo_gshard.spmd.padded import PaddedArray
 
 
 class Rule(enum.StrEnum):
-    """How an array is made from the old run's.
+    """How an array is made from the old run's array.
 
-    SAME: unchanged. COPY_EXPERTS: dims that differ grow by whole copies, so new expert i is old
-    expert i mod E, and an old array without experts is one expert, of which all are copies.
-    BY_PIECE: along V, pieces that the old vocabulary has are taken from it; other pieces are means
-    of old ones, if they are listed, or new.
-    NEW: initialized.
+    SAME: it is equal.
+    COPY_EXPERTS: dims that differ grow by whole copies. New expert i is old expert i mod E; if the
+    old array has no experts, each new expert is a copy of it.
+    BY_PIECE: along V, a piece of the old vocabulary keeps its values. Another piece is the mean of
+    old ones, if it is listed, or new.
+    NEW: it is initialized.
     """
 
     SAME = "SAME"
@@ -55,13 +59,13 @@ class Rule(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Where to start from; raises ValueError for bad rules."""
+    """A run to start from; raises ValueError for bad rules."""
 
     source: str  # A run's folder, or a .safetensors file or its index that a run exported.
     rules: tuple[tuple[str, str], ...]  # Pairs of a pattern of paths and a Rule or its name.
-    # For BY_PIECE: pairs of such a pattern and each new piece's old id, or -1: int [V].
+    # For BY_PIECE: pairs of a pattern and each new piece's old id, or -1, int [V].
     old_pieces: tuple[tuple[str, np.ndarray], ...] = ()
-    # And pairs of such a pattern and groups of old ids: what follows the old ids are their means.
+    # Also pairs of a pattern and groups of old ids: each group adds an id, whose row is their mean.
     means: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
 
     def __post_init__(self) -> None:
@@ -75,13 +79,15 @@ class WarmStart:
                 raise ValueError(f"{problem}; rules are {', '.join(Rule)} ({error}).") from error
 
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
-        """Returns the initialized state with arrays from the source; prints where each is from.
+        """Returns the initialized state with arrays from the source; prints each array's origin.
 
-        New slots of an optimizer and the like share a line. So do the source's weights, `theta`,
-        that no array was made from.
+        One line counts the new arrays that are not weights, such as slots. Another one lists the
+        source's weights that are not used.
 
-        All processes must call it. Each reads only what its devices need, one array at a time, and
-        deletes the arrays of `state` that it replaces. Raises as `arrays` and `first_value`.
+        All processes must call it. Each reads only the parts that its devices need, one array at a
+        time, and deletes the arrays of `state` that it replaces. Raises ValueError if the source
+        has no checkpoint or is damaged, or if an array is missing or does not fit;
+        FileNotFoundError if an exported file is missing.
         """
         old = stack_forms.Renamed(self.arrays(), dict(state.FlattenItems()))
         leaves = []
@@ -90,23 +96,24 @@ class WarmStart:
             value, line = self.first_value(path, spec.dims, old, leaf)
             leaves.append(value)
             if value is not leaf:
-                leaf.delete()  # Otherwise the devices would hold two states in the end.
+                leaf.delete()  # Otherwise the devices would finally hold two states.
             if value is leaf and not path.startswith("theta."):
                 num_new += 1
             elif processes.is_first():
                 print(line)
 
         if num_new and processes.is_first():
-            print(f"{num_new} arrays that are no weights, such as slots: new")
+            print(f"{num_new} arrays that are not weights, such as slots: new")
         left = [path for path in old.left() if path.startswith("theta.")]
         if left and processes.is_first():
-            print(f"{self.source}: left out are {', '.join(left)}")
+            print(f"{self.source}: weights that are not used: {', '.join(left)}")
         return state.Pack(leaves)
 
-    def arrays(self) -> Mapping[str, Any]:
-        """Returns the source's arrays by path; parts of them are read when they are used.
+    def arrays(self) -> Mapping[str, CheckedArray]:
+        """Returns the source's arrays by path; each part is read when it is used.
 
-        Raises as `exported.read`, and ValueError if there is no checkpoint or it is damaged.
+        Raises ValueError if there is no checkpoint, or a file is damaged or another program's, and
+        FileNotFoundError if an exported file is missing.
         """
         if self.source.endswith((".safetensors", exported.INDEX_SUFFIX)):
             return exported.read(self.source)
@@ -119,13 +126,13 @@ class WarmStart:
         raise ValueError(f"{self.source}: there is no checkpoint to start from.")
 
     def first_value(
-        self, path: str, dims: str, old: Mapping[str, Any], new: jax.Array | PaddedArray
+        self, path: str, dims: str, old: Mapping[str, CheckedArray], new: jax.Array | PaddedArray
     ) -> tuple[jax.Array | PaddedArray, str]:
-        """Returns the first value of the array at `path`, and a line that describes it.
+        """Returns the first value of the array at `path`, and a line that describes its origin.
 
-        `old` has the old run's arrays by path. `new` is the initialized array, with a letter of
-        `dims` for each dim; with rule NEW, the result is `new` itself. Raises ValueError if the old
-        array is missing, does not fit, or is damaged.
+        `old` has the old run's arrays by path. `new` is the initialized array, and `dims` has a
+        letter for each of its dims; with the rule NEW, the result is `new` itself. Raises
+        ValueError if the old array is missing, does not fit, or is damaged.
         """
         rule = Rule(_first_match(self.rules, path) or Rule.NEW)
         if rule is Rule.NEW:
@@ -138,37 +145,42 @@ class WarmStart:
         if rule is Rule.COPY_EXPERTS:
             before = self._with_experts(path, dims, before, new)
 
-        # Rules change sizes, but neither dtypes nor the number of dims.
+        # Rules change sizes, but not dtypes or the number of dims.
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{self._mismatch(path, before, new)}.")
         if rule is Rule.BY_PIECE:
             means = _first_match(self.means, path)
             if means and "V" in dims:
-                before = _WithMeans(before, dims.index("V"), means)
+                before = _with_means(before, dims.index("V"), means)
             ids, description = self._ids_by_piece(path, dims, before, new)
         else:
             ids, description = self._ids_of_copies(rule, path, before, new)
         return _gathered(before, ids, new), f"{path}: {description}"
 
-    def _with_experts(self, path: str, dims: str, before: Any, new: jax.Array | PaddedArray) -> Any:
-        """Returns the old array as that of one expert, if it has none and the new one has."""
+    def _with_experts(
+        self, path: str, dims: str, before: CheckedArray, new: jax.Array | PaddedArray
+    ) -> CheckedArray:
+        """Returns the old array, as a single expert if only the new array has experts."""
         # A lowercase letter is the same dim, in the optimizer.
         axis = dims.upper().find("E")
         if axis < 0 or len(before.shape) != new.ndim - 1:
             return before
 
-        # Copies of a part of a layer would not compute what the layer did.
+        # The layer must be copied whole: copies of a part would compute something else.
         if tuple(before.shape) != (*new.shape[:axis], *new.shape[axis + 1 :]):
             raise ValueError(
-                f"{self._mismatch(path, before, new)}; the experts of a layer that had none need "
-                f"its shape."
+                f"{self._mismatch(path, before, new)}; the experts must have the shape of the "
+                f"dense layer that they are copies of."
             )
-        return stack_forms.OneExpert(before, axis)
+        return before.indexed(tensorstore.d[axis][tensorstore.newaxis], dims)
 
     def _ids_by_piece(
-        self, path: str, dims: str, before: Any, new: jax.Array | PaddedArray
+        self, path: str, dims: str, before: CheckedArray, new: jax.Array | PaddedArray
     ) -> tuple[list[np.ndarray], str]:
-        """Returns each new index's old one along each dim, -1 for new pieces; and a description."""
+        """Returns each new index's old index along each dim, or -1, and a description.
+
+        New pieces have -1.
+        """
         old_ids = _first_match(self.old_pieces, path)
         if old_ids is None or "V" not in dims:
             raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
@@ -188,18 +200,18 @@ class WarmStart:
         )
 
     def _ids_of_copies(
-        self, rule: Rule, path: str, before: Any, new: jax.Array | PaddedArray
+        self, rule: Rule, path: str, before: CheckedArray, new: jax.Array | PaddedArray
     ) -> tuple[list[np.ndarray], str]:
-        """Returns each new index's old one along each dim, and a description, for the other rules.
+        """Returns each new index's old index along each dim, for the other rules; a description.
 
-        Rule SAME is the case in which each dim has one copy.
+        The rule SAME is the case of one copy along each dim.
         """
         if rule is Rule.SAME and before.shape != new.shape:
             raise ValueError(
                 f"{self._mismatch(path, before, new)}; rule SAME needs the same shape: "
                 f"COPY_EXPERTS, BY_PIECE or NEW may do."
             )
-        # A vocabulary of the same size, but with other pieces, would fit without being right.
+        # A vocabulary of the same size may have other pieces.
         old_ids = _first_match(self.old_pieces, path)
         if old_ids is not None and not np.array_equal(old_ids, np.arange(len(old_ids))):
             raise ValueError(f"{path}: the source has another vocabulary: BY_PIECE or NEW may do.")
@@ -216,7 +228,7 @@ class WarmStart:
             return ids, f"restored, {specs.describe(new)}"
         return ids, f"{specs.describe(before)} copied to {specs.describe(new)}"
 
-    def _mismatch(self, path: str, before: Any, new: jax.Array | PaddedArray) -> str:
+    def _mismatch(self, path: str, before: CheckedArray, new: jax.Array | PaddedArray) -> str:
         """Returns the beginning of an error, with both arrays' dtypes and shapes."""
         shapes = f"{specs.describe(before)}, this model's {specs.describe(new)}"
         return f"{self.source}: {path} is {shapes}"
@@ -224,10 +236,10 @@ class WarmStart:
 
 @dataclasses.dataclass(frozen=True)
 class PieceRows:
-    """Which of the old rows, and of means that follow them, each of the new pieces has."""
+    """The rows of a new vocabulary's pieces: old rows, or means, which follow these."""
 
-    ids: np.ndarray  # int64 [V], -1 for a piece that is new.
-    means: tuple[tuple[int, ...], ...] = ()  # The old ids of each.
+    ids: np.ndarray  # Each new piece's row, int64 [V]; -1 for a piece that is new.
+    means: tuple[tuple[int, ...], ...] = ()  # The old ids of each mean.
 
 
 def rows_by_piece(
@@ -235,10 +247,10 @@ def rows_by_piece(
     new_pieces: Sequence[str],
     like: Sequence[tuple[str, str]] = (),
 ) -> PieceRows:
-    """Returns the rows that the new vocabulary's pieces have in the old one.
+    """Returns the rows in the old vocabulary of the new vocabulary's pieces.
 
-    Pairs of `like` are a new piece and old ones, with spaces between them, whose mean it starts at.
-    Raises ValueError for pairs of anything else.
+    `like` has pairs of a new piece and old pieces, separated by spaces. The new piece starts as
+    their mean. Raises ValueError for other pairs.
     """
     old_ids = {piece: i for i, piece in enumerate(old_pieces)}
     ids = np.array([old_ids.get(piece, -1) for piece in new_pieces], np.int64)
@@ -261,7 +273,7 @@ def rows_by_piece(
 
 
 def _checked_pair(pair: object) -> tuple[str, list[str]]:
-    """Returns a new piece and the old ones; ValueError for what is no pair of texts."""
+    """Returns a new piece and the old ones; raises ValueError unless `pair` has two texts."""
     match pair:
         case (str() as new, str() as old) if old.split():
             return new, old.split()
@@ -270,49 +282,40 @@ def _checked_pair(pair: object) -> tuple[str, list[str]]:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _WithMeans:
-    """An array, and behind its last index along an axis the means of some of its indices."""
+def _with_means(
+    array: CheckedArray, axis: int, groups: tuple[tuple[int, ...], ...]
+) -> CheckedArray:
+    """Returns an array that is followed, along `axis`, by the means of `groups` of its indices.
 
-    array: Any
-    axis: int
-    groups: tuple[tuple[int, ...], ...]
+    The means are computed when the array is first read, and stay in memory.
+    """
+    sizes = [len(group) for group in groups]
+    members = [index for group in groups for index in group]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        size = self.array.shape[self.axis] + len(self.groups)
-        return (*self.array.shape[: self.axis], size, *self.array.shape[self.axis + 1 :])
+    def open_view() -> TensorStore:
+        old = array.checked
+        # All members are read together, as reading one may read and check the whole array.
+        read = old[tensorstore.d[axis][members]].read().result()
+        means = []
+        for group in np.split(read, np.cumsum(sizes)[:-1], axis):
+            means.append(group.mean(axis, dtype=np.float32, keepdims=True).astype(array.dtype))
+        return tensorstore.concat([old, tensorstore.array(np.concatenate(means, axis))], axis)
 
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self.array.dtype)
-
-    def __getitem__(self, index: Index) -> np.ndarray:
-        num_old = self.array.shape[self.axis]
-        start, stop, _ = index[self.axis].indices(num_old + len(self.groups))
-        parts: list[np.ndarray] = []
-        if start < num_old:
-            parts.append(self._read(index, start, min(stop, num_old)))
-
-        # A mean reads single rows, wherever they are.
-        for group in self.groups[max(0, start - num_old) : max(0, stop - num_old)]:
-            rows = [self._read(index, row, row + 1) for row in group]
-            parts.append(np.mean(rows, axis=0, dtype=np.float32).astype(self.dtype))
-        return np.concatenate(parts, self.axis)
-
-    def _read(self, index: Index, start: int, stop: int) -> np.ndarray:
-        along = (*index[: self.axis], slice(start, stop), *index[self.axis + 1 :])
-        return np.asarray(self.array[along])
+    shape = list(array.shape)
+    shape[axis] += len(groups)
+    spec = dataclasses.replace(array.spec, shape=tuple(shape))
+    return dataclasses.replace(array, spec=spec, open=open_view, fingerprints=None)
 
 
 def _gathered(
-    before: Any, ids: Sequence[np.ndarray], new: jax.Array | PaddedArray
+    before: CheckedArray, ids: Sequence[np.ndarray], new: jax.Array | PaddedArray
 ) -> jax.Array | PaddedArray:
     """Returns an array like `new` whose [i, j, ...] is before[ids[0][i], ids[1][j], ...].
 
-    Where an id is -1, it keeps what `new` has. Only what this process's devices need is read, once.
+    Where an id is -1, it has the element of `new`. Each process reads only the parts that its
+    devices need, and each part once.
     """
-    # Padding has no old id, and keeps what it has.
+    # The padding stays as it is in `new`.
     on_devices = padded.on_devices(new)
     padding = padded.end_padding(new.shape, on_devices.shape)
     ids = [np.pad(x, ends, constant_values=-1) for x, ends in zip(ids, padding, strict=True)]
@@ -326,9 +329,9 @@ def _gathered(
         ids_here = [dim_ids[part] for dim_ids, part in zip(ids, index, strict=True)]
         old_range = _covering(ids_here)
         if old_range is None:
-            return np.asarray(initialized)  # A part of the vocabulary without an old piece.
+            return np.asarray(initialized)  # All pieces of this part are new.
 
-        # Devices that hold copies of the same experts share what was read.
+        # Devices with copies of the same experts share a part.
         if str(old_range) not in read:
             read[str(old_range)] = before[old_range]
         return _selected(read[str(old_range)], old_range, ids_here, initialized)
@@ -338,7 +341,7 @@ def _gathered(
 
 
 def _covering(ids: Sequence[np.ndarray]) -> Index | None:
-    """Returns the smallest range with all ids but -1; None if a dim has no others.
+    """Returns the smallest range that has all ids except -1; None if some dim has only -1.
 
     Ids [3, -1, 1] and [0, 1] are covered by [1:4, 0:2].
     """
@@ -354,17 +357,17 @@ def _covering(ids: Sequence[np.ndarray]) -> Index | None:
 def _selected(
     values: np.ndarray, old_range: Index, ids: Sequence[np.ndarray], initialized: jax.Array
 ) -> np.ndarray:
-    """Returns the ids of each dim from `values`, which are [old_range] of the old array.
+    """Returns the elements with these ids, given `values`, [old_range] of the old array.
 
-    Where an id is -1, the result has what `initialized` has.
+    Where an id is -1, it has the element of `initialized`.
     """
     for axis, dim_ids in enumerate(ids):
-        # Most dims are taken as they are; a copy of them would double the memory.
+        # Most dims are unchanged; copying `values` would double the memory.
         within = dim_ids - old_range[axis].start
         if not np.array_equal(within, np.arange(values.shape[axis])):
             values = np.take(values, within, axis, mode="clip")
 
-        # For id -1, a new piece, np.take has clipped the id and taken a wrong row.
+        # The id of a new piece, -1, was clipped, so its values are wrong.
         is_new = dim_ids < 0
         if is_new.any():
             other_axes = [other for other in range(len(ids)) if other != axis]
@@ -373,7 +376,7 @@ def _selected(
 
 
 def _first_match(patterns: Sequence[tuple[str, Any]], path: str) -> Any:
-    """Returns the value of the first pattern that matches the whole path; None if none does."""
+    """Returns the value of the first pattern that matches the whole path, or None."""
     for pattern, value in patterns:
         if re.fullmatch(pattern, path):
             return value

@@ -6,14 +6,15 @@ FProp(theta, ...) is a pure function of them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
-import functools
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+from lingvo_gshard.core.configured import Configured
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -25,16 +26,26 @@ RECOMPUTED = "recomputed"
 
 
 class Use(enum.Enum):
-    """What a weight is used for, which decides whether decoding may keep it in fewer bits.
+    """What a layer uses a weight for; names of weights are free.
 
-    EXACT: vectors, and matrices that must stay float32, such as a router's.
+    Decoding may keep a FACTOR or a TABLE in fewer bits; the others stay float32. Pruning drops
+    columns of a ROUTER.
+
+    EXACT: vectors, and matrices that must stay float32.
+    ROUTER: a matrix with a column for each expert, by which tokens choose their experts.
     FACTOR: large products contract its rows.
     TABLE: its rows are read by their index, and a product, if any, contracts its columns.
     """
 
     EXACT = "exact"
+    ROUTER = "router"
     FACTOR = "factor"
     TABLE = "table"
+
+    @property
+    def is_large(self) -> bool:
+        """Whether decoding may keep such a weight in fewer bits."""
+        return self in (Use.FACTOR, Use.TABLE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,32 +54,45 @@ class WeightSpec:
 
     shape: tuple[int, ...]
     dims: str  # A letter for each dim; sharding/layout.py lists them.
-    scale: float  # The standard deviation around 0 if Gaussian, else the value of all elements.
+    scale: float  # If Gaussian, the standard deviation around 0; else the value of all elements.
     is_gaussian: bool
-    # The weight as a matrix: its last `columns` dims are the columns, the `rows` dims before them
-    # the rows.
+    # A matrix: its last `columns` dims are the columns, the `rows` dims before them the rows, and
+    # any dims before those, such as E, count matrices. With rows=0, the weight is a vector, or one
+    # vector for each expert: a bias or a scale, over any number of dims.
     rows: int = 1
     columns: int = 1
     stack: str = ""  # As in TensorSpec.
-    share_used: float = 1.0  # The share that one token is multiplied by: of experts, its own.
-    # If set, the weight is no matter of the optimizer: each step moves its elements by this number
-    # against the sign of their gradient. It has no slots, and its gradient is in no norm.
+    share_used: float = 1.0  # The share of the weight that multiplies one token: 1/E for experts.
+    # If set, the optimizer does not update this weight: each step moves its elements by this number
+    # against the sign of their gradient. The optimizer allocates no slots for it, and norms leave
+    # its gradient out.
     sign_step: float | None = None
-    is_frozen: bool = False  # Steps leave it as it is. It has no slots, and no gradient in a norm.
+    # Whether steps leave it unchanged. If so, the same holds for its slots and its gradient.
+    is_frozen: bool = False
     use: Use = Use.EXACT
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
             raise ValueError(f"WeightSpec: shape {self.shape} does not fit dims {self.dims!r}.")
+        if self.is_matrix and self.rows + self.columns > len(self.dims):
+            raise ValueError(
+                f"WeightSpec: a matrix of rows={self.rows} and columns={self.columns} needs as "
+                f"many dims, got {self.dims!r}; a bias or a scale has rows=0."
+            )
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether optimizers treat it as a matrix, which may decay and have factored slots."""
+        return self.rows > 0
 
     @property
     def is_optimized(self) -> bool:
-        """Whether the optimizer takes its steps, for which it may have slots."""
+        """Whether the optimizer updates this weight, and may keep slots for it."""
         return self.sign_step is None and not self.is_frozen
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes of a single weight: all but that of a stack."""
+        """The axes of a single weight: all axes except the stack's."""
         return tuple(i for i, letter in enumerate(self.dims) if letter != STACKED)
 
     def stacked(self, count: int) -> Self:
@@ -86,9 +110,10 @@ def gaussian(
     share_used: float = 1.0,
     use: Use = Use.EXACT,
 ) -> WeightSpec:
-    """Returns the spec of a weight with standard deviation fan_in^-1/2.
+    """Returns the spec of a weight with standard deviation fan_in^-1/2, by default a matrix.
 
-    It keeps the scale of activations. Raises ValueError for a size below 1.
+    Such a weight keeps the scale of activations. Raises ValueError if a size is below 1, or if
+    there are fewer dims than rows and columns.
     """
     if min(*shape, fan_in) < 1:
         raise ValueError(
@@ -107,13 +132,31 @@ def gaussian(
 
 
 def constant(
-    shape: tuple[int, ...], dims: str, value: float, *, share_used: float = 1.0
+    shape: tuple[int, ...],
+    dims: str,
+    value: float,
+    *,
+    rows: int = 0,
+    columns: int = 1,
+    share_used: float = 1.0,
 ) -> WeightSpec:
-    """Returns the spec of a weight that starts as `value` everywhere."""
-    return WeightSpec(shape, dims, value, is_gaussian=False, share_used=share_used)
+    """Returns the spec of a weight that starts as `value` everywhere, by default a vector.
+
+    For a matrix, such as one that starts as 0, set rows=1. Raises ValueError if there are fewer
+    dims than rows and columns.
+    """
+    return WeightSpec(
+        shape,
+        dims,
+        value,
+        is_gaussian=False,
+        rows=rows,
+        columns=columns,
+        share_used=share_used,
+    )
 
 
-class BaseLayer:
+class BaseLayer(Configured):
     """A node in the tree of layers.
 
     A subclass declares children and weights in its `__init__`, after calling this class's, and
@@ -121,23 +164,20 @@ class BaseLayer:
     as metadata.
     """
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "FProp" in vars(cls):
-            cls.FProp = _named_by_path(cls.FProp)  # type: ignore[method-assign]
+    class Params(Configured.Params):
+        """The settings of a layer; a subclass declares its own."""
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        """Returns the hyperparameters; a subclass adds its own to those of super().Params()."""
-        return InstantiableParams(cls)
+    p: Params
 
-    def __init__(self, params: InstantiableParams, annotator: Any, path: str = "") -> None:
+    def __init__(self, params: Params, annotator: Any, path: str = "") -> None:
         """`annotator` is a sharding.annotator.Annotator; `path` is dotted, empty for the root."""
-        self.p = params.Copy().Freeze()  # Later changes of `params` are for other layers.
+        self.p = params.Copy().Freeze()  # Later changes of `params` are meant for other layers.
         self.path = path
         # The WeightSpecs of this layer and of all layers below it, in theta's structure.
         self.weight_specs = NestedMap()
         self._annotator = annotator
+        if path:
+            self.FProp = _named_by(path)(self.FProp)  # type: ignore[method-assign]
 
     def CreateVariable(self, name: str, spec: WeightSpec) -> None:
         """Declares weight `name`; it is theta.<name> in FProp."""
@@ -152,7 +192,7 @@ class BaseLayer:
         self.weight_specs[name] = child.weight_specs
 
     def CreateChildren(
-        self, name: str, params: list[InstantiableParams], stacked: int | None = None
+        self, name: str, params: Sequence[InstantiableParams], stacked: int | None = None
     ) -> None:
         """Makes a list of children; their weights are theta.<name>[i].
 
@@ -180,8 +220,8 @@ class BaseLayer:
         return sum(math.prod(spec.shape) for spec in self.weight_specs.Flatten())
 
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
-        """Returns theta, float32, from `seed`, int32 [2]; the same for every partitioning."""
-        # A seed for each path, so that a weight does not depend on the others of the model.
+        """Returns theta, float32, from `seed`, int32 [2]; equal for every partitioning."""
+        # Each path has its own seed, so that a weight does not depend on the model's other weights.
         return self.weight_specs.Pack(
             self._annotator.annotate_as(_initial(spec, fold_seed(seed, path)), spec)
             for path, spec in self.weight_specs.FlattenItems()
@@ -199,23 +239,20 @@ class BaseLayer:
             raise ValueError(f"{type(self).__name__} {self.path!r} has a {name!r} already.")
 
 
-def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an FProp whose operations are named by the layer's path."""
+def scope_of(path: str) -> str:
+    """Returns the scope of a layer's operations: `encoder/layers_1` of `encoder.layers[1]`."""
+    return path.replace(".", "/").replace("[", "_").replace("]", "")
 
-    @functools.wraps(fprop)
-    def named(self: BaseLayer, *args: Any, **kwargs: Any) -> Any:
-        if not self.path:
-            return fprop(self, *args, **kwargs)
 
-        # `encoder.layers[1].norm` becomes `encoder/layers_1/norm/`; the slash keeps it unchanged.
-        path = self.path.replace(".", "/").replace("[", "_").replace("]", "")
-        # Within a gradient that computes layers again, the same below its own scope.
-        if tf.get_current_name_scope().split("/")[0] == RECOMPUTED:
-            path = f"{RECOMPUTED}/{path}"
-        with tf.name_scope(f"{path}/"):
-            return fprop(self, *args, **kwargs)
-
-    return named
+@contextlib.contextmanager
+def _named_by(path: str) -> Iterator[None]:
+    """Names operations by a layer's path; it decorates a function, too."""
+    scope = scope_of(path)
+    # Within a gradient that computes layers again, the path is below that gradient's own scope.
+    if tf.get_current_name_scope().split("/")[0] == RECOMPUTED:
+        scope = f"{RECOMPUTED}/{scope}"
+    with tf.name_scope(f"{scope}/"):  # The slash keeps it unchanged.
+        yield
 
 
 def fold_seed(seed: tf.Tensor, name: str) -> tf.Tensor:

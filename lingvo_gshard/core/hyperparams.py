@@ -1,5 +1,12 @@
 """Params: a tree of named, described hyperparameters, as in Lingvo.
 
+A class declares its settings with their types, which editors and mypy know:
+
+class Params(BaseLayer.Params):
+    model_dim: int = setting(REQUIRED, "M.")
+
+Or they are defined one by one, and mypy does not know them:
+
 p = Params()
 p.Define("model_dim", REQUIRED, "M.")
 p.Set(model_dim=1024)
@@ -8,43 +15,59 @@ p.model_dim  # 1024
 
 import ast
 import copy
+import dataclasses
 import difflib
 import enum
+import math
+import numbers
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+
+from lingvo_gshard.core import definitions
+from lingvo_gshard.core.definitions import REQUIRED as REQUIRED
+from lingvo_gshard.core.definitions import Definition
+from lingvo_gshard.core.definitions import setting as setting
 
 
-class _Required(enum.Enum):
-    """The type of REQUIRED: the value of a hyperparameter that its user must set."""
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A hyperparameter that a user may set."""
 
-    REQUIRED = "required"
+    path: str
+    value: Any
+    kind: str  # The type's name, perhaps `or None`, or an enum's members.
+    description: str
+    group: str  # The description of the Params that contain it.
 
 
-REQUIRED: Any = _Required.REQUIRED
+class BaseParams:
+    """Named hyperparameters, each with a default and a description: the verbs of all Params.
 
+    A subclass declares its hyperparameters in its body; see `setting`.
+    """
 
-class Params:
-    """Named hyperparameters, each defined once with a default and a description."""
+    _declared: ClassVar[dict[str, Definition]] = {}
 
     # Written into __dict__, since __setattr__ sets hyperparameters.
     _values: dict[str, Any]
-    _defaults: dict[str, Any]
-    _descriptions: dict[str, str]
-    _optional: dict[str, type | None]
+    _definitions: dict[str, Definition]
     _frozen: bool
 
-    def __init__(self) -> None:
-        self.__dict__.update(
-            _values={}, _defaults={}, _descriptions={}, _optional={}, _frozen=False
-        )
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._declared = definitions.declared(cls, cls._declared)
 
-    def Define(
-        self, name: str, default: Any, description: str, *, optional: type | None = None
-    ) -> None:
+    def __init__(self) -> None:
+        values = {
+            name: copy.deepcopy(definition.default) for name, definition in self._declared.items()
+        }
+        self.__dict__.update(_values=values, _definitions=dict(self._declared), _frozen=False)
+
+    def Define(self, name: str, default: Any, description: str) -> None:
         """Defines hyperparameter `name`, an identifier that is not defined yet.
 
-        A setting must have the type of `default`; with `optional`, it may be of that type or None.
-        Raises ValueError for another name, or if frozen.
+        A setting must have the type of `default`. Raises ValueError if `name` is not an identifier
+        or is defined already, or if frozen.
         """
         self._check_mutable()
         if not name.isidentifier() or name.startswith("_"):
@@ -53,19 +76,31 @@ class Params:
             raise ValueError(f"Hyperparameter {name!r} is defined already.")
 
         self._values[name] = default
-        self._defaults[name] = default
-        self._descriptions[name] = description
-        self._optional[name] = optional
+        self._definitions[name] = Definition(default, description)
 
     def Set(self, **values: Any) -> Self:
-        """Sets values by dotted name; AttributeError for an unknown one, ValueError if frozen."""
+        """Sets values by dotted name.
+
+        Raises AttributeError for an unknown name, and ValueError if frozen.
+        """
         for path, value in values.items():
             owner, name = self._owner(path)
             setattr(owner, name, value)
         return self
 
+    def SetDefaults(self, **values: Any) -> Self:
+        """Sets values by name, and makes them the defaults that DefaultsText() lists.
+
+        Raises AttributeError for an unknown name, and ValueError if frozen.
+        """
+        self.Set(**values)
+        for name, value in values.items():
+            definition = self._definitions[name]
+            self._definitions[name] = dataclasses.replace(definition, default=value)
+        return self
+
     def Get(self, path: str) -> Any:
-        """Returns the value at a dotted path; AttributeError as for Set."""
+        """Returns the value at a dotted path. Raises AttributeError for an unknown path."""
         owner, name = self._owner(path)
         return getattr(owner, name)
 
@@ -78,53 +113,66 @@ class Params:
         return self._set_frozen(True)
 
     def ToText(self) -> str:
-        """Returns one `path : value` line per leaf, sorted, as in goldens and logs."""
+        """Returns one `path : value` line per leaf, sorted; goldens and logs have this format."""
         return "".join(f"{path} : {_text(value)}\n" for path, value in sorted(self.Leaves()))
 
     def DefaultsText(self) -> str:
         """Returns ToText() with each leaf's default in place of its value.
 
-        A leaf whose default is REQUIRED, or a tree of Params, has no line.
+        Leaves whose default is REQUIRED or is itself Params are left out.
         """
         defaults = sorted(self._default_leaves(""))
         return "".join(f"{path} : {_text(default)}\n" for path, default in defaults)
 
     def _default_leaves(self, prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in self._values.items():
-            default = self._defaults[name]
-            if isinstance(value, Params):
+            default = self._definitions[name].default
+            if isinstance(value, BaseParams):
                 yield from value._default_leaves(f"{prefix}{name}.")
-            elif default is not REQUIRED and not isinstance(default, Params):
+            elif default is not REQUIRED and not isinstance(default, BaseParams):
                 yield f"{prefix}{name}", default
 
     def Leaves(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
-        """Yields (dotted path, value) of every hyperparameter that is not itself Params."""
+        """Yields (dotted path, value) for each hyperparameter that is not itself Params."""
         for name, value in self._values.items():
             path = f"{prefix}{name}"
-            if isinstance(value, Params):
+            if isinstance(value, BaseParams):
                 yield from value.Leaves(path + ".")
             else:
                 yield path, value
 
-    def Describe(self, name: str) -> str:
-        """Returns the description given to Define; AttributeError for an unknown name."""
-        self._check_defined(name)
-        return self._descriptions[name]
+    def Settings(self, prefix: str = "", group: str = "") -> Iterator[Setting]:
+        """Yields the settings that a user may change: classes and REQUIRED values are left out."""
+        for name, value in self._values.items():
+            path = f"{prefix}{name}"
+            definition = self._definitions[name]
+            if isinstance(value, BaseParams):
+                yield from value.Settings(f"{path}.", definition.description)
+                continue
+            kind = definition.kind_of(value)
+            if kind is not None:
+                expected = definition.expected(kind)
+                yield Setting(path, value, expected, definition.description, group)
 
-    def _owner(self, path: str) -> tuple["Params", str]:
+    def Describe(self, name: str) -> str:
+        """Returns the description given to Define. Raises AttributeError for an unknown name."""
+        self._check_defined(name)
+        return self._definitions[name].description
+
+    def _owner(self, path: str) -> tuple["BaseParams", str]:
         """Returns the Params that define the last name of a dotted path, and that name."""
         owner: Any = self
         *parents, name = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent)
-            if not isinstance(owner, Params):
-                raise AttributeError(f"{path!r}: {parent!r} is {owner!r}, no group of settings.")
+            if not isinstance(owner, BaseParams):
+                raise AttributeError(f"{path!r}: {parent!r} is {owner!r}, not a group of settings.")
         return owner, name
 
     def _set_frozen(self, frozen: bool) -> Self:
         self.__dict__["_frozen"] = frozen
         for value in self._values.values():
-            if isinstance(value, Params):
+            if isinstance(value, BaseParams):
                 value._set_frozen(frozen)
         return self
 
@@ -134,20 +182,23 @@ class Params:
 
     def _check_defined(self, name: str) -> None:
         if name not in self._values:
-            # Without a similar name, all of them are listed.
+            # If no name is similar, all names are listed.
             near = difflib.get_close_matches(name, self._values, n=3) or sorted(self._values)
             raise AttributeError(f"No hyperparameter {name!r}; did you mean {', '.join(near)}?")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._check_mutable()
-        self._check_defined(name)
-        self._values[name] = value
+    # mypy does not see these, so it reports an attribute that no class declares.
+    if not TYPE_CHECKING:
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copy and pickle probe for such names before __init__ ran.
-            raise AttributeError(name)
-        self._check_defined(name)
-        return self._values[name]
+        def __setattr__(self, name: str, value: Any) -> None:
+            self._check_mutable()
+            self._check_defined(name)
+            self._values[name] = value
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # copy and pickle look up such names before __init__ has run.
+                raise AttributeError(name)
+            self._check_defined(name)
+            return self._values[name]
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -156,31 +207,70 @@ class Params:
         return [*super().__dir__(), *self._values]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Params) and self.ToText() == other.ToText()
+        return isinstance(other, BaseParams) and self.ToText() == other.ToText()
 
     __str__ = ToText
 
 
-class InstantiableParams(Params):
+class Params(BaseParams):
+    """Hyperparameters that Define adds: mypy takes any attribute, and its type is Any."""
+
+    if TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+# Params of a class that the annotated function does not import; mypy takes any attribute.
+AnyParams: TypeAlias = Any
+
+
+class InstantiableParams(BaseParams):
     """Params that know the class they configure."""
 
-    def __init__(self, cls: type) -> None:
+    cls: type[Any] = setting(REQUIRED, "The class these Params configure.")
+
+    def __init__(self, cls: type | None = None) -> None:
+        """`cls` may be left out if a Configured class has these Params."""
         super().__init__()
-        self.Define("cls", cls, "The class these Params configure.")
+        if cls is not None:
+            self.SetDefaults(cls=cls)
+
+    @classmethod
+    def SetDefaultClass(cls, configured: type) -> None:
+        """Makes `configured` the class that all instances of this class of Params configure."""
+        definition = dataclasses.replace(cls._declared["cls"], default=configured)
+        cls._declared = {**cls._declared, "cls": definition}
 
     def Instantiate(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns `cls(params, ...)`; ValueError if a REQUIRED value of this level is not set."""
+        """Returns `cls(params, ...)`.
+
+        Raises ValueError if a hyperparameter of this level is still REQUIRED, or is a number that
+        is not finite.
+        """
         missing = [name for name, value in self._values.items() if value is REQUIRED]
         if missing:
             raise ValueError(f"{self.cls.__name__}: set {', '.join(missing)} before Instantiate().")
+
+        # NaN passes every range check, and infinity passes a check of one bound.
+        for name, value in self._values.items():
+            if not is_finite(value):
+                raise ValueError(f"{self.cls.__name__}: {name} must be finite, got {value}.")
         return self.cls(self, *args, **kwargs)
 
 
+def is_finite(value: Any) -> bool:
+    """Returns False for NaN and the infinities, and True for any other value."""
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, int)
+    return not is_real or math.isfinite(value)
+
+
 def _text(value: Any) -> str:
-    """Returns a value as in ToText: a repr that is the same in every process."""
+    """Returns a value as ToText writes it: a repr that is the same in every process."""
     if isinstance(value, enum.Enum):
         return value.name
-    # The repr of a function has an address.
+    # A function's repr contains an address.
     if isinstance(value, type) or callable(value):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, dict):
@@ -189,38 +279,10 @@ def _text(value: Any) -> str:
     return repr(value)
 
 
-def differences(ours: str, theirs: str, defaults: str = "") -> list[str]:
-    """Returns the lines in which two ToText() differ, as `path: A, not B`, sorted by path.
-
-    Settings that only ours have are absent in theirs, unless `defaults`, our DefaultsText(), has
-    them: then theirs have these values.
-    """
-    our_values = _parsed_text(ours)
-    their_values = _parsed_text(defaults) | _parsed_text(theirs)
-
-    lines: list[str] = []
-    for path in sorted(our_values.keys() | their_values.keys()):
-        our_value = our_values.get(path, "absent")
-        their_value = their_values.get(path, "absent")
-        if our_value != their_value:
-            lines.append(f"{path}: {our_value}, not {their_value}")
-    return lines
-
-
-def _parsed_text(text: str) -> dict[str, str]:
-    """Returns the values of a ToText() by path."""
-    values: dict[str, str] = {}
-    for line in text.splitlines():
-        if line:
-            path, value = line.split(" : ", 1)
-            values[path] = value
-    return values
-
-
 def parse_setting(setting: str) -> tuple[str, object]:
-    """Returns the path and the value of `path=value`; ValueError without a path or `=`.
+    """Returns the path and the value of `path=value`; the value is a Python literal or a string.
 
-    The value is a Python literal or else a string.
+    Raises ValueError if the path or the `=` is missing.
     """
     path, separator, text = setting.partition("=")
     if not separator or not path:
@@ -228,49 +290,103 @@ def parse_setting(setting: str) -> tuple[str, object]:
 
     try:
         return path, ast.literal_eval(text)
-    except (SyntaxError, TypeError, ValueError):  # Such as a name or a path, without quotes.
+    except (SyntaxError, TypeError, ValueError):  # A name or a path, say, without quotes.
         return path, text
 
 
-def apply_setting(params: Params, setting: str) -> None:
-    """Applies a `path=value` setting; ValueError for an unknown path or a value of another type."""
+def apply_setting(params: BaseParams, setting: str) -> None:
+    """Applies a `path=value` setting.
+
+    Raises ValueError if the path is unknown or the value has the wrong type.
+    """
     path, value = parse_setting(setting)
 
-    # An unknown path is an AttributeError, with the nearest names.
+    # An unknown path is an AttributeError.
     try:
         owner, name = params._owner(path)
         old = getattr(owner, name)
     except AttributeError as error:
-        raise ValueError(f"--set={setting}: {error}") from error
+        near = similar(params, path)
+        if not near:
+            raise ValueError(f"--set={setting}: {error}") from error
+        raise ValueError(
+            f"--set={setting}: No hyperparameter {path!r}; did you mean {', '.join(near)}?"
+        ) from error
 
-    if isinstance(old, Params):
+    if isinstance(old, BaseParams):
         paths = [inner for inner, _ in old.Leaves(f"{path}.")]
         raise ValueError(
             f"--set={setting}: {path} is a group of settings; set one of them, such as "
             f"{', '.join(paths[:3])}."
         )
 
-    # An enum is set by a member's name.
-    if isinstance(old, enum.Enum) and old is not REQUIRED:
-        members = type(old).__members__
-        if str(value) not in members:
-            raise ValueError(f"--set={setting}: {path} is one of {', '.join(members)}.")
-        value = members[str(value)]
-
-    # A type is known from the old value or, where that may be None, from Define.
-    optional = owner._optional[name]
-    kind = optional or type(old)
+    # The type is the declared one or, without a declaration, the old value's.
+    definition = owner._definitions[name]
+    kind = definition.kind or type(old)
     if old is REQUIRED or kind is type(None):
         raise ValueError(f"--set={setting}: {path} cannot be set; the program fills it in.")
-    if kind is float and type(value) is int:
-        value = float(value)
 
-    # The type itself: bool is a subclass of int, but a number must not be set to True.
-    is_accepted = type(value) is kind or (value is None and optional is not None)
+    # An enum is set by a member's name.
+    if issubclass(kind, enum.Enum) and (value is not None or not definition.is_optional):
+        if str(value) not in kind.__members__:
+            raise ValueError(f"--set={setting}: {path} is one of {', '.join(kind.__members__)}.")
+        value = kind[str(value)]
+    value = _as_kind(value, kind)
+
+    # `is`, not isinstance: bool is a subclass of int, but a number must not be set to True.
+    is_accepted = type(value) is kind or (value is None and definition.is_optional)
     if not is_accepted:
-        expected = f"{kind.__name__} or None" if optional else kind.__name__
         raise ValueError(
-            f"--set={setting}: {path} is {old!r}; expected {expected}, "
-            f"got {type(value).__name__}. {owner.Describe(name)}"
+            f"--set={setting}: {path} is {old!r}; expected {definition.expected(kind)}, "
+            f"got {type(value).__name__}. {definition.description}"
         )
     setattr(owner, name, value)
+
+
+def _as_kind(value: Any, kind: type) -> Any:
+    """Returns a value with the type of a setting, if that type can express it."""
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is int and type(value) is float and value.is_integer():  # 1e3, say.
+        return int(value)
+    if kind is tuple and type(value) is list:  # TOML writes tuples as lists.
+        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    return value
+
+
+def similar(params: BaseParams, path: str, count: int = 4) -> list[str]:
+    """Returns at most `count` paths of settings in the whole tree that a wrong path may mean.
+
+    They have the same last name or a similar one; otherwise, they contain the name, or their
+    descriptions contain its words.
+    """
+    settings = list(params.Settings())
+    by_name: dict[str, list[str]] = {}
+    for each in settings:
+        by_name.setdefault(each.path.rpartition(".")[2], []).append(each.path)
+
+    # A similar name in another group is more likely than another name in the same group.
+    name = path.rpartition(".")[2]
+    found: list[str] = []
+    for near in difflib.get_close_matches(name, by_name, n=2, cutoff=0.75):
+        found += sorted(by_name[near], key=lambda other: -_shared(path, other))
+    if found:
+        return found[:count]
+
+    # A part of a name, such as `vocab_size` or `dropout`; then words of descriptions.
+    words = name.replace("_", " ").lower()
+    containing = [setting.path for setting in settings if name in setting.path]
+    described = [setting.path for setting in settings if words in setting.description.lower()]
+    in_group = [setting.path for setting in settings if words in setting.group.lower()]
+    is_word = len(name) > 3
+    return (containing or described or in_group)[:count] if is_word else []
+
+
+def _shared(path: str, other: str) -> int:
+    """Returns the number of leading groups that two paths share."""
+    count = 0
+    for group, other_group in zip(path.split("."), other.split("."), strict=False):
+        if group != other_group:
+            break
+        count += 1
+    return count

@@ -1,26 +1,16 @@
-"""Modules that are imported when something of them is first used.
+"""Modules that are imported when one of their attributes is first used.
 
-TensorFlow and Grain take seconds. The classes that an experiment configures compute with them, but
-their Params need neither: a wrong setting is reported before they are imported, and a process that
-runs programs which another one has traced never imports TensorFlow. Matplotlib takes half a second,
-and draws when a program's work is done.
+Importing TensorFlow and Grain takes seconds. The classes that an experiment configures compute with
+them, but their Params need neither: so a wrong setting is reported before they are imported, and a
+process that only runs programs traced by another process never imports TensorFlow. Matplotlib takes
+half a second, and is needed only at the end of a program, to draw.
 """
 
 from __future__ import annotations
 
-import importlib
-import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-
-class LateModule(types.ModuleType):
-    """A stand-in for a module, which is imported when an attribute of it is first read."""
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(importlib.import_module(self.__name__), name)
-        setattr(self, name, found)
-        return found
-
+from xla_spmd.late import LateModule
 
 if TYPE_CHECKING:
     import grain

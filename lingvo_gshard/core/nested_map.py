@@ -1,11 +1,11 @@
 """NestedMap: a dict with attribute access, whose leaves are listed in sorted order."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 
 class NestedMap(dict):
-    """A tree of named leaves. Nested NestedMaps and lists are inner nodes; all else is a leaf."""
+    """A tree of named leaves. NestedMaps and lists are inner nodes; everything else is a leaf."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -28,7 +28,7 @@ class NestedMap(dict):
     def Pack(self, leaves: Iterable[Any]) -> "NestedMap":
         """Returns this structure with other leaves, in Flatten's order.
 
-        ValueError if their number differs.
+        Raises ValueError if their number differs.
         """
         leaves = list(leaves)  # They may come from a generator.
         expected = len(self.Flatten())
@@ -39,11 +39,37 @@ class NestedMap(dict):
     def Transform(self, fn: Callable[..., Any], *others: "NestedMap") -> "NestedMap":
         """Returns a tree of the same structure, whose leaves are fn(leaf, *leaves of `others`).
 
-        ValueError if `others` have another number of leaves.
+        Raises ValueError if `others` have a different number of leaves.
         """
         flat_others = [tree.Flatten() for tree in others]
         corresponding = zip(self.Flatten(), *flat_others, strict=True)
         return self.Pack(fn(*leaves) for leaves in corresponding)
+
+
+def nested(what: str, tree: Any) -> NestedMap:
+    """Returns a tree of dicts as a NestedMap, and the dicts within it as NestedMaps, too.
+
+    A tuple with names counts as a dict, and another tuple as a list. Raises ValueError, which
+    begins with `what`, if the tree is not a dict, or has a key that is not a str.
+    """
+    if not isinstance(tree, Mapping) and not hasattr(tree, "_asdict"):
+        kind = type(tree).__name__
+        raise ValueError(f"{what}: expected a dict by name, such as {{'x': x}}, got {kind}.")
+    converted: NestedMap = _nested(what, tree)
+    return converted
+
+
+def _nested(what: str, node: Any) -> Any:
+    if hasattr(node, "_asdict"):
+        node = node._asdict()
+    if isinstance(node, Mapping):
+        for key in node:
+            if not isinstance(key, str):
+                raise ValueError(f"{what}: expected names as keys, got {key!r}.")
+        return NestedMap({key: _nested(what, child) for key, child in node.items()})
+    if isinstance(node, list | tuple):
+        return [_nested(what, child) for child in node]
+    return node
 
 
 def _items(path: str, node: Any) -> Iterable[tuple[str, Any]]:

@@ -9,16 +9,16 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.bundle import Decoder
 from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
-from lingvo_gshard.input.example_codec import BOS_ID
+from lingvo_gshard.input.normalization import without_control
 from lingvo_gshard.input.tokenizer import Tokenizer
 
 
 class Generator(TextDecoder):
     """Continues the beginnings of documents. A blank line continues from BOS alone.
 
-    A decoder that samples draws spec.num_best continuations of each prompt, in rows of their own.
-    A sample is a function of the weights, the prompt, its number in its text, and the seed: not of
-    the other lines, or of the number of processes.
+    A decoder that samples draws spec.num_best continuations of each prompt, each in its own row.
+    A sample depends only on the weights, the prompt, its number in its text, and the seed: not on
+    the other lines, nor on the number of processes.
     """
 
     def __init__(
@@ -28,16 +28,18 @@ class Generator(TextDecoder):
         target: Tokenizer,
         first_tokens: int | None = None,
     ) -> None:
-        """With `first_tokens`, prompts are lines cut to so many tokens with BOS."""
+        """With `first_tokens`, a prompt is a line cut to that many tokens, including BOS."""
         super().__init__(decoder, source, target)
         self._first_tokens = first_tokens
 
     def parts(self, line: str, number: int = 1, seed: int = 0) -> list[Part]:
-        """Returns a part with the prompt, or one for each of its samples.
+        """Returns a part with the prompt, or one part for each of its samples.
 
-        Raises ValueError for a prompt that is too long.
+        Raises ValueError if the prompt is too long, or has no tokens.
         """
-        ids = self._prompt(line)[: self._first_tokens]
+        ids = self._source.prompt(line)[: self._first_tokens]
+        if not ids:
+            raise ValueError(f"prompt {number} has no tokens, and the vocabulary has no BOS.")
         longest = self.spec.input_lengths[-1]
         if len(ids) > longest:
             raise ValueError(
@@ -53,40 +55,43 @@ class Generator(TextDecoder):
 
     def divided(self, line: str) -> tuple[str, str]:
         """Returns the text of a line's first tokens, and the rest of its normalized text."""
-        prompt = self._source.decode(self._prompt(line)[: self._first_tokens])
+        prompt = self._source.decode(self._source.prompt(line)[: self._first_tokens])
         return prompt, _after(prompt, self._source.normalize(line))
 
-    def _prompt(self, line: str) -> list[int]:
-        """Returns BOS and the tokens of a line, as a document begins in training."""
-        return [BOS_ID, *self._source.encode(self._source.normalize(line))[:-1]]
+    def text_of(self, line: str, ids: Sequence[int]) -> str:
+        """Returns the text of a prompt's continuation by these tokens."""
+        prompt = np.array(self._source.prompt(line), np.int32)
+        return self._text(prompt, np.array(ids, np.int32))
 
     def _text(self, source: np.ndarray, ids: np.ndarray) -> str:
-        """Returns what the prompt goes on with: a space first, unless a word goes on."""
+        """Returns the continuation; it begins with a space, unless it continues a word."""
         whole = self._target.decode([*source, *ids])
         return _after(self._target.decode(source), whole)
 
     def _more_features(self, parts: Sequence[Part]) -> NestedMap:
         seeds = np.zeros((self.num_rows, 2), np.int32)
         for row, part in enumerate(parts):
-            # The program adds the step, which must not lead to the seed of another sample.
+            # The program adds the step, which must not lead to another sample's seed.
             mixed = np.random.SeedSequence(part.seed).generate_state(2, np.uint32)
             seeds[row] = mixed.view(np.int32)
         return NestedMap(seeds=seeds)
 
     def _joined_line(self, results: Sequence[NBest]) -> NBest:
-        """Returns a prompt's continuations: of the beam, or its samples, the likeliest first."""
+        """Returns a prompt's continuations: the beam's, or its samples, most probable first."""
         hypotheses = itertools.chain.from_iterable(results)
         return tuple(sorted(hypotheses, key=lambda hypothesis: -hypothesis.score))
 
 
 def _after(beginning: str, text: str) -> str:
-    """Returns the text after its beginning, with single spaces, and none at the end."""
-    # They differ at the beginning's end if a character's bytes are pieces on both sides of it.
+    """Returns the text after its beginning, on one line and without a space at the end.
+
+    Control characters are removed and runs of spaces merged: see normalization.one_line.
+    """
+    # The texts differ at the end of `beginning` if a character's bytes are split between the two.
     num_shared = 0
     for one, other in zip(beginning, text, strict=False):
         if one != other:
             break
         num_shared += 1
 
-    # Byte pieces can spell line breaks and tabs.
-    return re.sub(r"\s+", " ", text[num_shared:]).rstrip()
+    return re.sub(r"\s+", " ", without_control(text[num_shared:])).rstrip()

@@ -1,4 +1,4 @@
-"""What each kind of model does with lines of text."""
+"""The decoder of lines of text for each kind of model."""
 
 from lingvo_gshard.decoding.bundle import Decoder
 from lingvo_gshard.decoding.generator import Generator
@@ -11,5 +11,5 @@ _CLASSES: dict[str, type[TextDecoder]] = {Kind.PARALLEL: Translator, Kind.TEXT: 
 
 
 def text_decoder(decoder: Decoder, source: Tokenizer, target: Tokenizer) -> TextDecoder:
-    """Returns what decodes lines with a decoder: a Translator or a Generator."""
+    """Returns a Translator or a Generator, by the kind of the decoder's model."""
     return _CLASSES[decoder.spec.kind](decoder, source, target)

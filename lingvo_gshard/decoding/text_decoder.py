@@ -1,22 +1,25 @@
-"""Decodes lines of text: makes rows of them, batches these by length, and keeps the lines' order.
+"""Decodes lines of text: makes rows from them, batches the rows by length, and keeps their order.
 
-What a line's rows are, and what the results of a row mean, is the business of a subclass: the
-Translator (translator.py) or the Generator (generator.py). B batch, L length of rows.
+A subclass decides how a line becomes rows, and how their results become text: the Translator
+(translator.py) or the Generator (generator.py). B batch, L length of rows.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.bundle import Decoder
+from lingvo_gshard.decoding.outcomes import MIN_END_LOG_PROB, Finish, NoResultError
 from lingvo_gshard.input import packing
+from lingvo_gshard.input.example_codec import EOS_ID
+from lingvo_gshard.input.normalization import one_line
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.spmd import processes
 
-# This many batches of lines are sorted by length together; with more there is less padding.
+# This many batches of lines are sorted by length together; more of them would need less padding.
 _WINDOW_BATCHES = 16
 
 
@@ -30,33 +33,50 @@ class Attention:
 
 
 @dataclasses.dataclass(frozen=True)
+class Token:
+    """A token of a result."""
+
+    id: int
+    piece: str  # In the vocabulary, such as `▁dog`, or `</s>` for EOS.
+    log_prob: float  # Given the tokens before it.
+
+
+@dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """One translation or continuation of a line. Its text has no tabs or line breaks."""
+    """One translation or continuation of a line.
+
+    The text is free of tabs, line breaks and other control characters.
+    """
 
     text: str
-    # The length-normalized log-probability; for a line in parts, the mean over their tokens.
+    # The length-normalized log-probability; for a line in parts, the mean over all their tokens.
     score: float
-    num_tokens: int  # With EOS.
-    # None for a line in parts, and from decoders that do not record it.
+    num_tokens: int  # Including EOS.
+    # None for a line in parts, and if the decoder does not record it.
     attention: Attention | None = None
+    finish: Finish = Finish.STOP  # For a line in parts, LENGTH if any part was cut.
+    tokens: tuple[Token, ...] = ()  # Including EOS; for a line in parts, of one after the other.
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a row decodes: a line, or a part of one."""
+    """The input of one row: a line, or a part of one."""
 
     ids: np.ndarray  # int32 [n], the tokens of the input.
     row_length: int  # The length of the shortest rows that hold it.
-    # Of its sample, if the decoder samples: the user's seed, and the sample's number in the text.
+    # If the decoder samples: the user's seed, and the sample's number in the text.
     seed: tuple[int, int] = (0, 0)
     first_id: int = -1  # The first token of its translation, if its languages force one.
 
 
-NBest = tuple[Hypothesis, ...]  # Best first; at least one. Of a beam, no text comes twice.
+# Best first, at least one for each line. The texts from a beam are distinct.
+NBest = tuple[Hypothesis, ...]
+OnLines = Callable[[int], None]  # Gets the number of further lines that are decoded.
+OnBatch = Callable[[Sequence[int]], None]  # Gets the indices of parts that are decoded.
 
 
 def distinct(hypotheses: Iterable[Hypothesis]) -> NBest:
-    """Returns the hypotheses, best first, without those whose text a better one has.
+    """Returns the hypotheses, best first, without any whose text a better one has.
 
     Different pieces may spell the same text.
     """
@@ -70,7 +90,7 @@ class TextDecoder:
     """Decodes lines with a decoder, `window` lines together."""
 
     def __init__(self, decoder: Decoder, source: Tokenizer, target: Tokenizer) -> None:
-        """`source` is the vocabulary of what is read, and `target` that of what is written."""
+        """`source` is the vocabulary of the inputs, and `target` the vocabulary of the results."""
         self.decoder = decoder
         self.spec = decoder.spec
         self.num_rows = decoder.spec.batch_size // decoder.share.count
@@ -78,103 +98,136 @@ class TextDecoder:
         self._source = source
         self._target = target
 
-    def decode(self, lines: Iterable[str], first_number: int = 1, seed: int = 0) -> Iterator[NBest]:
+    def decode(
+        self,
+        lines: Iterable[str],
+        first_number: int = 1,
+        seed: int = 0,
+        on_lines: OnLines = lambda count: None,
+    ) -> Iterator[NBest]:
         """Yields the n best results of each line, in order, a window of lines at a time.
 
-        `first_number` is that of the first line; see `parts`, which also raises.
+        `first_number` is the number of the first line, `seed` the seed of samples. `on_lines` is
+        called with the number of lines that a batch completes. Raises ValueError if the model
+        cannot read a line, and NoResultError at a line without a result, after the results of the
+        lines before it.
         """
         lines = iter(lines)
         while window := list(itertools.islice(lines, self.window)):
-            yield from self.decode_together(window, first_number, seed)
+            yield from self._decoded(window, first_number, seed, on_lines)
             first_number += len(window)
 
     def decode_together(
-        self, lines: Sequence[str], first_number: int = 1, seed: int = 0
+        self,
+        lines: Sequence[str],
+        first_number: int = 1,
+        seed: int = 0,
+        on_lines: OnLines = lambda count: None,
     ) -> list[NBest]:
-        """Returns the n best results of each line; the arguments are those of `decode`.
+        """Returns the n best results of each line; the arguments and errors are as for `decode`.
 
-        All processes must call it, each with its own lines, but with the same ones where they share
-        the rows.
+        All processes must call it. Processes that share rows must pass the same lines; others each
+        pass their own.
         """
+        return list(self._decoded(lines, first_number, seed, on_lines))
+
+    def _decoded(
+        self, lines: Sequence[str], first_number: int, seed: int, on_lines: OnLines
+    ) -> Iterator[NBest]:
+        """Yields the n best results of lines that are decoded together."""
         parts_by_line: list[list[Part]] = []
         for number, line in enumerate(lines, start=first_number):
             parts_by_line.append(self.parts(line, number, seed))
         all_parts = list(itertools.chain.from_iterable(parts_by_line))
-        return self.joined(parts_by_line, self.decode_parts(all_parts))
+        on_batch = _counting_lines(parts_by_line, on_lines)
+        yield from self.joined(parts_by_line, self.decode_parts(all_parts, on_batch), first_number)
 
     def num_tokens(self, lines: Sequence[str]) -> list[int]:
-        """Returns the number of input tokens of each line, with BOS or EOS."""
+        """Returns the number of input tokens of each line, including BOS or EOS."""
         return [len(self._source.encode(self._source.normalize(line))) for line in lines]
 
     def written(self, text: str) -> str:
-        """Returns a text, such as a reference, in the form that the model writes, in one line."""
-        return " ".join(self._target.normalize(text).split())
+        """Returns a text, such as a reference, as the model would write it, on one line."""
+        return one_line(self._target.normalize(text))
 
     def parts(self, line: str, number: int = 1, seed: int = 0) -> list[Part]:
-        """Returns the parts of a line, each of which a row decodes.
+        """Returns the parts of a line, each for one row.
 
-        `number`, from 1, is the line's in its text. Its samples are functions of the line, its
-        number and the seed. Raises ValueError for a line that the model cannot read.
+        `number`, from 1, is the line's number in its text. Its samples depend only on the line, its
+        number and the seed. Raises ValueError if the model cannot read the line.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no parts.")
 
     def joined(
-        self, parts_by_line: Sequence[Sequence[Part]], results: Sequence[NBest]
-    ) -> list[NBest]:
-        """Returns the results of each line, given those of the parts of all lines, in order."""
-        remaining = iter(results)
-        lines = []
-        for parts in parts_by_line:
-            lines.append(self._joined_line(list(itertools.islice(remaining, len(parts)))))
-        return lines
+        self,
+        parts_by_line: Sequence[Sequence[Part]],
+        results: Sequence[NBest],
+        first_number: int = 1,
+    ) -> Iterator[NBest]:
+        """Yields the results of each line in order, from the results of all lines' parts.
 
-    def decode_parts(self, parts: Sequence[Part]) -> list[NBest]:
-        """Returns the n best results of each part."""
+        Raises NoResultError, with the line's number, if one of its parts lacks a result.
+        """
+        remaining = iter(results)
+        for number, parts in enumerate(parts_by_line, first_number):
+            of_parts = list(itertools.islice(remaining, len(parts)))
+            if not all(of_parts):
+                raise NoResultError(f"line {number}", self.spec.noun, number)
+            yield self._joined_line(of_parts)
+
+    def decode_parts(
+        self, parts: Sequence[Part], on_batch: OnBatch = lambda indices: None
+    ) -> list[NBest]:
+        """Returns the n best results of each part, or () if the model's numbers are not finite.
+
+        `on_batch` is called with the indices of a batch's parts once they are decoded.
+        """
         results: list[NBest] = [()] * len(parts)
         for indices, features in self._batches(parts):
             hypotheses = self.decoder(features)
             for row, index in enumerate(indices):
                 arrays = {name: array[row] for name, array in hypotheses.items()}
                 results[index] = self._hypotheses(parts[index].ids, arrays)
+            on_batch(indices)
         return results
 
-    # --- what a subclass decides ---
+    # --- defined by subclasses ---
 
     def _joined_line(self, results: Sequence[NBest]) -> NBest:
-        """Returns a line's results, given those of its parts."""
+        """Returns a line's results, given its parts' results."""
         raise NotImplementedError(f"{type(self).__name__} defines no _joined_line.")
 
     def _text(self, source: np.ndarray, ids: np.ndarray) -> str:
-        """Returns the text of a hypothesis' tokens, given those of its input, both int32 [n]."""
+        """Returns the text of a hypothesis' tokens, given its input's tokens, both int32 [n]."""
         raise NotImplementedError(f"{type(self).__name__} defines no _text.")
 
     def _more_features(self, parts: Sequence[Part]) -> NestedMap:
-        """Returns features besides spec.inputs, of a batch whose first rows hold a part each."""
+        """Returns the other features of a batch, whose first rows contain the parts, in order."""
         del parts
         return NestedMap()
 
     # --- batches ---
 
     def _row_length(self, num_tokens: int) -> int:
-        """Returns the length of the shortest rows that hold so many tokens."""
+        """Returns the length of the shortest rows that hold this many tokens."""
         return next(length for length in self.spec.input_lengths if length >= num_tokens)
 
     def _batches(self, parts: Sequence[Part]) -> Iterator[tuple[list[int], NestedMap]]:
-        """Yields the indices of a batch's parts, a row each, and its features.
+        """Yields the indices of a batch's parts, one for each row, and its features.
 
-        The shortest parts come first. The rows without a part are empty.
+        The shortest parts come first. Rows without a part are empty.
         """
         lengths = self.spec.input_lengths
         shortest_first = sorted(range(len(parts)), key=lambda index: len(parts[index].ids))
 
-        # The rows of a batch have one length, and its parts are neighbors in size.
+        # The rows of a batch have one length, and its parts are of similar size.
         batches_by_length: list[list[list[int]]] = []
         for length in lengths:
             members = [index for index in shortest_first if parts[index].row_length == length]
             starts = range(0, len(members), self.num_rows)
             batches_by_length.append([members[start : start + self.num_rows] for start in starts])
 
-        # All processes must call the program of a length equally often, so those that have fewer
+        # All processes must call the program of a length equally often, so processes with fewer
         # batches add empty ones.
         counts = processes.largest([len(batches) for batches in batches_by_length])
         for length, batches, count in zip(lengths, batches_by_length, counts, strict=True):
@@ -183,8 +236,8 @@ class TextDecoder:
                 yield indices, self._features([parts[index] for index in indices], length)
 
     def _features(self, parts: Sequence[Part], length: int) -> NestedMap:
-        """Returns a batch of rows of a length; the first rows hold a part each."""
-        sizes = np.arange(self.num_rows) < len(parts)  # The parts in each row: 1 or 0.
+        """Returns a batch of rows of one length; the first rows contain one part each."""
+        sizes = np.arange(self.num_rows) < len(parts)  # The number of parts in each row: 1 or 0.
         arrays = packing.side([part.ids for part in parts], sizes, length)
         inputs = dict(zip(self.spec.inputs, arrays, strict=True))
         return NestedMap(inputs, **self._more_features(parts))
@@ -192,10 +245,10 @@ class TextDecoder:
     def _hypotheses(self, source: np.ndarray, row: dict[str, np.ndarray]) -> NBest:
         """Returns the hypotheses in a row of the decoder's results; missing ones have length 0.
 
-        `source` are the tokens, int32 [n], that the row reads.
+        `source` has the tokens, int32 [n], that the row reads.
         """
         hypotheses = []
-        for i in np.flatnonzero(row["lengths"]):
+        for i in np.flatnonzero((row["lengths"] > 0) & np.isfinite(row["scores"])):
             length = int(row["lengths"][i])
             ids = row["ids"][i, :length]
 
@@ -208,8 +261,51 @@ class TextDecoder:
                     weights=tuple(tuple(of_piece) for of_piece in weights.tolist()),
                 )
 
-            text = self._text(source, ids)
-            hypotheses.append(Hypothesis(text, float(row["scores"][i]), length, attention))
+            hypotheses.append(
+                Hypothesis(
+                    text=self._text(source, ids),
+                    score=float(row["scores"][i]),
+                    num_tokens=length,
+                    attention=attention,
+                    finish=_finish(row["ids"][i], length, row["token_log_probs"][i]),
+                    tokens=self._tokens(ids, row["token_log_probs"][i]),
+                )
+            )
 
-        # A text that is drawn twice is two samples.
+        # A text that is drawn twice counts as two samples.
         return tuple(hypotheses) if self.spec.is_sampled else distinct(hypotheses)
+
+    def _tokens(self, ids: np.ndarray, log_probs: np.ndarray) -> tuple[Token, ...]:
+        """Returns the tokens of a hypothesis; `log_probs` may go on beyond them."""
+        pieces = self._target.pieces(ids)
+        return tuple(map(Token, ids.tolist(), pieces, log_probs[: len(ids)].tolist()))
+
+
+def _counting_lines(parts_by_line: Sequence[Sequence[Part]], on_lines: OnLines) -> OnBatch:
+    """Returns what calls `on_lines` with the number of lines that a batch of parts completes."""
+    lines: list[int] = []  # The line of each part.
+    num_missing = [len(parts) for parts in parts_by_line]
+    for line, count in enumerate(num_missing):
+        lines += [line] * count
+    on_lines(num_missing.count(0))  # A blank line may have no parts.
+
+    def on_batch(indices: Sequence[int]) -> None:
+        num_complete = 0
+        for index in indices:
+            line = lines[index]
+            num_missing[line] -= 1
+            num_complete += num_missing[line] == 0
+        on_lines(num_complete)
+
+    return on_batch
+
+
+def _finish(ids: np.ndarray, length: int, log_probs: np.ndarray) -> Finish:
+    """Returns why a hypothesis of `length` tokens ends; `ids` and `log_probs` are of shape [T].
+
+    The search ends all hypotheses at the maximum length T, even where EOS is improbable.
+    """
+    if length < len(ids):
+        return Finish.STOP
+    is_end = ids[-1] == EOS_ID and log_probs[-1] > MIN_END_LOG_PROB
+    return Finish.STOP if is_end else Finish.LENGTH

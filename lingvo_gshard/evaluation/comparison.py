@@ -6,21 +6,21 @@ from collections.abc import Collection, Mapping, Sequence
 
 from lingvo_gshard.core.late import figure as mpl_figure
 from lingvo_gshard.evaluation.quality import TITLES, Quality
-from lingvo_gshard.files import table
+from xla_spmd.files import table
 
 # The trend lines are means over this many languages, as in the paper.
 _WINDOW = 10
-# With fewer languages, a half would be one language.
+# Below this many languages, a half could be a single language.
 _FEWEST_OF_HALVES = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A metric of models by name, and that of bilingual baselines by language.
+    """A metric of several models by name, and the bilingual baselines' metric by language.
 
     A model has one or more runs, whose scores are averaged. Raises ValueError unless all runs have
-    the same languages, with the same training pairs and the same tokens, and the baselines are
-    among them.
+    the same languages, with the same training pairs and the same tokens, and these include the
+    baselines' languages.
     """
 
     models: Mapping[str, Sequence[Quality]]
@@ -34,7 +34,7 @@ class Comparison:
 
         for name, runs in self.models.items():
             for run in runs:
-                # Items are (language, pairs), so other pairs make a language differ, too.
+                # Items are (language, pairs), so a language with other pairs differs, too.
                 differing = {code for code, _ in _train_pairs(run).items() ^ expected.items()}
                 if differing:
                     raise ValueError(
@@ -52,10 +52,7 @@ class Comparison:
             )
 
     def scores(self, model: str) -> dict[str, float]:
-        """Returns the metric by language, most training pairs first.
-
-        It is the mean of the model's runs.
-        """
+        """Returns the mean metric of a model's runs by language, most training pairs first."""
         runs = [quality.values(self.metric) for quality in self.models[model]]
         means = {}
         for code in runs[0]:
@@ -73,10 +70,10 @@ class Comparison:
     def table(self) -> str:
         """Returns a table of training pairs, baselines, and each model's score and gain.
 
-        The rows are languages, most training pairs first, and averages: of all, and of four or more
-        languages also of the larger and the smaller half by training pairs, as the paper looks at
-        high- and low-resource languages apart. Languages whose tokens differ have no average.
-        sacreBLEU's signatures follow the table.
+        The rows are the languages, most training pairs first, and averages. With four or more
+        languages, the larger and the smaller half by training pairs are averaged, too, as the paper
+        looks at high- and low-resource languages separately. Languages with different tokens have
+        `-` as their average. sacreBLEU's signatures follow the table.
         """
         header = ["language", "train pairs", "baseline"]
         for name in self.models:
@@ -88,7 +85,7 @@ class Comparison:
         for code, train_pairs in pairs.items():
             rows.append([code, str(train_pairs), *self._columns([code])])
 
-        # A middle language counts as one of the larger half.
+        # The middle language of an odd number counts with the larger half.
         codes = list(pairs)
         rows.append(["average", "", *self._columns(codes)])
         if len(codes) >= _FEWEST_OF_HALVES:
@@ -96,7 +93,7 @@ class Comparison:
             rows.append(["larger half", "", *self._columns(codes[:half])])
             rows.append(["smaller half", "", *self._columns(codes[half:])])
 
-        # Several signatures without languages warn that runs were scored by different versions.
+        # Several signatures without languages are a warning: different versions scored the runs.
         signatures: set[str] = set()
         for runs in self.models.values():
             for run in runs:
@@ -107,8 +104,8 @@ class Comparison:
     def _columns(self, codes: Sequence[str]) -> list[str]:
         """Returns the averages over some languages: the baseline, and each model's score and gain.
 
-        Of the languages that have no baseline, only the models' scores count. All columns are `-`
-        if the languages' tokens differ.
+        Languages without a baseline count only in the models' scores. All columns are `-` if the
+        languages' tokens differ.
         """
         if not self._are_alike(codes):
             return ["-"] * (1 + 2 * len(self.models))
@@ -122,7 +119,7 @@ class Comparison:
         return columns
 
     def _are_alike(self, codes: Collection[str]) -> bool:
-        """Returns whether some languages are scored by the same tokens, so that means compare."""
+        """Returns whether some languages are scored by the same tokens, so means make sense."""
         first_run = next(iter(self.models.values()))[0]
         tokens = first_run.tokens(self.metric)
         return len({tokens[code] for code in codes}) <= 1
@@ -130,7 +127,7 @@ class Comparison:
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of Figure 6: the gains by language, and their trend lines.
 
-        Without baselines it shows the scores. Languages whose tokens differ have no trend.
+        Without baselines it shows the scores. Trends need languages with equal tokens.
         """
         figure = mpl_figure.Figure(figsize=(9, 5), layout="constrained")
         axes = figure.subplots()
@@ -148,7 +145,7 @@ class Comparison:
                 dots.set_label(name)
 
         metric = TITLES[self.metric]
-        # The baselines are the dashed line at 0, as in the paper.
+        # The dashed line at 0 stands for the baselines, as in the paper.
         if self.baselines:
             axes.axhline(0, linestyle="--", linewidth=1, color="gray")
             axes.set_ylabel(f"{metric} over the bilingual baseline")
@@ -158,14 +155,14 @@ class Comparison:
         axes.set_xticks(range(len(codes)), codes, rotation=90, size=7)
         axes.set_xlabel("languages, from most to fewest training pairs")
         for text in axes.legend().get_texts():
-            text.set_parse_math(False)  # A name may have a $.
+            text.set_parse_math(False)  # A name may contain a $.
         figure.savefig(path, dpi=130)
 
 
 def smoothed(values: Sequence[float], window: int = _WINDOW) -> list[float]:
-    """Returns the mean of a window around each value; the ends cut windows off.
+    """Returns the mean of a window around each value; windows are cut off at the ends.
 
-    Fewer values than a window are returned as they are.
+    Fewer values than a window are returned unchanged.
     """
     if len(values) < window:
         return list(values)
@@ -180,13 +177,13 @@ def smoothed(values: Sequence[float], window: int = _WINDOW) -> list[float]:
 
 
 def check_same_tokens(metric: str, first: Quality, other: Quality, name: str) -> None:
-    """Raises ValueError if a language of both was scored by other tokens in `other`, a run."""
+    """Raises ValueError if the runs scored a language with different tokenizers."""
     expected = first.tokens(metric)
     for code, tokens in other.tokens(metric).items():
         if tokens != expected.get(code, tokens):
             raise ValueError(
-                f"{name} has the {TITLES[metric]} of {code} by the tokens {tokens}, and another by "
-                f"{expected[code]}, which do not compare: decode both again."
+                f"{name} has the {TITLES[metric]} of {code} by the tokens {tokens}, and another "
+                f"run by {expected[code]}; these are not comparable: decode both again."
             )
 
 
@@ -200,5 +197,5 @@ def _mean(values: Collection[float]) -> float:
 
 
 def _average(values: Collection[float], spec: str = ".2f") -> str:
-    """Returns the mean of values as text, or `-` if there are none."""
+    """Returns the mean of values as text, or `-` without values."""
     return table.number(_mean(values) if values else None, spec)

@@ -1,29 +1,33 @@
-"""Decodes a split of every language with a trained run, and scores what has a translation."""
+"""Decodes a split of every language with a trained run, and scores the translations."""
 
 import dataclasses
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from lingvo_gshard.decoding.chunks import Parts
 from lingvo_gshard.decoding.generator import Generator
+from lingvo_gshard.decoding.outcomes import CutLines, Finish, Line, NoResultError
 from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.evaluation import quality, tokenization
 from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
-from lingvo_gshard.files import atomic_file, digests, storage
 from lingvo_gshard.input import example_codec, manifest, sentences
 from lingvo_gshard.input.manifest import Kind, Language
+from lingvo_gshard.input.normalization import one_line
 from lingvo_gshard.runs.launch import check_data, check_decoded, recorded
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
+from xla_spmd.files import atomic_file, digests, storage
+
+Tell = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Example:
-    """A line that is decoded, what the model reads of it, and what the result should be."""
+    """A line to decode, the text of its input without language tokens, and the expected result."""
 
     line: str
     source: str
@@ -32,46 +36,52 @@ class _Example:
 
 @dataclasses.dataclass(frozen=True)
 class _Texts:
-    """The lines of a language, equally many of each kind."""
+    """The lines of a language, as many of each kind, and the number of results that were cut."""
 
     language: Language
     results: list[str]
+    num_cut: int
     sources: list[str]
     references: list[str]
 
 
 class _SplitDecoding(Protocol):
-    """How a kind of data is decoded."""
+    """How to decode one kind of data."""
 
     @property
     def text_decoder(self) -> TextDecoder:
-        """Decodes lines."""
+        """The decoder of lines."""
         ...
 
-    def examples(self, path: pathlib.Path) -> Iterator[_Example]:
+    def examples(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
         """Yields the examples of a language's file."""
         ...
 
-    def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path) -> None:
-        """Writes and prints what the texts of all languages give."""
+    def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path, tell: Tell) -> Quality | None:
+        """Writes and returns the results of all languages, and passes a report to `tell`."""
         ...
 
 
-def decode_split(run: Run, split: str) -> None:
-    """Writes LOGDIR/decode_SPLIT and, of translations, prints the scores by language.
+def decode_split(run: Run, split: str, tell: Tell = print) -> Quality | None:
+    """Writes LOGDIR/decode_SPLIT; for translations, returns the scores by language.
 
     The folder gets LANGUAGE.txt with one translation per line, LANGUAGE.source.txt and
     LANGUAGE.reference.txt beside it, scores.json and bleu.png. A language model continues the first
     decode.prompt_len tokens of each document: CORPUS.txt has its continuations, CORPUS.prompt.txt
-    the prompts, and CORPUS.reference.txt what follows them in the documents.
+    the prompts, and CORPUS.reference.txt the rest of the documents. All of these files have text
+    alone, without tokens of languages. A warning counts the results that were cut at the maximum
+    length.
 
-    Until then, the folder's own folder `parts` holds what is done, and another call resumes there.
-    All processes must call it; process 0 scores, one language at a time. Raises ValueError if the
-    run was never trained, or on other data; if no language has the split or its text is damaged; or
-    if decode.max_sentences or decode.prompt_len is out of its range.
+    Until the end, finished parts are in the folder's own folder `parts`, and another call resumes
+    from them. All processes must call it; process 0 scores, one language at a time, and alone
+    returns the scores.
+
+    Raises ValueError if the run was never trained, or on other data; if no language has the split
+    or its text is damaged; if decode.max_sentences or decode.prompt_len is out of its range; or if
+    the model's numbers for a line are not finite.
     """
     check_decoded(run.launch.model, run.params)
-    recorded(run.logdir)  # Refuses a folder that was never trained in.
+    recorded(run.logdir)  # Refuses a folder in which nothing was trained.
     check_data(run.launch, run.logdir)
     languages = _languages(run, split)
     data = manifest.load(_data_dir(run))
@@ -79,7 +89,7 @@ def decode_split(run: Run, split: str) -> None:
     folder = pathlib.Path(run.logdir, f"decode_{split}")
     with processes.locked(folder, "decodes to this folder"):
         folder.mkdir(exist_ok=True)
-        _decode(run, split, languages, decoding, folder)
+        return _decode(run, split, languages, decoding, folder, tell)
 
 
 def _decode(
@@ -88,45 +98,58 @@ def _decode(
     languages: list[Language],
     decoding: _SplitDecoding,
     folder: pathlib.Path,
-) -> None:
+    tell: Tell,
+) -> Quality | None:
     """Decodes the split of the languages into a folder that no other program writes."""
-    # Batches mix languages, so that they are full and each length needs one program only.
+    # Batches mix languages, so that they are full and each length needs only one program.
     digests_of_texts = {language.code: language.text[split].sha256 for language in languages}
     parts = Parts(
         folder / "parts", decoding.text_decoder, _best, digests_of_texts, run.params.decode.seed
     )
-    num_parts = parts.write(_lines(run, split, languages, decoding))
+    try:
+        num_lines = sum(1 for _ in _lines(run, split, languages, decoding))
+        num_parts = parts.write(_lines(run, split, languages, decoding), num_lines)
+    except NoResultError as error:
+        place = _place(run, split, languages, decoding, error.number)
+        raise NoResultError(place, decoding.text_decoder.spec.noun) from error
 
-    # The parts hold all that a restart needs, so they go last.
+    # The parts are all that a restart needs, so they are deleted last.
     if processes.is_first():
-        texts = _written(run, split, languages, decoding, folder, parts.lines(num_parts))
-        decoding.conclude(texts, folder)
+        cut_lines = CutLines()
+        lines = parts.lines(num_parts)
+        written = _written(run, split, languages, decoding, folder, lines, cut_lines)
+        scores = decoding.conclude(written, folder, tell)
+        cut_lines.warn()
         shutil.rmtree(parts.folder)
+        return scores
+    return None
 
 
 class _Translations:
-    """Sentences with their translations."""
+    """Sentences and their translations."""
 
     def __init__(self, run: Run, codes: Sequence[str]) -> None:
-        """Reads the weights; `codes` are those of all languages of the data."""
+        """Reads the weights; `codes` are the codes of all languages of the data."""
         self.text_decoder = Translator(*run.decoder())
         self._codes = codes
 
-    def examples(self, path: pathlib.Path) -> Iterator[_Example]:
-        for source, reference in sentences.eval_text(path):
-            # Both sides of a score have one form, and files have one line for each sentence.
-            in_one_line = " ".join(source.split())
-            yield _Example(source, in_one_line, self.text_decoder.written(reference))
+    def examples(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
+        for raw_source, reference in sentences.eval_text(path):
+            line = language.line(raw_source)
+            # Other programs read this source, so it must not contain tokens of languages.
+            source = one_line(self.text_decoder.source(line))
+            # References are normalized like results, and files have one line for each sentence.
+            yield _Example(line, source, self.text_decoder.written(reference))
 
-    def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path) -> None:
-        """Writes and prints the scores."""
+    def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path, tell: Tell) -> Quality | None:
+        """Writes and returns the scores, and passes their table to `tell`."""
         qualities = []
         targets = set()
         for of_language in texts:
             language = of_language.language
             num_sentences = len(of_language.results)
             if num_sentences == 0:
-                print(f"{language.code} has no sentence to score.")
+                tell(f"{language.code}: there are no sentences to score.")
                 continue
 
             _, target = example_codec.sides(language.code, self._codes)
@@ -136,25 +159,31 @@ class _Translations:
                 for metric in quality.available()
             }
             train_pairs = language.num_examples("train")
-            qualities.append(LanguageQuality(language.code, train_pairs, num_sentences, **scores))
+            cut_share = of_language.num_cut / num_sentences
+            qualities.append(
+                LanguageQuality(
+                    language.code, train_pairs, num_sentences, cut_share=cut_share, **scores
+                )
+            )
 
         if not qualities:
-            raise ValueError(f"{storage.origin(folder)}: there is no sentence to score.")
+            raise ValueError(f"{storage.origin(folder)}: there are no sentences to score.")
         scores_of_all = Quality(tuple(qualities))
         scores_of_all.save(folder / "scores.json")
         scores_of_all.draw(folder / "bleu.png")
-        print("\n".join([scores_of_all.table(), *tokenization.advice(sorted(targets))]))
+        tell("\n".join([scores_of_all.table(), *tokenization.advice(sorted(targets))]))
         if "spbleu" not in quality.available():
-            print(f"spBLEU needs its tokenizer's model in {quality.SPBLEU_MODEL}.")
+            tell(f"spBLEU is left out: its tokenizer's model is not at {quality.SPBLEU_MODEL}.")
         written = storage.origin(folder)
-        print(f"Wrote {written}/scores.json, bleu.png and one file of translations per language.")
+        tell(f"Wrote {written}/scores.json, bleu.png and one file of translations per language.")
+        return scores_of_all
 
 
 class _Continuations:
-    """Documents, of which the model reads the first tokens."""
+    """Documents, whose first tokens are the model's prompts."""
 
     def __init__(self, run: Run, codes: Sequence[str]) -> None:
-        """Reads the weights. Raises ValueError for prompts longer than the model reads."""
+        """Reads the weights. Raises ValueError if prompts are longer than the model can read."""
         del codes
         decode = run.params.decode
         if not 1 <= decode.prompt_len <= decode.max_prompt_len:
@@ -164,15 +193,17 @@ class _Continuations:
             )
         self.text_decoder = Generator(*run.decoder(), first_tokens=decode.prompt_len)
 
-    def examples(self, path: pathlib.Path) -> Iterator[_Example]:
+    def examples(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
+        del language
         for document in sentences.eval_documents(path):
             prompt, rest = self.text_decoder.divided(document)
             yield _Example(document, prompt, rest)
 
-    def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path) -> None:
+    def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path, tell: Tell) -> Quality | None:
         num_documents = sum(len(of_corpus.results) for of_corpus in texts)
         written = storage.origin(folder)
-        print(f"Wrote the continuations of {num_documents} documents to {written}.")
+        tell(f"Wrote the continuations of {num_documents} documents to {written}.")
+        return None
 
 
 _KINDS: dict[str, type[_Translations] | type[_Continuations]] = {
@@ -182,13 +213,13 @@ _KINDS: dict[str, type[_Translations] | type[_Continuations]] = {
 
 
 def _data_dir(run: Run) -> str:
-    """Returns the prepared folder, which every run has whose task decodes text."""
+    """Returns the prepared folder; every run of a task that decodes text has one."""
     assert run.launch.data_dir is not None
     return run.launch.data_dir
 
 
 def _languages(run: Run, split: str) -> list[Language]:
-    """Returns the languages that have the split, with their text checked."""
+    """Returns the languages that have the split, after checking their text."""
     data_dir = _data_dir(run)
     max_sentences = run.params.decode.max_sentences
     if max_sentences is not None and max_sentences < 1:
@@ -202,7 +233,7 @@ def _languages(run: Run, split: str) -> list[Language]:
             splits.update(language.text)
         known = ", ".join(sorted(splits)) or "none"
         raise ValueError(
-            f"{data_dir}: no {data.group} has a {split} split to decode; there is {known}."
+            f"{data_dir}: no {data.group} has a {split} split to decode; the splits are {known}."
         )
 
     digests.verify(data_dir, [language.text[split] for language in languages])
@@ -221,13 +252,29 @@ def _lines(
 def _examples(
     run: Run, split: str, language: Language, decoding: _SplitDecoding
 ) -> Iterator[_Example]:
-    """Yields the examples of a language that are decoded."""
+    """Yields the examples of a language that are to be decoded."""
     path = digests.local(_data_dir(run), language.text[split])
-    return itertools.islice(decoding.examples(path), run.params.decode.max_sentences)
+    return itertools.islice(decoding.examples(language, path), run.params.decode.max_sentences)
 
 
-def _best(results: NBest) -> str:
-    return results[0].text
+def _place(
+    run: Run, split: str, languages: list[Language], decoding: _SplitDecoding, number: int
+) -> str:
+    """Returns the name of a line within its language, by its number, from 1, in all languages."""
+    for language in languages:
+        count = sum(1 for _ in _examples(run, split, language, decoding))
+        if number <= count:
+            return _named(language, number)
+        number -= count
+    raise AssertionError(f"{number} lines more than the {split} split has")
+
+
+def _named(language: Language, number: int) -> str:
+    return f"line {number} of {language.code}"
+
+
+def _best(results: NBest) -> Line:
+    return Line(results[0].text, results[0].finish)
 
 
 def _written(
@@ -236,15 +283,24 @@ def _written(
     languages: list[Language],
     decoding: _SplitDecoding,
     folder: pathlib.Path,
-    lines: Iterator[str],
+    lines: Iterator[Line],
+    cut_lines: CutLines,
 ) -> Iterator[_Texts]:
-    """Writes each language's texts and yields them; `lines` has the results of all."""
+    """Writes each language's texts and yields them; `lines` has the results of all languages.
+
+    Counts the results in `cut_lines`.
+    """
     source_name = decoding.text_decoder.spec.input_name
     for language in languages:
         examples = list(_examples(run, split, language, decoding))
+        results = list(itertools.islice(lines, len(examples)))
+        for number, result in enumerate(results, start=1):
+            cut_lines.count(_named(language, number), result.finish)
+
         of_language = _Texts(
             language,
-            results=[line.rstrip("\n") for line in itertools.islice(lines, len(examples))],
+            results=[result.text for result in results],
+            num_cut=sum(result.finish is Finish.LENGTH for result in results),
             sources=[example.source for example in examples],
             references=[example.reference for example in examples],
         )

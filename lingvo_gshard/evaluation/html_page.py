@@ -10,9 +10,9 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from lingvo_gshard.files import table
+from xla_spmd.files import table
 
-# What is wider than the window scrolls by itself, and so the page never does. A table's first
+# Content wider than the window scrolls by itself, so that the page never does. A table's first
 # column stays in sight. Pictures are drawn on white, so they keep a white frame on dark screens.
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2330; --muted: #5b6472; --line: #d9dee6;
@@ -39,7 +39,7 @@ th, td { padding: .3rem .8rem; text-align: right; vertical-align: bottom; min-wi
 th { font-weight: 600; color: var(--muted); border-bottom: 2px solid var(--line) }
 tr > :first-child { text-align: left; position: sticky; left: 0; background: inherit }
 """
-# Text is at least as large on the screen as that of the page around a picture.
+# On the screen, a picture's text is at least as large as the text of the page around it.
 _TEXT: Any = {"font.size": 11, "axes.titlesize": 11, "axes.labelsize": 11, "legend.fontsize": 10}
 
 
@@ -55,7 +55,7 @@ class Section:
 def document(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
     """Returns a page: a title, facts as (name, value) pairs, and sections."""
     title = html.escape(title)
-    # HTML needs no end tags of <dt> and <dd>.
+    # HTML does not need the end tags of <dt> and <dd>.
     lines = [
         "<!doctype html>",
         "<html lang=en>",
@@ -92,9 +92,9 @@ def rows(cells: Sequence[Sequence[str]]) -> str:
 
 
 def picture(description: str, draw: Callable[..., None], *args: Any) -> str:
-    """Returns what `draw(figure, *args)` draws as an embedded image.
+    """Returns the picture that `draw(figure, *args)` draws as an embedded image.
 
-    Screen readers read the description.
+    Screen readers read out the description.
     """
     png = io.BytesIO()
     with matplotlib.rc_context(_TEXT):
@@ -102,7 +102,7 @@ def picture(description: str, draw: Callable[..., None], *args: Any) -> str:
         draw(figure, *args)
         figure.savefig(png, format="png", dpi=150)
 
-    # Embedded, so that the report is one file that can be sent.
+    # Embedded, so that the report is a single file, which can be sent.
     data = base64.b64encode(png.getvalue()).decode()
     alt = html.escape(description, quote=True)
     return f'<div class=scroll><img src="data:image/png;base64,{data}" alt="{alt}"></div>'

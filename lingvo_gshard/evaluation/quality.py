@@ -1,8 +1,9 @@
-"""Translation quality by sacreBLEU, by language, and against training size."""
+"""Translation quality by sacreBLEU: by language, and against training size."""
 
 import collections
 import dataclasses
 import functools
+import html
 import json
 import os
 import pathlib
@@ -17,15 +18,15 @@ from sacrebleu.utils import SACREBLEU_DIR
 
 from lingvo_gshard.core.late import figure as mpl_figure
 from lingvo_gshard.evaluation import tokenization
-from lingvo_gshard.files import atomic_file, json_records, storage, table
+from xla_spmd.files import atomic_file, json_records, storage, table
 
-# Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
+# Bootstrap samples of the sentences; sacreBLEU's signature contains their number and the seed.
 BOOTSTRAPS = 1000
-# The tokenizer's model of spBLEU, which sacreBLEU would download otherwise.
+# The model of spBLEU's tokenizer, which sacreBLEU would otherwise download.
 SPBLEU_MODEL = pathlib.Path(SACREBLEU_DIR, "models", "flores200sacrebleuspm")
 
-# The metrics in the order of the columns, of a target like English; see `scorer_for`. The keys are
-# fields of a LanguageQuality.
+# The metrics in the order of the columns, for a target like English; see `scorer_for`. The keys are
+# fields of LanguageQuality.
 METRICS: dict[str, Callable[[], Metric]] = {
     "bleu": BLEU,
     "chrf": CHRF,
@@ -39,7 +40,7 @@ TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrfpp": "chrF++", "spbleu": "spBLEU"
 class Score:
     """A score from 0 to 100, half of its 95 % confidence interval, and sacreBLEU's signature.
 
-    One sentence has no interval: its margin is None.
+    A single sentence does not have an interval: its margin is None.
     """
 
     value: float
@@ -49,7 +50,10 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageQuality:
-    """The numbers of training pairs and of decoded sentences of a language, and their scores."""
+    """A language's numbers of training pairs and of decoded sentences, and its scores.
+
+    `cut_share` is the share of translations, 0 to 1, that were cut at the maximum length.
+    """
 
     code: str
     train_pairs: int
@@ -57,7 +61,8 @@ class LanguageQuality:
     bleu: Score
     chrf: Score
     chrfpp: Score
-    spbleu: Score | None = None  # None without its tokenizer's model.
+    spbleu: Score | None = None  # None if the model of its tokenizer is missing.
+    cut_share: float | None = None  # None in files of earlier versions, which lack it.
 
     def score(self, metric: str) -> Score:
         """Returns the score of a metric that the language has."""
@@ -80,11 +85,11 @@ class Quality:
         return metrics
 
     def is_alike(self, metric: str) -> bool:
-        """Returns whether a metric has the same tokens in all languages, so that means compare."""
+        """Returns whether a metric counts the same tokens in all languages, so means make sense."""
         return len(set(self.tokens(metric).values())) == 1
 
     def tokens(self, metric: str) -> dict[str, str]:
-        """Returns what a metric counts in the text of each language, as signatures name it."""
+        """Returns the tokens that a metric counts in each language, as signatures name them."""
         return {
             language.code: tokenization.of_signature(language.score(metric).signature)
             for language in self.languages
@@ -93,7 +98,7 @@ class Quality:
     def average(self, metric: str) -> float | None:
         """Returns the mean of a metric over languages, unweighted as in the paper.
 
-        It is None if the languages are not scored alike.
+        It is None if the languages are scored by different tokens.
         """
         if not self.is_alike(metric):
             return None
@@ -106,8 +111,8 @@ class Quality:
     def signatures(self, *metrics: str) -> list[str]:
         """Returns lines with sacreBLEU's signatures of metrics, usually one for each.
 
-        A signature describes how sacreBLEU computed a score: only scores with equal ones compare.
-        If there are several, each is followed by its languages.
+        A signature describes how sacreBLEU computed a score: only scores with equal signatures are
+        comparable. If there are several, each is followed by its languages.
         """
         lines = []
         for metric in metrics:
@@ -120,16 +125,16 @@ class Quality:
         return lines
 
     def notes(self) -> list[str]:
-        """Returns why there is no average of BLEU, if there is none, and what compares instead."""
+        """If BLEU cannot be averaged, returns the reason, and the metric to average instead."""
         if self.is_alike("bleu"):
             return []
-        note = "BLEU has no average, since its tokens differ by language; "
+        note = "BLEU is not averaged, since its tokens differ by language; "
         if "spbleu" in self.metrics:
-            return [f"{note}spBLEU has one."]
-        return [f"{note}spBLEU would have one, with its tokenizer's model in {SPBLEU_MODEL}."]
+            return [f"{note}use the average of spBLEU."]
+        return [f"{note}to average spBLEU instead, put its tokenizer's model at {SPBLEU_MODEL}."]
 
     def by_size(self) -> list[LanguageQuality]:
-        """Returns the languages, most training pairs first, as the paper orders them."""
+        """Returns the languages, most training pairs first, in the paper's order."""
         return sorted(self.languages, key=lambda row: (-row.train_pairs, row.code))
 
     def rows(self) -> list[list[str]]:
@@ -153,9 +158,17 @@ class Quality:
         return [header, *rows, averages]
 
     def table(self) -> str:
-        """Returns the rows as text, and the signatures and notes below them."""
+        """Returns the rows as text, followed by the signatures and notes."""
         signatures = self.signatures(*self.metrics)
         return "\n".join([table.text(self.rows()), *signatures, *self.notes()])
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        below = [*self.signatures(*self.metrics), *self.notes()]
+        lines = "<br>".join(html.escape(line) for line in below)
+        return f"{table.as_html(self.rows())}\n<small>{lines}</small>"
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the averages and the languages as JSON."""
@@ -170,7 +183,7 @@ class Quality:
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of BLEU and its margin against training pairs, as in Figure 6.
 
-        It shows spBLEU if that alone is scored alike in all languages.
+        It shows spBLEU if only spBLEU is scored by the same tokens in all languages.
         """
         metric = main_metric([self])
         figure = mpl_figure.Figure(figsize=(7, 4.5), layout="constrained")
@@ -192,7 +205,7 @@ class Quality:
         else:
             title += ", whose tokens differ"
 
-        # A language that was never trained on has no place on a scale of logarithms.
+        # A language without training pairs does not fit on a logarithmic scale.
         has_all = all(language.train_pairs for language in self.languages)
         axes.set_xscale("log" if has_all else "symlog")
         axes.set(xlabel="training pairs", ylabel=name, ylim=(0, None))
@@ -201,7 +214,7 @@ class Quality:
 
 
 def main_metric(runs: Sequence[Quality]) -> str:
-    """Returns the metric of pictures: BLEU, or spBLEU if that alone is alike in all languages."""
+    """Returns the metric for pictures: spBLEU if only that has equal tokens everywhere, or BLEU."""
     has_spbleu = all("spbleu" in run.metrics for run in runs)
     if has_spbleu and not all(run.is_alike("bleu") for run in runs):
         return "spbleu"
@@ -218,19 +231,19 @@ def load(path: str | os.PathLike[str]) -> Quality:
         is_missing = isinstance(error, FileNotFoundError)
         reason = "there is no such file" if is_missing else repr(error)
         raise ValueError(
-            f"{path}: holds no scores by language ({reason}); write it with --mode=decode."
+            f"{path} is not a file of scores by language ({reason}); write it with --mode=decode."
         ) from error
 
 
 def available() -> list[str]:
-    """Returns the metrics that can be computed: spBLEU only if its tokenizer's model is there."""
+    """Returns the available metrics: spBLEU only if the model of its tokenizer is there."""
     if SPBLEU_MODEL.is_file():
         return list(METRICS)
     return [metric for metric in METRICS if metric != "spbleu"]
 
 
 def scorer_for(metric: str, target: str = "en") -> Metric:
-    """Returns sacreBLEU's scorer of one of METRICS, for text in the language `target`."""
+    """Returns sacreBLEU's scorer for one of METRICS, for text in the language `target`."""
     if metric == "bleu":
         return BLEU(tokenize=tokenization.of_target(target))
     return METRICS[metric]()
@@ -239,9 +252,9 @@ def scorer_for(metric: str, target: str = "en") -> Metric:
 def score(
     metric: str, hypotheses: Sequence[str], references: Sequence[str], target: str = "en"
 ) -> Score:
-    """Returns the score of a corpus by one of METRICS, in the language `target`.
+    """Returns the score of a corpus by one of METRICS, for text in the language `target`.
 
-    Raises ValueError unless there is a reference for each line, and at least one line.
+    Raises ValueError if there are not as many references as lines, or no lines at all.
     """
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(
@@ -253,18 +266,18 @@ def score(
     # The interval contains 95 % of the resamplings' scores.
     value, *resampled = samples(scorer, hypotheses, references)
     margin = None
-    if len(hypotheses) > 1:  # All resamplings of one sentence are that sentence.
+    if len(hypotheses) > 1:  # All bootstrap samples of a single sentence are equal.
         margin = float(significance.estimate_ci(np.array(resampled))[1])
     return Score(float(value), margin, str(scorer.get_signature()))
 
 
 def samples(scorer: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """Returns the score of a corpus, and after it those of its resamplings: [1 + BOOTSTRAPS].
+    """Returns the score of a corpus, then the scores of its bootstrap samples: [1 + BOOTSTRAPS].
 
-    The scorer's signature then contains the number of resamplings and their seed.
+    The scorer's signature then contains the number of samples and their seed.
     """
-    # sacreBLEU's public functions return the interval alone, not the scores that it is made of.
-    # Sentences are counted once; a resampling adds up the counts of those that it draws.
+    # sacreBLEU's public functions return only the interval, not the scores behind it. Sentences
+    # are counted once; a bootstrap sample adds up the counts of the sentences that it draws.
     statistics = scorer._extract_corpus_statistics(hypotheses, [references])
     scorer.n_bootstrap = BOOTSTRAPS
     scorer.seed, resampled = significance._bootstrap_resample(statistics, scorer, BOOTSTRAPS)

@@ -14,53 +14,54 @@ from matplotlib.figure import Figure
 from lingvo_gshard.evaluation import html_page, quality
 from lingvo_gshard.evaluation.html_page import Section
 from lingvo_gshard.evaluation.quality import Quality
-from lingvo_gshard.files import atomic_file, lock, storage, table
+from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.planning import plan
-from lingvo_gshard.planning.plan import Plan
-from lingvo_gshard.planning.published import factors_text
-from lingvo_gshard.runs import expert_load
+from lingvo_gshard.plans.plan import Plan
+from lingvo_gshard.runs import expert_load, loss_products
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.train.run_times import RUN_TIMES, Goodput, goodput
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
+from xla_plan.expected import factors_text
+from xla_plan.plans import plan_folder
+from xla_spmd.files import atomic_file, lock, storage, table
 
-# What each section shows, and what to look for.
+# The text of each section: its contents, and what to look for.
 _CURVES = (
     "The loss should fall; unlike nll, it includes label smoothing and the auxiliary loss, if the "
-    "task has them. Where the nll of dev rises while that of training falls, the model overfits."
+    "task has them. The model overfits where the dev nll rises while the training nll falls."
 )
-_BY_PART = "Most to train on first. Those with little profit from related ones."
+_BY_PART = "Most training data first. Languages with little data profit from related ones."
 _NO_LOSSES = "--mode=eval adds the loss of each, and the experts that it uses."
 _EXPERTS = (
-    "The load of each expert divided by their mean, by language: 1 is an even share, and bright "
+    "The load of each expert divided by the mean load, by language: 1 is an even share, and bright "
     "experts are preferred. Languages with similar rows share experts."
 )
 _SCORES = (
-    "Higher scores are better; +- is half the 95 % interval. Compare only scores with the same "
-    "signature."
+    "Higher scores are better; +- is half of the 95 % interval. Compare only scores with equal "
+    "signatures."
 )
 _NO_SCORES = "--mode=decode adds BLEU, chrF and chrF++."
 _ROUTING = (
-    "A layer passes dropped tokens on unchanged, so they should be few. Where the busiest expert "
-    "has many times the mean load, or experts get no tokens, raise task.aux_loss_weight."
+    "A layer passes dropped tokens on unchanged, so there should be few of them. If the busiest "
+    "expert has many times the mean load, or experts get no tokens, raise task.aux_loss_weight."
 )
 _SPEED = (
-    "Medians over all calls of the training step. A plan estimates the times of another machine."
+    "Medians over all calls of the training step. A plan estimates the times for another machine."
 )
 _GOODPUT = (
-    "What the time of all processes that trained this run went to; that between two starts is not "
-    "counted. Steps that a restart repeated are lost, with all else since the checkpoint before."
+    "How all processes that trained this run spent their time; the time between two starts does "
+    "not count. Steps that a restart repeated are lost, and so is all else since the checkpoint."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Panel:
-    """A panel of the curves: its title, the metrics that it shows, and their factor."""
+    """A panel of the curves: its title, its metrics, and their factor."""
 
     title: str
-    metrics: tuple[str, ...]  # Of training.
+    metrics: tuple[str, ...]  # Metrics of training.
     factor: float = 1.0
-    of_dev: str | None = None  # A metric of dev beside them.
+    of_dev: str | None = None  # A metric of the dev split that is drawn beside them.
 
 
 _PANELS = (
@@ -75,18 +76,19 @@ _PANELS_A_ROW = 3
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """Facts that the metrics files lack; `step_flops` are a step's model flops."""
+    """Facts that the metrics files lack; `step_flops` are the model flops of a step."""
 
     model: str
     num_weights: int
     max_steps: int
     step_flops: float
-    train_pairs: dict[str, int]  # By language; empty if the data has no parts.
-    nouns: tuple[str, str]  # What a language and a pair are called.
-    unit: str  # What the task counts, and the metrics that it shows.
-    shown: tuple[str, ...]
-    has_source: bool  # Which it translates.
-    # By language, the share of its pairs that are longer than a row; empty if none can be.
+    train_pairs: dict[str, int]  # By language; empty if the data is not divided into parts.
+    nouns: tuple[str, str]  # The words for a language and a pair.
+    unit: str  # What the task counts, such as tokens.
+    shown: tuple[str, ...]  # The metrics that the task shows.
+    has_source: bool  # Whether the task translates a source.
+    dispatch: str | None  # How tokens reach experts, such as `EINSUM`; None if dense.
+    # By language, the share of pairs that are too long for a row; empty if none can be too long.
     too_long: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def codes_by_size(self) -> list[str]:
@@ -96,35 +98,39 @@ class RunFacts:
 
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """What a run has produced so far."""
+    """A run's results so far."""
 
     training: list[dict[str, Any]]  # The lines of train_metrics.jsonl, at least one.
     evaluations: list[dict[str, Any]]  # The lines of eval_metrics.jsonl.
     goodput: Goodput | None  # None for runs of earlier versions, which did not measure it.
-    scores: Quality | None  # Of the translations of test.
-    plan: Plan | None  # Of the folder `plan` in the run's.
-    plan_folder: pathlib.Path | str  # Where that is, or is expected.
+    scores: Quality | None  # The scores of the test split's translations.
+    plan: Plan | None  # The plan in the run's folder `plan`.
+    plan_folder: pathlib.Path | str  # Where the plan is, or is expected.
 
 
 def report(run: Run) -> pathlib.Path:
-    """Writes a run's LOGDIR/report.html; returns its path. Raises as `write` and check_folder."""
+    """Writes a run's LOGDIR/report.html; returns its path.
+
+    Raises ValueError if the folder is another model's, or if the run has not trained a step yet.
+    """
     params = run.params
     rows = params.input
     run.estimator.check_folder()
     task = TaskModel(params, run.estimator.partitioning).task
-    source_len, target_len = task.Lengths(rows)
+    source_len, _ = task.Lengths(rows)
     parts = rows.cls.Parts(rows)
 
     facts = RunFacts(
         model=run.launch.model,
         num_weights=task.num_weights,
         max_steps=params.train.max_steps,
-        step_flops=task.TrainStepFlops(rows.batch_size, source_len, target_len),
+        step_flops=flops.step_flops(loss_products.of_experiment(params)),
         train_pairs={name: part.num_examples for name, part in parts.items()},
         nouns=rows.cls.Nouns(),
         unit=task.UNIT,
         shown=tuple(task.SHOWN),
         has_source=source_len > 0,
+        dispatch=placement.dispatch(params),
         too_long=rows.cls.TooLong(rows),
     )
     return write(pathlib.Path(run.logdir), facts)
@@ -160,14 +166,14 @@ def _read(logdir: pathlib.Path) -> _Results:
         raise ValueError(f"{logdir}: no {TRAIN_METRICS}, so there is nothing to report yet.")
 
     scores = logdir / "decode_test" / "scores.json"
-    plan_folder = logdir / "plan"
+    own_folder = logdir / "plan"
     return _Results(
         training=training,
         evaluations=read_lines(logdir / EVAL_METRICS),
         goodput=goodput(read_lines(logdir / RUN_TIMES)),
         scores=quality.load(scores) if scores.exists() else None,
-        plan=plan.load(plan_folder) if (plan_folder / plan.PLAN_JSON).exists() else None,
-        plan_folder=storage.origin(plan_folder),
+        plan=plan_folder.find(Plan, own_folder),
+        plan_folder=storage.origin(own_folder),
     )
 
 
@@ -179,8 +185,10 @@ def _summary(facts: RunFacts, results: _Results) -> list[tuple[str, str]]:
     for line in results.training:
         skipped += line["metrics"].get("skipped", 0.0) * line["num_steps"]
 
+    dispatch = [] if facts.dispatch is None else [("dispatch to experts", facts.dispatch)]
     return [
         ("weights", table.count(facts.num_weights)),
+        *dispatch,
         ("steps", f"{last['step']:,} of {facts.max_steps:,}"),
         ("time", f"{last['wall_secs'] / 3600:.2f} hours"),
         ("loss", f"{last['metrics']['loss']:.4f}"),
@@ -196,12 +204,12 @@ def _curves(facts: RunFacts, results: _Results) -> Section:
 
 
 def _panels(facts: RunFacts, results: _Results) -> list[_Panel]:
-    """Returns the panels of the curves that a run has."""
+    """Returns the panels of the curves for which a run has metrics."""
     panels = [_Panel(f"loss, nats per {facts.unit}", ("loss", "nll"), of_dev="nll")]
     panels += [_Panel(name, (name,), of_dev=name) for name in facts.shown]
     panels += _PANELS
 
-    # Rows of one length have no padding.
+    # Rows of a single length are never padded.
     if any(name in results.training[-1]["metrics"] for name in _PADDING.metrics):
         panels.append(_PADDING)
     return panels
@@ -224,11 +232,11 @@ def _draw_panel(axes: Axes, panel: _Panel, results: _Results) -> None:
     metrics = [_metrics(line) for line in results.training]
     for name in panel.metrics:
         if name in metrics[-1]:
-            # The curve has gaps where earlier lines lack it.
+            # The curve has gaps where earlier lines lack the metric.
             values = [panel.factor * of_line.get(name, np.nan) for of_line in metrics]
             axes.plot(steps, values, label=name.removeprefix("padding."))
 
-    # Later evaluations of a step replace earlier ones.
+    # Later evaluations of the same step replace earlier ones.
     dev = {}
     for line in results.evaluations:
         if line["name"] == "dev" and panel.of_dev in line:
@@ -244,7 +252,7 @@ def _draw_panel(axes: Axes, panel: _Panel, results: _Results) -> None:
 
 
 def _metrics(line: dict[str, Any]) -> dict[str, Any]:
-    """Returns a line's metrics and the rates that follow from its times."""
+    """Returns a line's metrics, and the rates computed from its times."""
     rates = {
         "steps_per_sec": line["num_steps"] / line["secs"],
         "input_wait": line["input_wait_secs"] / line["secs"],
@@ -253,11 +261,11 @@ def _metrics(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _languages(facts: RunFacts, results: _Results) -> Iterator[Section]:
-    """Yields the training pairs and losses by language, as far as they were evaluated."""
+    """Yields the training pairs and, where evaluated, the losses by language."""
     if not facts.train_pairs:
         return
 
-    # Evaluations are named dev_CODE; later ones replace earlier ones.
+    # Evaluations are named dev_CODE; later evaluations replace earlier ones.
     losses = {}
     for line in results.evaluations:
         if "nll" in line:
@@ -281,7 +289,7 @@ def _languages(facts: RunFacts, results: _Results) -> Iterator[Section]:
 
 
 def _experts(facts: RunFacts, results: _Results) -> Iterator[Section]:
-    """Yields the load of the experts by language, if it was evaluated."""
+    """Yields the load of the experts by language, if that was evaluated."""
     loads = expert_load.by_language(results.evaluations, facts.codes_by_size())
     if loads:
         description = "The load of each expert by language, a panel for each layer"
@@ -290,7 +298,7 @@ def _experts(facts: RunFacts, results: _Results) -> Iterator[Section]:
 
 
 def _translations(facts: RunFacts, results: _Results) -> Iterator[Section]:
-    """Yields the scores of translations, or how to get them, if there is a source."""
+    """Yields the scores of translations or, if the task translates, the way to get them."""
     scores = results.scores
     if scores is not None:
         lines = [*scores.signatures(*scores.metrics), *scores.notes()]
@@ -312,10 +320,10 @@ def _routing(results: _Results) -> Iterator[Section]:
 
 
 def _speed(facts: RunFacts, results: _Results) -> Section:
-    """Returns the median measured step time and, if there is a plan, the planned ones."""
+    """Returns the median measured step time and, if there is a plan, the planned step times."""
     gflop = facts.step_flops / 1e9
 
-    # The median ignores the first call after each start, which includes loading.
+    # The median is insensitive to the first call after each start, which includes loading.
     step_secs = [line["secs"] / line["num_steps"] for line in results.training]
     measured_secs = float(np.median(step_secs))
     tokens = results.training[-1]["metrics"].get("num_tokens")
@@ -335,17 +343,18 @@ def _speed(facts: RunFacts, results: _Results) -> Section:
         factor = results.plan.factor
         if factor is not None:
             rows.append(_planned(results.plan, "expected", factor.value, gflop))
-        basis = html_page.paragraph(factors_text.basis(results.plan.topology))
+        shares = None if factor is None else factor.shares
+        basis = html_page.paragraph(factors_text.basis(results.plan.topology, shares))
         return Section("Speed", _SPEED, (html_page.rows(rows), basis))
 
     folder = shlex.quote(str(results.plan_folder))
-    command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={folder}"
+    command = f"gshard plan model --model=... --topology=... --out={folder}"
     advice = html_page.paragraph(f"{command} adds a plan.")
     return Section("Speed", _SPEED, (html_page.rows(rows), advice))
 
 
 def _goodput(results: _Results) -> Iterator[Section]:
-    """Yields the time by category, most first, if it was measured."""
+    """Yields the time by category, largest first, if it was measured."""
     measured = results.goodput
     if measured is None:
         return
@@ -359,7 +368,7 @@ def _goodput(results: _Results) -> Iterator[Section]:
 
 
 def _planned(planned: Plan, name: str, share: float, gflop: float) -> tuple[str, str, str, str]:
-    """Returns the row of a plan at a share of the roofline; `gflop` are a step's."""
+    """Returns the row of a plan at a share of the roofline; `gflop` is a step's model GFLOP."""
     steps_per_sec = planned.steps_per_sec(share)
     return (
         f"plan for {planned.topology}, {name}",

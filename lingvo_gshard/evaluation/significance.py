@@ -1,8 +1,8 @@
-"""Whether a model is better than another: sacreBLEU's paired bootstrap, also of the average.
+"""Whether one model is better than another: sacreBLEU's paired bootstrap, also for the average.
 
-All runs' resamplings draw the same sentences, so scores and p values by language are those of
-sacreBLEU's PairedTest, which has neither an average over languages nor the intervals of gains. A
-model with several runs has the mean of their scores, in each resampling.
+All runs' bootstrap samples draw the same sentences, so scores and p values by language equal
+sacreBLEU's PairedTest, which computes neither an average over languages nor the intervals of gains.
+A model with several runs has, in each sample, the mean of their scores.
 """
 
 import collections
@@ -16,15 +16,15 @@ from sacrebleu import significance
 from sacrebleu.metrics.base import Metric
 
 from lingvo_gshard.evaluation import quality
-from lingvo_gshard.files import table
 from lingvo_gshard.input import example_codec
+from xla_spmd.files import table
 
-_ROUNDING = 1e-9  # Of scores from 0 to 100.
+_ROUNDING = 1e-9  # For scores from 0 to 100.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Texts:
-    """The lines of a language: the references, and the translations by each run of two models."""
+    """The lines of a language: the references, and the translations from each run of two models."""
 
     references: list[str]
     base: list[list[str]]
@@ -33,7 +33,7 @@ class _Texts:
 
 @dataclasses.dataclass(frozen=True)
 class _Samples:
-    """The scores of two models, float [1 + BOOTSTRAPS]: of the text, then of its resamplings."""
+    """The scores of two models, float [1 + BOOTSTRAPS]: of the text, then of its samples."""
 
     base: np.ndarray
     other: np.ndarray
@@ -41,10 +41,10 @@ class _Samples:
 
 @dataclasses.dataclass(frozen=True)
 class _Gain:
-    """What the other model gains over the base, its 95 % interval, and its p value.
+    """The other model's gain over the base, its 95 % interval, and its p value.
 
-    The interval and the p value are None where resamplings tell nothing: of one sentence, or if all
-    of them have the same gain. Without any gain p is 1.
+    The interval and the p value are None if all samples have the same gain, as for a single
+    sentence. If that gain is 0, p is 1.
     """
 
     base_score: float
@@ -56,20 +56,20 @@ class _Gain:
 
 
 def tables(folders: Mapping[str, Sequence[pathlib.Path]], codes: Collection[str]) -> Iterator[str]:
-    """Yields tables that compare the first model with each other one, by each available metric.
+    """Yields tables that compare the first model with each other model, by each available metric.
 
     Args:
       folders: The folders of each model's runs, which `--mode=decode` wrote.
       codes: The languages to compare.
 
     Raises:
-      ValueError: for one model only, SACREBLEU_SEED `none`, a missing file, a language without a
-        sentence, or runs that have different references.
+      ValueError: if there is only one model, SACREBLEU_SEED is `none`, a file is missing, a
+        language lacks sentences, or runs have different references.
     """
     (base_name, base_runs), *others = folders.items()
     if not others:
         raise ValueError(
-            f"--paired: {base_name} is the only model; give a --run of another to compare with."
+            f"--paired: {base_name} is the only model; add a --run of another model to compare."
         )
     if os.environ.get("SACREBLEU_SEED", "").lower() == "none":
         raise ValueError("--paired draws the same sentences for all runs; unset SACREBLEU_SEED.")
@@ -85,10 +85,10 @@ def _texts(base: Sequence[pathlib.Path], other: Sequence[pathlib.Path], code: st
     # Sentence i of one run must be sentence i of the other: resamplings draw their numbers.
     references = _lines(base[0] / f"{code}.reference.txt")
     if not references:
-        raise ValueError(f"--paired: {base[0]} has no sentence of {code}.")
+        raise ValueError(f"--paired: {base[0]} has no sentences of {code}.")
     for folder in (*base, *other):
         if _lines(folder / f"{code}.reference.txt") != references:
-            raise ValueError(f"--paired: {base[0]} and {folder} have other references of {code}.")
+            raise ValueError(f"--paired: {base[0]} and {folder} differ in references of {code}.")
 
     return _Texts(
         references,
@@ -107,7 +107,7 @@ def _lines(path: pathlib.Path) -> list[str]:
 def _table(metric: str, base_name: str, other_name: str, texts: Mapping[str, _Texts]) -> str:
     """Returns a table of both models' scores and the gain, by language and on average.
 
-    Languages whose tokens differ have no average.
+    Languages with different tokens are not averaged.
     """
     samples: dict[str, _Samples] = {}
     codes_by_signature: dict[str, list[str]] = collections.defaultdict(list)
@@ -123,8 +123,8 @@ def _table(metric: str, base_name: str, other_name: str, texts: Mapping[str, _Te
     rows = [["language", base_name, other_name, "gain", "from", "to", "p"]]
     rows += [[code, *_cells(_gain(sample))] for code, sample in samples.items()]
 
-    # The average's interval is not the mean of the languages' intervals: it is that of the mean of
-    # their scores in each resampling.
+    # The average's interval is not the mean of the languages' intervals, but the interval of the
+    # mean over languages in each sample.
     are_alike = len(codes_by_signature) == 1
     if are_alike:
         average = _Samples(
@@ -151,18 +151,18 @@ def _gain(samples: _Samples) -> _Gain:
     base_score = float(samples.base[0])
     other_score = float(samples.other[0])
 
-    # Without variance there is no test. Of a single sentence, all resamplings are that sentence.
+    # A test needs variance; all samples of a single sentence are that sentence.
     if np.ptp([gain, *resampled]) < _ROUNDING:
         if abs(gain) >= _ROUNDING:
             return _Gain(base_score, other_score, gain)
         return _Gain(base_score, other_score, 0.0, low=0.0, high=0.0, p=1.0)
 
-    # sacreBLEU's p value: the share of resamplings whose absolute gain exceeds the mean absolute
-    # gain by more than the gain of the text.
+    # sacreBLEU's p value: the share of samples whose absolute gain exceeds the mean absolute gain
+    # by more than the gain of the text.
     distances = np.abs(resampled)
     p = significance._compute_p_value(distances - distances.mean(), abs(gain))
 
-    # The interval leaves out 2.5 % of the resamplings at either end.
+    # The interval leaves out 2.5 % of the samples at either end.
     ordered = np.sort(resampled)
     tail = len(ordered) // 40
 

@@ -1,9 +1,10 @@
-"""BLEU's tokens, which depend on the language that is translated into.
+"""BLEU's tokens, which depend on the target language.
 
-sacreBLEU's 13a splits text at spaces and punctuation, so in a script without spaces a sentence is
-one token, and BLEU is 0 even for a perfect translation. For Chinese, Japanese and Korean sacreBLEU
-has other tokenizers. Other scripts without spaces between words are scored by characters, and so
-are Japanese and Korean where MeCab is not installed. Every score's signature names its tokens.
+sacreBLEU's 13a splits text at spaces and punctuation. In a script without spaces, a sentence is
+therefore one token, and BLEU is 0 even for an almost perfect translation. sacreBLEU has other
+tokenizers for Chinese, Japanese and Korean. Other scripts without spaces between words are scored
+by characters, and so are Japanese and Korean if MeCab is not installed. The signature of a score
+names its tokens.
 """
 
 import collections
@@ -24,7 +25,7 @@ _TOKENIZER_OF_SCRIPT = {
     **dict.fromkeys(("Bali", "Java", "Tale", "Talu", "Tavt"), _CHARACTERS),
 }
 _CHINESE = "zh chi cdo cjy cmn cpx czh czo gan hak hsn lzh mnp nan wuu yue zho"
-# The scripts of languages by their ISO 639 codes, of two and of three letters.
+# The scripts of languages, by their ISO 639 codes of two and of three letters.
 _SCRIPT_OF_LANGUAGE = {
     **dict.fromkeys(_CHINESE.split(), "Hani"),
     **dict.fromkeys(("ja", "jpn"), "Jpan"),
@@ -36,27 +37,27 @@ _SCRIPT_OF_LANGUAGE = {
     **dict.fromkeys(("bo", "bod", "dz", "dzo", "tib"), "Tibt"),
     "nod": "Lana",
 }
-# What sacreBLEU needs beside itself.
+# The packages that sacreBLEU needs for a tokenizer.
 EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
 
 
 def of_target(language: str) -> str:
-    """Returns sacreBLEU's tokenizer for a language, given its code or its name in a corpus."""
+    """Returns sacreBLEU's tokenizer for a language, by its code or its name in a corpus."""
     wanted = wanted_for(language)
     return wanted if _is_installed(wanted) else _CHARACTERS
 
 
 def wanted_for(language: str) -> str:
-    """Returns the tokenizer that suits a language best, whether it is installed or not."""
+    """Returns the best tokenizer for a language, whether it is installed or not."""
     first, *others = re.split("[-_]", language)
-    # A script in the code says how the language is written here: zh-Latn, jpn_Jpan.
+    # A script in the code decides how the language is written here: zh-Latn, jpn_Jpan.
     scripts = [subtag.title() for subtag in others if re.fullmatch("[A-Za-z]{4}", subtag)]
     script = scripts[0] if scripts else _SCRIPT_OF_LANGUAGE.get(first.lower(), "")
     return _TOKENIZER_OF_SCRIPT.get(script, _WORDS)
 
 
 def advice(targets: Iterable[str]) -> list[str]:
-    """Returns lines on languages that are scored by characters for want of a package."""
+    """Returns advice for languages that are scored by characters because a package is missing."""
     codes: dict[str, list[str]] = collections.defaultdict(list)
     for target in targets:
         wanted = wanted_for(target)
@@ -64,24 +65,24 @@ def advice(targets: Iterable[str]) -> list[str]:
             codes[EXTRAS[wanted]].append(target)
 
     return [
-        f"BLEU of {', '.join(of_extra)} is by characters; pip install '{extra}' for words."
+        f"BLEU of {', '.join(of_extra)} counts characters; pip install '{extra}' to count words."
         for extra, of_extra in codes.items()
     ]
 
 
 def of_signature(signature: str) -> str:
-    """Returns the tokens that a signature of sacreBLEU names; only equal ones compare."""
+    """Returns the tokens that a sacreBLEU signature names; only scores with equal ones compare."""
     match = re.search(r"\btok:([^|]+)", signature)
     return match[1] if match else ""
 
 
 @functools.cache
 def _is_installed(tokenizer: str) -> bool:
-    """Returns whether what a tokenizer needs is there."""
+    """Returns whether the packages of a tokenizer are installed."""
     if tokenizer not in EXTRAS:
         return True
     try:
         BLEU(tokenize=tokenizer)
-    except RuntimeError:  # sacreBLEU's advice to install it.
+    except RuntimeError:  # sacreBLEU advises to install a package.
         return False
     return True

@@ -1,1 +1,1 @@
-"""Files: atomic writes, digests, buckets, JSON records, safetensors, and tables of text."""
+"""Files that only this library reads or writes: safetensors, LFS pointers, text."""

@@ -1,26 +1,28 @@
 """Safetensors files: 8 bytes with the header's length, a JSON header, and each array's bytes.
 
-The safetensors library writes a file only from arrays that are in memory all at once; these
-functions hold one at a time, so that weights larger than a host's memory can be exported.
+The safetensors library writes only arrays that are all in memory at once. These functions hold one
+array at a time, so that weights larger than a host's memory can be exported.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
 import numpy as np
 
-from lingvo_gshard.files import atomic_file, json_records
 from lingvo_gshard.files.tensor_span import TensorSpan
+from xla_spmd.files import atomic_file, json_records
+from xla_spmd.runtime import progress
 
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000  # As the safetensors library has it.
+_MAX_HEADER_BYTES = 100_000_000  # The safetensors library's own limit.
 _DTYPES = {
     "BF16": "bfloat16",
     "BOOL": "bool",
@@ -53,24 +55,31 @@ def write(
 ) -> None:
     """Writes a file; if this fails, `path` stays as it was.
 
-    `arrays` have a shape and a dtype. np.asarray converts them one at a time, so that those on
-    devices or on disk need not be in memory together. They are by name, or `in_order` as given. The
-    metadata in the file also have an entry `sha256`: a JSON object with the digest of each array.
+    `arrays` have a shape and a dtype. np.asarray converts them one at a time, so arrays on devices
+    or on disk need not be in memory together. They are sorted by name, or kept in the given order
+    if `in_order`. The file's metadata also have an entry `sha256`: a JSON object with the digest of
+    each array.
     """
     # Wider elements come first, as the safetensors library writes them: all are then aligned.
     names = list(arrays) if in_order else sorted(arrays)
     names.sort(key=lambda name: -np.dtype(arrays[name].dtype).itemsize)
     header = _header(arrays, names)
 
-    # The digests are known when the arrays have been written. Until then zeros keep their place.
+    # The digests are known once the arrays are written. Until then, zeros reserve their space.
     digests = dict.fromkeys(names, "0" * 64)
-    with atomic_file.replacing(path) as partial, partial.open("wb") as file:
+    num_bytes = max((header[name]["data_offsets"][1] for name in names), default=0)
+    with (
+        atomic_file.replacing(path) as partial,
+        partial.open("wb") as file,
+        progress.shown(f"writing {path}", total=num_bytes, unit=progress.BYTES) as done,
+    ):
         file.write(_encoded(header, metadata, digests))
         for name in names:
             array = np.asarray(arrays[name])
             file.write(_bytes_of(array))
             digests[name] = sha256(array)
-            del array  # Otherwise it would be in memory while the next one is read.
+            done.update(array.nbytes)
+            del array  # Otherwise it would stay in memory while the next one is read.
 
         file.seek(0)
         file.write(_encoded(header, metadata, digests))
@@ -93,7 +102,7 @@ def _encoded(header: dict[str, Any], metadata: Mapping[str, str], digests: dict[
     """Returns the bytes before the arrays: the header's length, and the header with metadata."""
     all_metadata = {**metadata, "sha256": json.dumps(digests)}
     text = json.dumps({_METADATA: all_metadata, **header}).encode()
-    text += b" " * (-len(text) % 8)  # The arrays are aligned.
+    text += b" " * (-len(text) % 8)  # So that the arrays are aligned.
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
@@ -103,37 +112,28 @@ def read(path: str | pathlib.Path) -> Contents:
     Raises ValueError if the file is missing, is not a safetensors file, is cut short, or has a
     dtype that is not supported.
     """
-    try:
+    with _readable(path):
         data = np.memmap(path, np.uint8, mode="c")  # Pages are read when they are used.
         header_length = _header_length(data[:_LENGTH_BYTES].tobytes(), len(data))
         header_end = _LENGTH_BYTES + header_length
 
-        # Offsets in the header count from its end.
+        # The offsets in the header count from the header's end.
         header = dict(json_records.parse(data[_LENGTH_BYTES:header_end].tobytes()))
-        metadata = header.pop(_METADATA, {})
+        metadata_of_file = header.pop(_METADATA, {})
         arrays = {name: _array(data, header_end, entry) for name, entry in header.items()}
-        return Contents(arrays, metadata)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing.") from error
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: not a safetensors file of weights, or a damaged one ({error!r})."
-        ) from error
+        return Contents(arrays, metadata_of_file)
 
 
 def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
-    """Returns where each array of a file is, by name, to read any part of it without mapping it.
+    """Returns the place of each array in a file, by name: any part can be read without mapping it.
 
-    They have the digests that `write` noted. Raises ValueError as `read`, before it takes more
-    memory than the header.
+    The spans have the digests that `write` recorded. Raises ValueError if the file is missing, is
+    not a safetensors file or is cut short, before it takes more memory than the header.
     """
     path = pathlib.Path(path)
-    try:
+    with _readable(path):
         size = path.stat().st_size
-        with path.open("rb") as file:
-            header_length = _header_length(file.read(_LENGTH_BYTES), size)
-            header = dict(json_records.parse(file.read(header_length)))
-
+        header, header_length = _header_of(path)
         header_end = _LENGTH_BYTES + header_length
         sha256_of_entry = json_records.parse(header.pop(_METADATA, {}).get("sha256", "{}"))
         spans = {}
@@ -147,6 +147,30 @@ def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
                 None if digest is None else f"sha256:{digest}",
             )
         return spans
+
+
+def metadata(path: str | pathlib.Path) -> dict[str, Any]:
+    """Returns the metadata of a file, which may be empty.
+
+    Raises ValueError if the file is missing, is not a safetensors file or is cut short.
+    """
+    path = pathlib.Path(path)
+    with _readable(path):
+        return dict(_header_of(path)[0].get(_METADATA, {}))
+
+
+def _header_of(path: pathlib.Path) -> tuple[dict[str, Any], int]:
+    """Returns a file's header, and its length in bytes."""
+    with path.open("rb") as file:
+        length = _header_length(file.read(_LENGTH_BYTES), path.stat().st_size)
+        return dict(json_records.parse(file.read(length))), length
+
+
+@contextlib.contextmanager
+def _readable(path: str | pathlib.Path) -> Iterator[None]:
+    """Turns errors of a missing or damaged file into a ValueError that names the file."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -156,7 +180,7 @@ def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
 
 
 def _header_length(first_bytes: bytes, file_size: int) -> int:
-    """Returns the length of a header; ValueError if the file ends in it, or it has no bound."""
+    """Returns the length of a header. Raises ValueError if the file or our limit is shorter."""
     header_length = int.from_bytes(first_bytes, "little")
     if header_length > min(file_size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
         raise ValueError(f"a header of {header_length} bytes")
@@ -164,7 +188,7 @@ def _header_length(first_bytes: bytes, file_size: int) -> int:
 
 
 def _checked_offset(entry: Mapping[str, Any], header_end: int, file_size: int) -> int:
-    """Returns where an array begins in its file; ValueError if it does not end in it."""
+    """Returns where an array begins in its file. Raises ValueError if it ends outside the file."""
     begin, end = entry["data_offsets"]
     if not all(type(number) is int for number in (begin, end, *entry["shape"])):
         raise ValueError(f"an array of {entry['shape']} at {begin} to {end}")
@@ -186,7 +210,7 @@ def _array(data: np.ndarray, header_end: int, entry: Mapping[str, Any]) -> np.nd
 
 
 def sha256(array: np.ndarray) -> str:
-    """Returns the digest of an array's bytes, as `write` records it."""
+    """Returns the digest of an array's bytes that `write` records."""
     return hashlib.sha256(_bytes_of(array)).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """A tensor as a range of bytes in a file, of which any rows can be read.
 
-Files are opened for each reading and mapped never: pages of a mapped file would count as this
-process's memory until the system takes them back.
+Files are opened for each read and never mapped: pages of a mapped file would count as this
+process's memory until the system reclaims them.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ class TensorSpan:
 
     @property
     def num_bytes(self) -> int:
-        """Returns its size."""
+        """The tensor's size."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Returns rows [start:stop] of a tensor, by default the whole one.
+        """Returns rows [start:stop] of the tensor, by default all of them.
 
         Raises ValueError if the file is cut short.
         """
@@ -43,8 +43,16 @@ class TensorSpan:
         elements = self._elements(start * row, (stop - start) * row)
         return elements.reshape((stop - start, *self.shape[1:]))
 
+    def is_equal(self, other: "TensorSpan") -> bool:
+        """Returns whether another tensor has the same dtype, shape and bytes."""
+        if (self.dtype, self.shape) != (other.dtype, other.shape):
+            return False
+        if (self.path, self.offset) == (other.path, other.offset):
+            return True
+        return self._sha256() == other._sha256()
+
     def check(self) -> None:
-        """Raises ValueError unless the bytes have the digest, if there is one."""
+        """Raises ValueError if there is a digest and the bytes do not match it."""
         if self.digest is None:
             return
         kind, _, expected = self.digest.partition(":")
@@ -55,15 +63,19 @@ class TensorSpan:
                 checksum = zlib.crc32(part, checksum)
             computed = f"{checksum:08x}"
         else:
-            sha256 = hashlib.sha256()
-            for part in self._parts():
-                sha256.update(part)
-            computed = sha256.hexdigest()
+            computed = self._sha256()
 
         if computed != expected:
             raise ValueError(
-                f"{self.path} is damaged: the tensor at byte {self.offset} is not what was written."
+                f"{self.path} is damaged: the tensor at byte {self.offset} does not match its "
+                "digest."
             )
+
+    def _sha256(self) -> str:
+        sha256 = hashlib.sha256()
+        for part in self._parts():
+            sha256.update(part)
+        return sha256.hexdigest()
 
     def _elements(self, first: int, count: int) -> np.ndarray:
         offset = self.offset + first * self.dtype.itemsize
@@ -74,7 +86,7 @@ class TensorSpan:
         return elements
 
     def _parts(self) -> Iterator[bytes]:
-        """Yields all bytes, a part at a time."""
+        """Yields all bytes in parts of limited size."""
         remaining = self.num_bytes
         with self.path.open("rb") as file:
             file.seek(self.offset)

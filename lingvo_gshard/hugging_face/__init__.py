@@ -1,1 +1,1 @@
-"""Models in Hugging Face's format: what their files mean, and how they are read and written."""
+"""Models in Hugging Face's format: the meaning of their files, reading and writing."""

@@ -4,9 +4,8 @@
     model.safetensors, or model-00001-of-00003.safetensors and so on with an index
     tokenizer_config.json, and what its tokenizer reads: see tokenizer_files.py
 
-Dense models become M2M-100, and those with experts NLLB-MoE. What our layers lack is written as it
-would be without effect: biases of 0. The weights are read array by array, of experts one expert at
-a time, so that no more of them is in memory.
+Dense models become M2M-100, and models with experts NLLB-MoE. Biases that our layers lack are
+written as 0. Only one array, or one expert, is in memory at a time.
 """
 
 import dataclasses
@@ -18,34 +17,42 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.beam_search.beam import Rules, Stopping
-from lingvo_gshard.checkpoints.stored import SavedArray
+from lingvo_gshard.beam_search.beam import Rules
+from lingvo_gshard.checkpoints import stack_forms
+from lingvo_gshard.checkpoints.checked_array import CheckedArray
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.files import atomic_file, safetensors_file, storage
-from lingvo_gshard.hugging_face import names, tokenizer_files, written_config
-from lingvo_gshard.hugging_face.config import CONFIG
-from lingvo_gshard.hugging_face.folder import block_size
+from lingvo_gshard.files import safetensors_file
+from lingvo_gshard.hugging_face import (
+    families,
+    generation,
+    names,
+    tokenizer_files,
+    written_config,
+)
+from lingvo_gshard.hugging_face.config import CONFIG, Config
+from lingvo_gshard.hugging_face.encoder_decoder import EncoderDecoder
 from lingvo_gshard.hugging_face.names import Family, Piece
+from lingvo_gshard.input import bpe_tokenizer
 from lingvo_gshard.input.example_codec import PAD_ID
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.run import Run
+from xla_spmd.files import atomic_file, storage
 
-PART_BYTES = 5 * 10**9  # As Hugging Face's parts.
+PART_BYTES = 5 * 10**9  # The size of Hugging Face's files.
 _PREFIX = "model."
-_EARLY_STOPPING = {Stopping.DECIDED: "never", Stopping.LIKELY: False, Stopping.FIRST: True}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-    """A tensor to write, which is read when it is converted to an array."""
+    """A tensor to write, which is read when NumPy converts it to an array."""
 
     shape: tuple[int, ...]
     read: Any  # () -> np.ndarray
 
     @property
     def dtype(self) -> np.dtype:
-        """Returns float32, which all weights have."""
+        """Returns float32, the dtype of all weights."""
         return np.dtype(np.float32)
 
     @property
@@ -58,39 +65,46 @@ class _Tensor:
 
 
 def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_BYTES) -> list[str]:
-    """Writes the weights that the run decodes with; returns what a user should know of them.
+    """Writes the weights that the run decodes with; returns notes for the user, a line each.
 
-    Raises ValueError, in one line, if transformers' models cannot express this one, and as
-    Estimator.saved_weights.
+    Raises ValueError, in one line, if transformers' models cannot express this one, if the folder
+    is not empty, or if the run's checkpoint is missing or damaged.
     """
-    task = run.params.task
     vocabularies = _vocabularies(run)
-    # Where padding has positions of its own, as in released models, it has their id, too; and so it
-    # has in their tokenizers.
-    has_their_ids = task.embedding.first_position > 0
-    if vocabularies is not None and tokenizer_files.has_languages(vocabularies):
-        has_their_ids = True
-    rows = (1, 0, 2) if has_their_ids else (0, 1, 2)
-    config = written_config.written(task, rows)
+    rows = _rows(run, vocabularies)
+    config = families.written(run.params, rows)
     arrays = run.estimator.saved_weights(**run.averaged)
-    tensors = _tensors(task, arrays, Family(config["model_type"]), rows)
+    tensors = _tensors(config, arrays)
 
     with storage.working(folder) as local_folder:
         path = pathlib.Path(local_folder)
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise ValueError(f"{folder} is not empty: export to a new folder.")
-        notes = _write_tokenizer(path, vocabularies, task.target_vocab_size, rows)
+        notes = _write_tokenizer(path, vocabularies, config["vocab_size"], rows)
         _write(path, tensors, part_bytes)
-        generation = _generation(run.params.decode, config) | {"pad_token_id": rows[PAD_ID]}
-        _write_json(path / "generation_config.json", generation)
-        # Last: a folder without it is no model.
-        _write_json(path / CONFIG, config)
+        fields = _generation(run.params.decode, config) | {"pad_token_id": rows[PAD_ID]}
+        _write_json(path / generation.FILE, fields)
+        # It is written last, since a folder without it is not a model.
+        _write_json(path / CONFIG, config.values.values)
     return [*notes, *_notes(run.params, config)]
 
 
+def _rows(run: Run, vocabularies: tuple[pathlib.Path, pathlib.Path] | None) -> tuple[int, int, int]:
+    """Returns their ids of padding, BOS and EOS: those of an imported model, if they are known."""
+    if run.launch.facts.imported_ids:
+        pad, bos, eos = run.launch.facts.imported_ids
+        return pad, bos, eos
+
+    # Padding has their id if it takes positions, like in released models, and in their tokenizers.
+    has_their_ids = run.params.task.embedding.first_position > 0
+    if vocabularies is not None and tokenizer_files.has_languages(vocabularies):
+        has_their_ids = True
+    return (1, 0, 2) if has_their_ids else (0, 1, 2)
+
+
 def _vocabularies(run: Run) -> tuple[pathlib.Path, pathlib.Path] | None:
-    """Returns the paths of a run's vocabularies; None of one that was imported without them."""
+    """Returns the paths of a run's vocabularies; None if it was imported without them."""
     paths = launches.vocabularies(run.logdir)
     return paths if all(path.is_file() for path in paths) else None
 
@@ -101,11 +115,14 @@ def _write_tokenizer(
     size: int,
     rows: tuple[int, int, int],
 ) -> list[str]:
-    """Writes the tokenizer's files; returns a note if there are none."""
+    """Writes the tokenizer's files; returns a note if they cannot be written."""
     if vocabularies is None:
         return ["The run has no vocabulary, so there is no tokenizer."]
     try:
-        files = tokenizer_files.files(vocabularies, size, rows)
+        if bpe_tokenizer.is_bpe(vocabularies[0]):
+            files = bpe_tokenizer.files(vocabularies[0])
+        else:
+            files = tokenizer_files.files(vocabularies, size, rows)
     except ValueError as error:
         return [f"There is no tokenizer: {error}."]
     for name, content in files.items():
@@ -113,61 +130,49 @@ def _write_tokenizer(
     return []
 
 
-def _tensors(
-    task: Params, arrays: Mapping[str, SavedArray], family: Family, rows: tuple[int, int, int]
-) -> dict[str, _Tensor]:
-    """Returns all tensors by their full names, those of one of our weights side by side."""
+def _tensors(config: Config, arrays: Mapping[str, CheckedArray]) -> dict[str, _Tensor]:
+    """Returns all tensors by their full names; the tensors of a weight follow one another."""
     tensors: dict[str, _Tensor] = {}
     reader = _Reader()
+    forms = stack_forms.forms_of(arrays)
     for path, array in arrays.items():
         if array.spec.dims in ("VM", "MV"):
-            read = functools.partial(_read_table, array, rows)
-            vocab_size = task.target_vocab_size
-            for name in _table_names(path, task):
-                tensors[name] = _Tensor((vocab_size, task.dim), read)
+            read = functools.partial(_read_table, array, config.order())
+            shape = array.shape if array.spec.dims == "VM" else array.shape[::-1]
+            for name in config.written_tables(path):
+                tensors[name] = _Tensor(shape, read)
             continue
 
-        for piece in _by_expert(names.pieces(path, array.spec, family, block_size(task, path))):
+        for piece in _by_expert(names.pieces(path, array.spec, forms, config.name)):
             read = functools.partial(reader.tensor, array, piece)
             tensors[_PREFIX + piece.name] = _Tensor(piece.shape, read)
-    return tensors | _zero_biases(tensors)
+    return tensors | (_zero_biases(tensors) if config.HAS_BIASES else {})
 
 
-def _table_names(path: str, task: Params) -> list[str]:
-    """Returns the names of the tensors that a table or the softmax is."""
-    if path == names.SOFTMAX:
-        return ["lm_head.weight"]
-    if task.shared_embeddings:
-        return ["model.shared.weight"]
-    if path == names.SOURCE_TABLE:
-        return ["model.shared.weight", "model.encoder.embed_tokens.weight"]
-    return ["model.decoder.embed_tokens.weight"]
-
-
-def _read_table(array: SavedArray, rows: tuple[int, int, int]) -> np.ndarray:
-    """Returns a table [V, M], or the softmax's weights as one, in the order of their ids."""
+def _read_table(array: CheckedArray, order: np.ndarray) -> np.ndarray:
+    """Returns a table [V, M], or the softmax's transposed weights, in the order of their ids."""
     ours = array[()]
     if array.spec.dims == "MV":
         ours = ours.T
-    theirs = ours.copy()
-    theirs[list(rows)] = ours[: len(rows)]
+    theirs = np.empty_like(ours)
+    theirs[order] = ours
     return theirs
 
 
 def _by_expert(pieces: list[Piece]) -> list[Piece]:
-    """Returns pieces with the blocks of each expert side by side: they are read together."""
+    """Returns the pieces with all blocks of an expert side by side, as they are read together."""
     return sorted(pieces, key=lambda piece: piece.index[::-1])
 
 
 class _Reader:
-    """Reads tensors, and keeps what it read last: the next one may be another part of it."""
+    """Reads tensors, and holds the last weight or expert for the next tensor."""
 
     def __init__(self) -> None:
         self._key: tuple[str, int] | None = None
         self._values = np.zeros(0)
 
-    def tensor(self, array: SavedArray, piece: Piece) -> np.ndarray:
-        """Returns the tensor that is a piece of an array, checked."""
+    def tensor(self, array: CheckedArray, piece: Piece) -> np.ndarray:
+        """Returns a piece of an array, as its tensor, checked."""
         dims = array.spec.dims
         values = self._read(array, piece)
         if dims.startswith(STACKED):
@@ -177,12 +182,12 @@ class _Reader:
             return values.reshape(piece.shape[::-1]).T
         return values.reshape(piece.shape)
 
-    def _read(self, array: SavedArray, piece: Piece) -> np.ndarray:
-        """Returns the expert of a piece in all blocks, or the whole array without experts."""
+    def _read(self, array: CheckedArray, piece: Piece) -> np.ndarray:
+        """Returns the piece's expert in all blocks, or the whole array without experts."""
         axis = array.spec.dims.find("E")
         expert = piece.index[axis] if axis >= 0 else -1
         if self._key != (array.name, expert):
-            self._values = np.zeros(0)  # Before the next is in memory.
+            self._values = np.zeros(0)  # Frees the last one before the next one is read.
             if axis < 0:
                 self._values = array[()]
             else:
@@ -193,7 +198,7 @@ class _Reader:
 
 
 def _zero_biases(tensors: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
-    """Returns the biases that transformers has, and our layers do not."""
+    """Returns the biases that transformers' layers have and ours lack."""
     biases = {}
     for name, tensor in tensors.items():
         has_bias = name.endswith(("_proj.weight", "fc1.weight", "fc2.weight"))
@@ -205,7 +210,7 @@ def _zero_biases(tensors: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
 
 
 def _write(folder: pathlib.Path, tensors: Mapping[str, _Tensor], part_bytes: int) -> None:
-    """Writes the tensors in parts of at most `part_bytes`, and the index of several parts."""
+    """Writes the tensors to files of at most `part_bytes`, and an index of several files."""
     parts = list(_packed(tensors, part_bytes))
     metadata = {"format": "pt"}
     if len(parts) == 1:
@@ -235,24 +240,34 @@ def _packed(tensors: Mapping[str, _Tensor], part_bytes: int) -> Iterator[dict[st
     yield part
 
 
-def _generation(decode: Params, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns generation_config.json: what generate does without arguments."""
-    generation: dict[str, Any] = {
-        name: config[name] for name in ("bos_token_id", "eos_token_id", "decoder_start_token_id")
-    }
-    generation["num_beams"] = decode.beam_size
-    generation["early_stopping"] = _EARLY_STOPPING[decode.stopping]
-    generation["max_length"] = decode.max_target_len + 1  # Theirs counts the first token.
+def _generation(decode: Params, config: Config) -> dict[str, Any]:
+    """Returns generation_config.json: the defaults of generate."""
+    fields: dict[str, Any] = {}
+    for name in ("bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        if name in config.values:
+            fields[name] = config[name]
+    fields["num_beams"] = decode.beam_size
+    fields["early_stopping"] = generation.EARLY_STOPPING[decode.stopping]
+    fields |= generation.written_lengths(decode, config.KIND)
+    if decode.num_best > 1:
+        fields["num_return_sequences"] = decode.num_best
     if decode.rules is Rules.HUGGING_FACE:
-        generation["length_penalty"] = decode.length_norm_alpha
-    return generation
+        fields["length_penalty"] = decode.length_norm_alpha
+
+    if decode.temperature is not None:
+        fields["do_sample"] = True
+        fields["temperature"] = decode.temperature
+        fields["top_k"] = decode.top_k or 0
+        fields["top_p"] = decode.top_p or 1.0
+    return fields
 
 
-def _notes(params: Params, config: Mapping[str, Any]) -> list[str]:
-    """Returns what is not as in this project, a line each."""
+def _notes(params: Params, config: Config) -> list[str]:
+    """Returns the differences from this project's model, a line each."""
     notes = []
-    for epsilon in sorted(written_config.epsilons(params.task)):
-        notes.append(f"Norms have the epsilon {epsilon:g} here and 1e-05 there.")
+    if isinstance(config, EncoderDecoder):
+        for epsilon in sorted(written_config.epsilons(params.task)):
+            notes.append(f"Norms have the epsilon {epsilon:g} here and 1e-05 there.")
     if params.decode.rules is not Rules.HUGGING_FACE:
         notes.append("Beam search ranks by other scores there: see decode.rules.")
     if config["model_type"] == Family.NLLB_MOE:

@@ -1,81 +1,67 @@
-"""The weights in a folder of transformers, under our names, read when they are used.
-
-A folder holds model.safetensors, or parts of it with an index; or pytorch_model.bin alike:
-
-    config.json
-    model.safetensors.index.json         which part holds which tensor
-    model-00001-of-00064.safetensors     and so on
-"""
+"""The weights in a folder of transformers, under our names; they are read when they are used."""
 
 import dataclasses
 import functools
-import itertools
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import tensorstore
+from tensorstore import TensorStore
 
-from lingvo_gshard.checkpoints.stored import Index, SavedArray
-from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.checkpoints import stack_forms
+from lingvo_gshard.checkpoints.checked_array import (
+    CheckedArray,
+    Index,
+    computed_view,
+    part_shape,
+)
+from lingvo_gshard.checkpoints.stack_forms import Form
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import digests, json_records, safetensors_file
+from lingvo_gshard.files import finite
 from lingvo_gshard.files.tensor_span import TensorSpan
-from lingvo_gshard.hugging_face import names, torch_file
+from lingvo_gshard.hugging_face import names, weight_files
 from lingvo_gshard.hugging_face.config import Config
 from lingvo_gshard.hugging_face.names import Piece
+from lingvo_gshard.hugging_face.weight_files import some
 from lingvo_gshard.sharding.layout import TensorSpec
+from xla_spmd.files import digests
 
-_MAX_INDEX_BYTES = 256 * 2**20
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _PREFIX = "model."
-# The names that a table may have, best first: one for both sides and the logits, or each side's.
-_SHARED = "shared.weight"
-_SOURCE = "encoder.embed_tokens.weight"
-_TARGET = "decoder.embed_tokens.weight"
-_TIED = (_SHARED, _TARGET, _SOURCE, "lm_head.weight")
-_TABLES = {names.TABLE: (_TARGET, _SHARED), names.SOURCE_TABLE: (_SOURCE, _SHARED)}
-
-
-def block_size(task: Params, path: str) -> int:
-    """Returns the layers of a block in the stack of a weight; 1 outside the stacks."""
-    for side in ("encoder", "decoder"):
-        if path.startswith(f"theta.{side}."):
-            stack = task.Get(side)
-            return 1 if stack.moe is None else int(stack.moe_every)
-    return 1
 
 
 class Folder:
     """The tensors of a folder, whose headers have been read.
 
-    `theta` has our weights by path, such as `theta.encoder.norm.scale`, as float32 arrays.
+    `arrays` has our weights by path, such as `theta.encoder.norm.scale`, in float32.
     """
 
-    def __init__(
-        self, folder: pathlib.Path, config: Config, task: Params, theta: NestedMap
-    ) -> None:
-        """Compares all names, shapes and dtypes with those of `theta`, TensorSpecs, of a task.
+    def __init__(self, folder: pathlib.Path, config: Config, theta: NestedMap) -> None:
+        """Compares all names, shapes and dtypes with `theta`, the TensorSpecs of a task's weights.
 
-        Raises ValueError for a tensor that is missing, left over, or of another shape or dtype, and
-        for a file that is missing or damaged.
+        Raises ValueError for a tensor that is missing, left over, or has another shape or dtype,
+        for tied tables that differ, and for a file that is missing or damaged.
         """
         self._config = config
-        self._spans = _spans(folder)
+        files = weight_files.find(folder)
+        self.paths = files.paths
+        self._spans = files.spans
         self._checked: set[str] = set()
         self._pieces: dict[str, list[Piece]] = {}
         self.specs = {f"theta.{path}": spec for path, spec in theta.FlattenItems()}
+        forms = stack_forms.forms_of(self.specs)
         for path, spec in self.specs.items():
-            self._pieces[path] = self._own_pieces(path, spec, block_size(task, path))
+            self._pieces[path] = self._own_pieces(path, spec, forms)
         self._compare(folder)
+        self.not_used = (*files.not_used, *self._not_used(folder))
 
     @property
-    def arrays(self) -> dict[str, SavedArray]:
-        """Returns the weights by path; a part of one is read when it is indexed."""
+    def arrays(self) -> dict[str, CheckedArray]:
+        """Returns the weights by path; each part is read when it is used."""
         arrays = {}
         for path, spec in self.specs.items():
-            read = functools.partial(self._read, path)
-            arrays[path] = SavedArray(path, spec, None, read, ValueError)
+            arrays[path] = CheckedArray(path, spec, functools.partial(self._view, path))
         return arrays
 
     @property
@@ -84,7 +70,7 @@ class Folder:
         return sum(span.num_bytes for span in self._spans.values())
 
     def identity(self) -> str:
-        """Returns a digest of the config, and of the tensors' names, shapes, places and files."""
+        """Returns a digest of the config, and of the tensors' names, shapes, offsets and files."""
         described = {}
         for name, span in sorted(self._spans.items()):
             file = span.path.stat()
@@ -96,40 +82,47 @@ class Folder:
                 file.st_size,
                 file.st_mtime_ns,
             ]
-        return digests.of_json(self._config.values, described)
+        return digests.of_json(self._config.values.values, described)
 
-    def _own_pieces(self, path: str, spec: TensorSpec, size: int) -> list[Piece]:
-        """Returns the tensors of a weight, under the names that the folder has for them."""
-        if path in _TABLES:
-            is_tied = path == names.TABLE and self._config["tie_word_embeddings"]
-            candidates = _TIED if is_tied else _TABLES[path]
-            return [Piece((), self._first(candidates), spec.shape)]
+    def _own_pieces(self, path: str, spec: TensorSpec, forms: Mapping[str, Form]) -> list[Piece]:
+        """Returns the tensors of a weight, under their names in the folder."""
+        candidates = self._config.table_candidates(path)
+        if candidates:
+            shape = spec.shape if spec.dims == "VM" else spec.shape[::-1]
+            return [Piece((), self._first(candidates), shape)]
 
-        pieces = names.pieces(path, spec, self._config.family, size)
+        pieces = names.pieces(path, spec, forms, self._config.name)
         return [dataclasses.replace(piece, name=self._first([piece.name])) for piece in pieces]
 
     def _first(self, candidates: Sequence[str]) -> str:
-        """Returns the first name that the folder has, or else the first one."""
+        """Returns the first of the names that is in the folder, or else the first one."""
         for name in candidates:
-            # Files of the whole model have the prefix, and those of one without lm_head have none.
+            # A file of a model without lm_head does not use the prefix.
             for full_name in (f"{_PREFIX}{name}", name):
                 if full_name in self._spans:
                     return full_name
         return f"{_PREFIX}{candidates[0]}"
 
     def _compare(self, folder: pathlib.Path) -> None:
-        """Raises ValueError unless the tensors are those of the model, by name, shape and dtype."""
+        """Raises ValueError unless the tensors have the model's names, shapes and dtypes."""
         wanted: dict[str, tuple[int, ...]] = {}
         for pieces in self._pieces.values():
             wanted |= {piece.name: piece.shape for piece in pieces}
 
         missing = sorted(wanted.keys() - self._spans.keys())
         if missing:
-            raise ValueError(f"{folder} lacks {_some(missing)}.")
+            raise ValueError(f"{folder} lacks {some(missing)}.")
         extra = [name for name in self._spans if name not in wanted]
-        extra = sorted(name for name in extra if not names.IGNORED.fullmatch(name))
+        config = self._config
+        extra = [
+            name
+            for name in extra
+            if not config.TABLES.fullmatch(name) and not config.is_left_out(name)
+        ]
         if extra:
-            raise ValueError(f"{folder} has {_some(extra)}, which the model has no place for.")
+            raise ValueError(
+                f"{folder} has {some(sorted(extra))}, which the model has no place for."
+            )
 
         for name, shape in wanted.items():
             span = self._spans[name]
@@ -142,113 +135,97 @@ class Folder:
                     f"{span.path}: {name} is {span.dtype}; expected one of {', '.join(_FLOATS)}."
                 )
 
-    def _read(self, path: str, index: Index) -> np.ndarray:
-        """Reads [index] of the weight at `path`, a slice for each dim, as float32."""
-        dims = self.specs[path].dims
-        name = self._pieces[path][0].name
-        if dims == "VM":
-            return self._rows(name, index[0])[:, index[1]]
-        if dims == "MV":
-            return self._rows(name, index[1]).T[index[0]]
-        return self._products(path, index)
+    def _not_used(self, folder: pathlib.Path) -> list[str]:
+        """Returns a line that names the unused tensors, except for copies of a table.
 
-    def _products(self, path: str, index: Index) -> np.ndarray:
-        """Reads [index] of a weight that is made of one tensor for each block and expert."""
+        Raises ValueError if tied tables differ.
+        """
+        used = {piece.name for pieces in self._pieces.values() for piece in pieces}
+        tables = [name for name in self._spans if self._config.TABLES.fullmatch(name)]
+        used_tables = sorted(used.intersection(tables))
+
+        unused = [name for name in self._spans if self._config.is_left_out(name)]
+        for name in sorted(set(tables) - used):
+            span = self._spans[name]
+            if any(span.is_equal(self._spans[table]) for table in used_tables):
+                continue
+            if self._config["tie_word_embeddings"]:
+                raise ValueError(
+                    f"{folder}: {name} and {used_tables[0]} are one table by tie_word_embeddings, "
+                    "and differ: set it to false in config.json to keep both."
+                )
+            unused.append(name)
+        return [f"tensors: {', '.join(sorted(unused))}"] if unused else []
+
+    def _view(self, path: str) -> TensorStore:
+        """Returns a view of the weight at `path`, as float32, made of one tensor or several."""
         spec = self.specs[path]
-        by_index = {piece.index: piece for piece in self._pieces[path]}
-        num_counted = len(self._pieces[path][0].index)
-        dims = spec.dims[num_counted:]
-        shape = spec.shape[num_counted:]
-        within = index[num_counted:]
+        pieces = self._pieces[path]
+        if spec.dims in ("VM", "MV"):
+            table = self._table(pieces[0])
+            return table.T if spec.dims == "MV" else table
 
-        # Only the blocks and experts that are asked for are read.
-        counted = []
-        for size, part in zip(spec.shape, index[:num_counted], strict=False):
-            counted.append(range(size)[part])
-        tensors = []
-        for piece_index in itertools.product(*counted):
-            tensor = self._tensor(by_index[piece_index].name).read()
-            if names.is_transposed(dims):
-                tensor = tensor.T
-            tensors.append(tensor.reshape(shape)[within].astype(np.float32))
+        num_counted = len(pieces[0].index)
+        of_tensor = TensorSpec(spec.shape[num_counted:], spec.dtype, spec.dims[num_counted:])
+        is_expert_output = "E" in spec.dims and spec.dims.endswith("M")
+        factor = self._config.expert_scale if is_expert_output else 1.0
+        views = []
+        for piece in pieces:
+            read = functools.partial(self._read_product, piece.name, of_tensor, factor)
+            views.append(computed_view(read, of_tensor.shape, of_tensor.dtype))
 
-        sizes = [len(indices) for indices in counted]
-        values = np.stack(tensors).reshape(*sizes, *tensors[0].shape)
-        if "E" in spec.dims and path.endswith((".wo", ".wo_bias")):
-            values *= np.float32(self._config.expert_scale)
+        # Experts are stacked first, and then blocks.
+        for size in reversed(spec.shape[:num_counted]):
+            groups = [views[i : i + size] for i in range(0, len(views), size)]
+            views = [tensorstore.stack(group) for group in groups]
+        (view,) = views
+        return view
+
+    def _read_product(
+        self, name: str, spec: TensorSpec, factor: float, index: Index, values: np.ndarray
+    ) -> None:
+        """Reads [index] of a product's weight with `spec` into `values`, multiplied by `factor`."""
+        tensor = self._finite(name)
+        if names.is_transposed(spec.dims):
+            tensor = tensor.T
+        np.multiply(tensor.reshape(spec.shape)[index], np.float32(factor), out=values)
+
+    def _table(self, piece: Piece) -> TensorStore:
+        """Returns a view of a table [V, M], in the order of our ids, as float32."""
+
+        def read(index: Index, values: np.ndarray) -> None:
+            values[...] = self._finite(piece.name, index[0].start, index[0].stop)
+
+        spec = TensorSpec(piece.shape, "float32", "VM")
+        table = computed_view(read, spec.shape, spec.dtype, part_shape(spec))
+        # Padding, BOS and EOS may have other ids there; the other rows are read in whole parts.
+        order = self._config.order()
+        moved = np.flatnonzero(order != np.arange(len(order)))
+        parts = []
+        start = 0
+        for ours in moved.tolist():
+            parts += [table[start:ours]] if start < ours else []
+            parts.append(table[int(order[ours]) : int(order[ours]) + 1])
+            start = ours + 1
+        parts += [table[start:]] if start < len(order) else []
+        # Each part's rows are counted from 0, wherever they are in the table.
+        return tensorstore.concat([part[tensorstore.d[0].translate_to[0]] for part in parts], 0)
+
+    def _finite(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Returns rows [start:stop] of a tensor as float32; raises ValueError unless finite."""
+        span = self._tensor(name)
+        with np.errstate(over="ignore"):  # A float64 beyond float32 becomes infinite.
+            values = span.read(start, stop).astype(np.float32, copy=False)
+            if finite.num_not_finite(values) > 0:
+                # The error has the number in the whole tensor.
+                whole = span.read().astype(np.float32)
+                finite.check(str(span.path), {name: finite.num_not_finite(whole)})
         return values
 
-    def _rows(self, name: str, part: slice) -> np.ndarray:
-        """Reads [part] of a table [V, M], in the order of our ids, as float32."""
-        span = self._tensor(name)
-        start, stop, _ = part.indices(span.shape[0])
-        rows = span.read(start, stop).astype(np.float32)
-
-        # Padding, BOS and EOS may have other ids there.
-        for ours, theirs in enumerate(self._config.rows):
-            if start <= ours < stop:
-                rows[ours - start] = span.read(theirs, theirs + 1)[0]
-        return rows
-
     def _tensor(self, name: str) -> TensorSpan:
-        """Returns where a tensor is; ValueError if its file has a digest that it has not."""
+        """Returns a tensor's place; raises ValueError if it differs from its digest in the file."""
         span = self._spans[name]
         if name not in self._checked:
             span.check()
             self._checked.add(name)
         return span
-
-
-def _spans(folder: pathlib.Path) -> dict[str, TensorSpan]:
-    """Returns where all tensors of a folder are, from the headers of its files."""
-    formats = (
-        ("model.safetensors", safetensors_file.spans),
-        ("pytorch_model.bin", torch_file.spans),
-    )
-    for stem, spans_of in formats:
-        index = folder / f"{stem}.index.json"
-        if index.is_file():
-            return _indexed(index, spans_of)
-        if (folder / stem).is_file():
-            return dict(spans_of(folder / stem))
-    raise ValueError(
-        f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor an index "
-        "of their parts."
-    )
-
-
-def _indexed(
-    index: pathlib.Path, spans_of: Callable[[Any], dict[str, TensorSpan]]
-) -> dict[str, TensorSpan]:
-    """Returns where the tensors of an index are, each in the part that it names."""
-    try:
-        if index.stat().st_size > _MAX_INDEX_BYTES:
-            raise ValueError(f"{index.stat().st_size} bytes")
-        weight_map = dict(json_records.parse(index.read_bytes())["weight_map"])
-        files = {str(file) for file in weight_map.values()}
-        if any(pathlib.PurePath(file).name != file for file in files):
-            raise ValueError("it names files of other folders")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{index} is damaged: it does not describe weights ({error!r})."
-        ) from error
-
-    spans = {}
-    for file in sorted(files):
-        in_file = spans_of(index.parent / file)
-        for name, span in in_file.items():
-            if weight_map.get(name) != file:
-                raise ValueError(f"{index} does not say that {file} has {_some([name])}.")
-            spans[name] = span
-    missing = sorted(weight_map.keys() - spans.keys())
-    if missing:
-        raise ValueError(f"{index.parent / weight_map[missing[0]]} lacks {_some(missing)}.")
-    return spans
-
-
-def _some(found: Sequence[str]) -> str:
-    """Returns the first few of some names, and how many more there are."""
-    # A damaged file's names may have line breaks.
-    names_shown = [name if name.isprintable() else repr(name) for name in found[:3]]
-    shown = ", ".join(names_shown)
-    return shown if len(found) <= 3 else f"{shown} and {len(found) - 3} more"

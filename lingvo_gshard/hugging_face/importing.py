@@ -1,8 +1,8 @@
 """Makes a run of a model in transformers' format: its settings, its vocabulary, its weights.
 
-The weights are read part by part and written to a checkpoint of step 0, so that no more than a few
-parts are in memory, however large the model is. A run like any other is the result: it is decoded,
-evaluated, exported and planned on any number of devices, and others start from it.
+The weights are read part by part and written to a checkpoint of step 0, so that only a few parts
+are in memory, however large the model is. The result is a run like any other: it can be decoded,
+evaluated, exported and planned on any number of devices, and other runs can start from it.
 """
 
 import dataclasses
@@ -13,11 +13,15 @@ from collections.abc import Sequence
 
 from lingvo_gshard.checkpoints import streamed
 from lingvo_gshard.checkpoints.checkpoints import Contents
-from lingvo_gshard.hugging_face import config as configs
+from lingvo_gshard.files import git_lfs, json_fields
+from lingvo_gshard.files.json_fields import Fields
+from lingvo_gshard.hugging_face import families, generation
 from lingvo_gshard.hugging_face.config import Config
 from lingvo_gshard.hugging_face.folder import Folder
-from lingvo_gshard.input import fairseq_vocabulary
+from lingvo_gshard.input import bpe_tokenizer, fairseq_vocabulary
 from lingvo_gshard.input.base_input import DataFacts
+from lingvo_gshard.input.fairseq_vocabulary import Vocabulary
+from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
@@ -28,15 +32,58 @@ from lingvo_gshard.runs.launch import Launch
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """What was imported."""
+    """The model that was imported, and counts."""
 
     model: str
+    kind: str  # The Kind of text that it reads.
     num_weights: int
-    num_tensor_bytes: int  # Of all tensors in the folder.
+    num_tensor_bytes: int  # The size of all tensors in the folder.
     num_arrays: int
-    num_continued: int  # Of the arrays, those that an earlier process had written.
+    num_continued: int  # The arrays that an earlier process had written.
     has_vocabulary: bool  # Whether the folder has a tokenizer.
+    decode_settings: tuple[str, ...]  # `path=value` settings from the folder's for generate.
+    not_used: tuple[str, ...]  # The folder's other contents, a line for each file and the tensors.
     secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A folder's files except for the weights, in our terms."""
+
+    folder: pathlib.Path
+    config: Config
+    model: str  # The registered model.
+    settings: tuple[str, ...]  # `path=value` settings in which the folder's model differs.
+    generated: Fields  # The options of transformers' generate.
+    decode_settings: tuple[str, ...]  # `path=value` settings from `generated`.
+    vocabulary: Vocabulary | None  # None without a tokenizer.
+
+    def launch(self, settings: Sequence[str] = ()) -> Launch:
+        """Returns the launch of a run with more `settings`."""
+        size = self.config["vocab_size"]
+        facts = DataFacts(
+            size,
+            size,
+            kind=self.config.KIND,
+            language_tokens=_languages(self.vocabulary),
+            imported_ids=self.config.rows,
+        )
+        launch = Launch(self.model, (), None, facts)
+        return launch.changed([*self.settings, *self.decode_settings, *settings])
+
+
+def read(folder: pathlib.Path) -> Source:
+    """Reads a folder's files, except for the weights.
+
+    Raises ValueError for a file that is missing or damaged, and for a model or a vocabulary that we
+    do not support.
+    """
+    config = families.read(folder)
+    model, settings = config.launched_model()
+    generated = generation.fields(folder, config)
+    decode_settings = tuple(generation.settings(generated, config))
+    vocabulary = _vocabulary(folder, config)
+    return Source(folder, config, model, settings, generated, decode_settings, vocabulary)
 
 
 def import_folder(
@@ -44,25 +91,19 @@ def import_folder(
 ) -> Imported:
     """Writes a run of the model in a folder of transformers, with `path=value` settings.
 
-    Raises ValueError for a folder that holds another model than its config.json says, one that we
-    compute otherwise, or a damaged file; and for a logdir with another model, or with checkpoints.
-    Then nothing is left in logdir.
+    Raises ValueError for a folder whose weights do not fit its config.json, a model that we do not
+    support, or a damaged file; and for a logdir with another model, or with checkpoints. Then it
+    removes its files from logdir.
     """
     began_secs = time.monotonic()
-    source = pathlib.Path(folder)
-    config = configs.read(source)
-    model, overrides = configs.launched_model(config)
-    vocabulary = _vocabulary(source, config)
-    size = config["vocab_size"]
-    facts = DataFacts(size, size, language_tokens=_languages(vocabulary))
-    launch = Launch(model, (), None, facts).changed([*overrides, *settings])
-    launch, params = launches.with_product_dtype(launch, str(logdir))
+    source = read(pathlib.Path(folder))
+    launch, params = launches.with_product_dtype(source.launch(settings), str(logdir))
 
-    # All mistakes that headers tell are found before anything is written.
+    # Mistakes that the files' headers show are found before anything is written.
     partitioning = placement.partitioning(params, 1)
     state_spec = TaskModel(params, partitioning).state_spec
-    files = Folder(source, config, params.task, state_spec.theta)
-    vocabularies = [] if vocabulary is None else [vocabulary, vocabulary]
+    files = Folder(source.folder, source.config, state_spec.theta)
+    vocabularies = [] if source.vocabulary is None else [source.vocabulary.model] * 2
     with new_run.claimed(launch, params, logdir, vocabularies):
         written = streamed.write(
             logdir,
@@ -71,22 +112,51 @@ def import_folder(
             streamed.first_state(state_spec, files.arrays),
             files.identity(),
         )
+    assert launch.facts.kind is not None
     return Imported(
-        model,
+        source.model,
+        launch.facts.kind,
         placement.num_weights(params),
         files.num_bytes,
         written.num_arrays,
         written.num_continued,
-        vocabulary is not None,
+        source.vocabulary is not None,
+        source.decode_settings,
+        tuple(not_used(source, files)),
         time.monotonic() - began_secs,
     )
 
 
-def _vocabulary(folder: pathlib.Path, config: Config) -> bytes | None:
-    """Returns the folder's vocabulary as a SentencePiece model of ours; None without a tokenizer.
+def not_used(source: Source, weights: Folder) -> list[str]:
+    """Returns lines that name a folder's unused fields, tensors and files."""
+    lines = json_fields.not_used(source.config.values)
+    used = {source.config.path, source.generated.path, *weights.paths}
+    if source.generated is not source.config.values:
+        lines += json_fields.not_used(source.generated)
+    if source.vocabulary is not None:
+        lines += source.vocabulary.not_used
+        files = (bpe_tokenizer.TOKENIZER,) if source.vocabulary.is_bpe else fairseq_vocabulary.FILES
+        used |= {source.folder / name for name in files}
+    lines += weights.not_used
 
-    Raises ValueError if it is of another size, or orders its first pieces otherwise.
+    others = []
+    for path in sorted(source.folder.iterdir()):
+        if path not in used:
+            others.append(json_fields.shown(path.name) + ("/" if path.is_dir() else ""))
+    if others:
+        lines.append(f"files: {', '.join(others)}")
+    return lines
+
+
+def _vocabulary(folder: pathlib.Path, config: Config) -> Vocabulary | None:
+    """Returns the folder's vocabulary in our form; None without a tokenizer.
+
+    Raises ValueError if its size or its special tokens differ from the config's.
     """
+    if config.KIND is Kind.TEXT:
+        return _bpe_vocabulary(folder / bpe_tokenizer.TOKENIZER, config)
+
+    # A SentencePiece model, whose first pieces are in fairseq's order.
     if not (folder / fairseq_vocabulary.MODEL).is_file():
         return None
     rows = tuple(fairseq_vocabulary.rows(len(config.rows)).tolist())
@@ -95,14 +165,27 @@ def _vocabulary(folder: pathlib.Path, config: Config) -> bytes | None:
             f"{config.path}: pad, bos and eos are {list(config.rows)}, and the tokenizer's "
             f"{list(rows)}."
         )
-    return fairseq_vocabulary.read(folder)
+    return fairseq_vocabulary.read_all(folder)
 
 
-def _languages(vocabulary: bytes | None) -> tuple[str, ...]:
-    """Returns the codes of the languages that a vocabulary has tokens of."""
-    if vocabulary is None:
+def _bpe_vocabulary(path: pathlib.Path, config: Config) -> Vocabulary | None:
+    """Returns the vocabulary of a tokenizer.json; None if it is missing."""
+    if not path.is_file():
+        return None
+    git_lfs.check(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = bpe_tokenizer.vocabulary(text, config["vocab_size"], config.rows)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return Vocabulary(content, ())
+
+
+def _languages(vocabulary: Vocabulary | None) -> tuple[str, ...]:
+    """Returns the codes of the languages for which a vocabulary has tokens."""
+    if vocabulary is None or vocabulary.is_bpe:
         return ()
     with tempfile.NamedTemporaryFile(suffix=".model") as file:
-        file.write(vocabulary)
+        file.write(vocabulary.model)
         file.flush()
         return tuple(Tokenizer(file.name).languages)

@@ -1,8 +1,8 @@
-"""The tensors of an NLLB-MoE or M2M-100 model in transformers, and our weights that they are.
+"""The tensors of an NLLB-MoE or M2M-100 model in transformers, and our weights of them.
 
-One of our weights is made of one tensor, or of one for each expert and each block of a LOOP. A
-tensor of a product is transposed, since torch multiplies by [out, in], and its heads are one dim
-with their sizes: q_proj.weight [N * D, M] is our wq [M, N, D].
+One of our weights has one tensor, or one for each expert and each block of a LOOP. A product's
+tensor is transposed, since torch multiplies by [out, in], and its heads and head size are a single
+dim: q_proj.weight [N * D, M] is our wq [M, N, D].
 
     theta.encoder.layers[1].feed_forward.wi [E, M, H]
     model.encoder.layers.1.ffn.experts.expert_0.fc1.weight [H, M], and so on for each expert
@@ -15,7 +15,9 @@ import enum
 import itertools
 import math
 import re
+from collections.abc import Callable, Mapping
 
+from lingvo_gshard.checkpoints.stack_forms import Form, layers_of
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.sharding.layout import TensorSpec
 
@@ -25,13 +27,13 @@ SOFTMAX = "theta.softmax"
 
 
 class Family(enum.StrEnum):
-    """The model_type of a config.json, of models that we have the layers of."""
+    """The model_type in a config.json, for models whose layers we have."""
 
     NLLB_MOE = "nllb-moe"
     M2M_100 = "m2m_100"
 
 
-# Our blocks of a layer, by the names that they have in either family.
+# Each family's names for our blocks of a layer.
 _BLOCKS = {
     Family.NLLB_MOE: {
         "self_norm": "self_attn_layer_norm",
@@ -54,45 +56,50 @@ _PROJECTIONS = {"wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "out_proj"
 _PRODUCTS = {"wi": "fc1", "wo": "fc2"}
 _NORMS = {"scale": "weight", "bias": "bias"}
 
-_LAYER = re.compile(r"theta\.(encoder|decoder)\.(layers|block)\[(\d+)\]\.(\w+)\.(\w+)")
+_LAYER = re.compile(r"theta\.(encoder|decoder)\.(?:layers|block)\[\d+\]\.(\w+)\.(\w+)")
 _FINAL_NORM = re.compile(r"theta\.(encoder|decoder)\.norm\.(scale|bias)")
 
-# What files may hold besides: copies of the table; sinusoids and versions of fairseq's models.
-IGNORED = re.compile(
-    r"(model\.)?(((encoder|decoder)\.embed_tokens|shared|lm_head)\.weight"
-    r"|(encoder|decoder)\.(embed_positions\.weights|version))"
-)
+# Other tensors in files: copies of a table; sinusoids, which we compute, and versions of fairseq's
+# models.
+TABLES = re.compile(r"(model\.)?((encoder|decoder)\.embed_tokens|shared|lm_head)\.weight")
+COMPUTED = re.compile(r"(model\.)?(encoder|decoder)\.(embed_positions\.weights|version)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A tensor, and the part of one of our weights that it is."""
+    """A tensor, which is a part of one of our weights."""
 
-    index: tuple[int, ...]  # Of the part: its block, its expert, both or neither.
-    name: str  # Without `model.`.
-    shape: tuple[int, ...]  # Of the tensor.
+    index: tuple[int, ...]  # The part's block, its expert, both or neither.
+    name: str  # The tensor's name, without `model.`.
+    shape: tuple[int, ...]  # The tensor's shape.
 
 
-def pieces(path: str, spec: TensorSpec, family: Family, block_size: int) -> list[Piece]:
-    """Returns the tensors of the weight at `path`, in the order of its elements.
+def pieces(
+    path: str,
+    spec: TensorSpec,
+    forms: Mapping[str, Form],
+    name_of: Callable[[str, int | None, int | None], str],
+) -> list[Piece]:
+    """Returns the tensors of the weight at `path`, in the order of its blocks and experts.
 
-    `block_size` is the number of layers of a block in its stack.
+    `forms` are those of all stacks, and `name_of` is Config.name.
     """
-    # The leading dims that tensors are counted by.
+    # The leading dims, along which there are several tensors.
     counted = [letter for letter in spec.dims[:2] if letter in (STACKED, "E")]
     sizes = spec.shape[: len(counted)]
     shape = _tensor_shape(spec.shape[len(counted) :], spec.dims[len(counted) :])
+    place = layers_of(path, spec.shape, forms)
 
     tensors = []
     for index in itertools.product(*map(range, sizes)):
         by_letter = dict(zip(counted, index, strict=True))
-        name = _name(path, family, by_letter.get(STACKED), block_size, by_letter.get("E"))
-        tensors.append(Piece(index, name, shape))
+        layer = None if place is None else place[1][by_letter.get(STACKED, 0)]
+        tensors.append(Piece(index, name_of(path, layer, by_letter.get("E")), shape))
     return tensors
 
 
 def num_summed(dims: str) -> int:
-    """Returns how many first dims of a weight a product sums over: 2 of NDM, 1 of MH and MND."""
+    """Returns the number of leading dims that a product sums over: 2 of NDM, 1 of MH and MND."""
     return 2 if dims == "NDM" else 1
 
 
@@ -102,7 +109,7 @@ def is_transposed(dims: str) -> bool:
 
 
 def _tensor_shape(shape: tuple[int, ...], dims: str) -> tuple[int, ...]:
-    """Returns the shape of a tensor, given the shape and dims of our part."""
+    """Returns the shape of a tensor, given our part's shape and dims."""
     if dims == "VM":
         return shape
     if not is_transposed(dims):
@@ -111,20 +118,19 @@ def _tensor_shape(shape: tuple[int, ...], dims: str) -> tuple[int, ...]:
     return (math.prod(shape[summed:]), math.prod(shape[:summed]))
 
 
-def _name(path: str, family: Family, block: int | None, block_size: int, expert: int | None) -> str:
-    """Returns the name of the tensor of one layer and expert; ValueError if there is none."""
+def name(path: str, family: Family, layer: int | None, expert: int | None) -> str:
+    """Returns the name of one layer's and expert's tensor; ValueError for an unknown weight."""
     if path == SOFTMAX:
         return "lm_head.weight"
     norm = _FINAL_NORM.fullmatch(path)
     if norm is not None:
         return f"{norm[1]}.layer_norm.{_NORMS[norm[2]]}"
 
-    layer = _LAYER.fullmatch(path)
-    if layer is None:
-        raise ValueError(f"{path}: no tensor of transformers' {family} is this weight.")
-    side, _, number, part, weight = layer.groups()
-    index = int(number) if block is None else block * block_size + int(number)
-    block_name = f"{side}.layers.{index}.{_BLOCKS[family][part]}"
+    of_layer = _LAYER.fullmatch(path)
+    if of_layer is None:
+        raise ValueError(f"{path}: transformers' {family} has no tensor for this weight.")
+    side, part, weight = of_layer.groups()
+    block_name = f"{side}.layers.{layer}.{_BLOCKS[family][part]}"
     if weight in _NORMS:
         return f"{block_name}.{_NORMS[weight]}"
     if weight == "wg":

@@ -3,12 +3,12 @@
     the vocabulary                                   tokenizer_class, and its files
     has tokens of languages such as deu_Latn         NllbTokenizer: sentencepiece.bpe.model
     has M2M-100's, such as __de__                    M2M100Tokenizer: that, and vocab.json
-    one for each side, as `data_prep.build` learns   MarianTokenizer: source.spm, target.spm,
+    one for each side, as `gshard prepare` learns   MarianTokenizer: source.spm, target.spm,
                                                      vocab.json, target_vocab.json
 
-All have tokenizer_config.json, too. The first two undo what fairseq_vocabulary.py made of their
-files, so a vocabulary that was imported gets its own ids back. With the third, text needs the form
-that our vocabularies want (docs/data.md); the source's model makes it NFKC by itself.
+All have tokenizer_config.json, too. The first two undo the conversion by fairseq_vocabulary.py, so
+an imported vocabulary gets its own ids again. The third needs text in our vocabularies' form
+(docs/data.md), except that the source's model applies NFKC.
 """
 
 import json
@@ -20,11 +20,11 @@ from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.input.fairseq_vocabulary import MODEL
-from lingvo_gshard.input.tokenizer import END, LANGUAGE, Tokenizer
+from lingvo_gshard.input.tokenizer import LANGUAGE, Tokenizer, language_code
 
 _CONFIG = "tokenizer_config.json"
-_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # Of fairseq, in the order of their ids.
-# M2M100Tokenizer has these languages, whatever its files list.
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, in the order of their ids.
+# M2M100Tokenizer always has these languages, whatever its files list.
 M2M_LANGUAGES = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
     "gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml "
@@ -32,13 +32,13 @@ M2M_LANGUAGES = (
     "tl tn tr uk ur uz vi wo xh yi yo zh zu"
 ).split()
 
-# Protobuf makes the class as the module is imported.
+# Protobuf creates the class when the module is imported.
 _Proto = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 _Piece = _Proto.SentencePiece
 
 
 def has_languages(vocabularies: Sequence[pathlib.Path]) -> bool:
-    """Returns whether vocabularies have tokens of languages, as fairseq's do."""
+    """Returns whether vocabularies have tokens of languages, like fairseq's."""
     return all(Tokenizer(path).languages for path in vocabularies)
 
 
@@ -47,9 +47,9 @@ def files(
 ) -> dict[str, bytes]:
     """Returns the contents of a tokenizer's files by their names.
 
-    `vocabularies` are a run's of source and target, `size` is the number of rows of its tables, and
-    `rows` those that padding, BOS and EOS have in transformers. Raises ValueError, in one line, for
-    a vocabulary that no tokenizer there has.
+    `vocabularies` are a run's source and target vocabularies, `size` is the number of rows of its
+    tables, and `rows` are the rows of padding, BOS and EOS in transformers. Raises ValueError, in
+    one line, for a vocabulary that transformers' tokenizers cannot have.
     """
     source, target = (path.read_bytes() for path in vocabularies)
     sizes = [Tokenizer(path).vocab_size for path in vocabularies]
@@ -60,43 +60,43 @@ def files(
 
     if source != target:
         raise ValueError("both sides have tokens of languages, and not one vocabulary")
-    return _of_fairseq(_Proto.FromString(source))
+    return _of_fairseq(_Proto.FromString(source), Tokenizer(vocabularies[0]))
 
 
 # --- one vocabulary with tokens of languages ---
 
 
-def _of_fairseq(model: Any) -> dict[str, bytes]:
-    """Returns the files of NllbTokenizer or M2M100Tokenizer, given what `read` made of such."""
-    end = [piece.piece for piece in model.pieces].index(END)
-    table = list(model.pieces[:end])
-    first = next(i for i, piece in enumerate(table) if _is_language(piece))
+def _of_fairseq(model: Any, tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Returns the files of NllbTokenizer or M2M100Tokenizer, given our model and tokenizer."""
+    table = list(model.pieces[: tokenizer.vocab_size])
+    first = min(tokenizer.languages.values())
     pieces = table[len(_SPECIAL) : first]
     tokens = [piece.piece for piece in table[first:]]
 
-    # The model's own pieces, of which some have no row, and names that come from no text.
-    past = [piece for piece in model.pieces[end:] if piece.type != _Piece.CONTROL]
+    # Pieces of the model that lack a row in the table, and rows that no text can have.
+    past = [piece for piece in model.pieces[len(table) :] if piece.type != _Piece.CONTROL]
     nameless = [piece.piece for piece in pieces if piece.type == _Piece.CONTROL]
     match = LANGUAGE.fullmatch(tokens[0])
-    assert match is not None
-    if match["short"]:
-        return _of_m2m(model, pieces, past, tokens)
+    if match is not None and match["short"]:
+        return _of_m2m(model, pieces, past, tokens, tokenizer)
     if past or nameless:
         raise ValueError("NllbTokenizer has no vocabulary that lacks pieces of its model")
 
     by_id = dict(enumerate(_SPECIAL)) | dict(enumerate(tokens, start=first))
     config = {
         "tokenizer_class": "NllbTokenizer",
-        "additional_special_tokens": [token for token in tokens if LANGUAGE.fullmatch(token)],
-        "added_tokens_decoder": {str(i): _added(token) for i, token in by_id.items()},
+        "additional_special_tokens": _languages(tokens, tokenizer),
+        "added_tokens_decoder": _added_tokens(by_id, tokenizer),
     }
     return {MODEL: _published(model, pieces), _CONFIG: _json(config)}
 
 
-def _of_m2m(model: Any, pieces: list[Any], past: list[Any], tokens: list[str]) -> dict[str, bytes]:
-    """Returns the files of M2M100Tokenizer; its ids are those of vocab.json, and of its code."""
+def _of_m2m(
+    model: Any, pieces: list[Any], past: list[Any], tokens: list[str], tokenizer: Tokenizer
+) -> dict[str, bytes]:
+    """Returns the files of M2M100Tokenizer, whose ids come from vocab.json and from its code."""
     expected = [f"__{language}__" for language in M2M_LANGUAGES]
-    listed = [token for token in tokens if LANGUAGE.fullmatch(token)]
+    listed = _languages(tokens, tokenizer)
     if listed != expected or tokens[: len(expected)] != expected:
         others = sorted(set(listed) ^ set(expected))
         raise ValueError(
@@ -105,11 +105,14 @@ def _of_m2m(model: Any, pieces: list[Any], past: list[Any], tokens: list[str]) -
         )
 
     names = [*_SPECIAL, *(piece.piece for piece in pieces)]
-    config = {
+    config: dict[str, Any] = {
         "tokenizer_class": "M2M100Tokenizer",
         "additional_special_tokens": expected,
         "num_madeup_words": len(tokens) - len(expected),
     }
+    if tokenizer.added:
+        by_id = dict(enumerate(_SPECIAL)) | dict(enumerate(tokens, start=len(names)))
+        config["added_tokens_decoder"] = _added_tokens(by_id, tokenizer)
     with_text = [piece for piece in pieces if piece.type != _Piece.CONTROL]
     return {
         MODEL: _published(model, [*with_text, *past]),
@@ -118,12 +121,13 @@ def _of_m2m(model: Any, pieces: list[Any], past: list[Any], tokens: list[str]) -
     }
 
 
-def _is_language(piece: Any) -> bool:
-    return piece.type == _Piece.CONTROL and LANGUAGE.fullmatch(piece.piece) is not None
+def _languages(tokens: list[str], tokenizer: Tokenizer) -> list[str]:
+    """Returns the tokens that are languages."""
+    return [token for token in tokens if language_code(token) in tokenizer.languages]
 
 
 def _published(model: Any, pieces: Sequence[Any]) -> bytes:
-    """Returns a model with the special pieces that NLLB's and M2M-100's have, and these."""
+    """Returns a model with NLLB's and M2M-100's special pieces, followed by these pieces."""
     published = _Proto()
     published.CopyFrom(model)
     del published.pieces[:]
@@ -141,30 +145,36 @@ def _published(model: Any, pieces: Sequence[Any]) -> bytes:
     return bytes(published.SerializeToString(deterministic=True))
 
 
-def _added(token: str) -> dict[str, Any]:
-    """Returns a token as `added_tokens_decoder` has it."""
-    return {
-        "content": token,
-        "lstrip": token == "<mask>",
-        "normalized": False,
-        "rstrip": False,
-        "single_word": False,
-        "special": True,
-    }
+def _added_tokens(by_id: dict[int, str], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns `added_tokens_decoder`: special tokens and tokens that a user added, by their ids."""
+    # After the first special ones, our ids are equal to theirs.
+    by_id = by_id | {token_id: name for name, token_id in tokenizer.added.items()}
+    objects = {}
+    for token_id, name in sorted(by_id.items()):
+        is_special = name not in tokenizer.added
+        objects[str(token_id)] = {
+            "content": name,
+            "lstrip": name == "<mask>",
+            "normalized": not is_special,
+            "rstrip": False,
+            "single_word": False,
+            "special": is_special,
+        }
+    return objects
 
 
 # --- a vocabulary for each side ---
 
 
 def _of_two_sides(source: bytes, target: bytes, rows: tuple[int, int, int]) -> dict[str, bytes]:
-    """Returns the files of MarianTokenizer, whose ids are those of a list of pieces."""
+    """Returns the files of MarianTokenizer, which lists each piece's id."""
     config = {
         "tokenizer_class": "MarianTokenizer",
         "separate_vocabs": True,
         "unk_token": "<unk>",
         "pad_token": "<pad>",
         "eos_token": "</s>",
-        "additional_special_tokens": ["<s>"],  # With which a translation begins.
+        "additional_special_tokens": ["<s>"],  # The first token of a translation.
         "clean_up_tokenization_spaces": False,
     }
     return {
@@ -177,7 +187,7 @@ def _of_two_sides(source: bytes, target: bytes, rows: tuple[int, int, int]) -> d
 
 
 def _ids(model: bytes, rows: tuple[int, int, int]) -> dict[str, int]:
-    """Returns the ids of a model's pieces, which are its own but for those with other `rows`."""
+    """Returns the ids of a model's pieces: its own, but `rows` for the special pieces."""
     names = [piece.piece for piece in _Proto.FromString(model).pieces]
     special = {PAD_ID: "<pad>", BOS_ID: "<s>", EOS_ID: "</s>", UNK_ID: "<unk>"}
     for token_id, name in special.items():

@@ -1,10 +1,10 @@
-"""The tensors of a file that torch.save wrote, without torch: pytorch_model.bin.
+"""Reads the tensors' places in a file that torch.save wrote, pytorch_model.bin, without torch.
 
 Such a file is a zip archive. NAME/data.pkl is a pickle of a dict from names to tensors, each of
-which names a storage, and NAME/data/KEY are the bytes of a storage, uncompressed.
+which names a storage, and NAME/data/KEY has the uncompressed bytes of a storage.
 
-A pickle can call anything, so only opcodes and classes that tensors need are read: a dict, a tensor
-and the names of dtypes. Nothing of the tensors themselves is read here.
+A pickle can call any function, so only the opcodes and classes that tensors need are accepted: a
+dict, a tensor and the names of dtypes. The tensors themselves are not read here.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ import numpy as np
 
 from lingvo_gshard.files.tensor_span import TensorSpan
 
-_MAX_PICKLE_BYTES = 64 * 2**20  # A part with all experts of NLLB-MoE has a hundredth of it.
+_MAX_PICKLE_BYTES = 64 * 2**20  # A part with all experts of NLLB-MoE has a hundredth of that.
 _DTYPES = {
     "FloatStorage": "float32",
     "HalfStorage": "float16",
@@ -38,16 +38,16 @@ _OPCODES = frozenset(
 )
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
 _GETS = ("GET", "BINGET", "LONG_BINGET")
-# Opcodes after which what is put is no tuple.
+# Opcodes whose result is not a tuple.
 _NO_TUPLES = ("GLOBAL", "STACK_GLOBAL", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_DICT", "REDUCE")
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # Of an entry of a zip archive.
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # The header of an entry in a zip archive.
 
 
 def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
-    """Returns where each tensor of a file is, by name.
+    """Returns the place of each tensor in a file, by name.
 
-    They have the archive's CRC-32 as digests. Raises ValueError if the file is missing, damaged, of
-    an older format, or holds anything but tensors.
+    Its digest is the archive's CRC-32. Raises ValueError if the file is missing, damaged, has an
+    older format, or holds other objects than tensors.
     """
     path = pathlib.Path(path)
     try:
@@ -75,10 +75,10 @@ def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
 
 
 class _Dict(dict):
-    """An OrderedDict of the pickle, whose attributes are dropped."""
+    """An OrderedDict of the pickle, without its attributes."""
 
     def __setstate__(self, state: Any) -> None:
-        """Ignores what torch notes beside the tensors."""
+        """Ignores the attributes, which torch adds to the tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Storage:
 
 
 class _Archive:
-    """An archive that is open."""
+    """An open archive."""
 
     def __init__(self, path: pathlib.Path, archive: zipfile.ZipFile) -> None:
         self._path = path
@@ -103,7 +103,7 @@ class _Archive:
         self._root = pickles[0].removesuffix("data.pkl")
 
     def spans(self) -> dict[str, TensorSpan]:
-        """Returns where the tensors are."""
+        """Returns the tensors' places."""
         byteorder = f"{self._root}byteorder"
         if byteorder in self._archive.namelist() and self._read(byteorder) != b"little":
             raise ValueError("its bytes are not in little-endian order")
@@ -125,9 +125,9 @@ class _Archive:
         kind, dtype, key, _, count = identifier
         types = isinstance(dtype, np.dtype), isinstance(key, str), isinstance(count, int)
         if kind != "storage" or not all(types):
-            raise ValueError("it refers to something that is no storage")
+            raise ValueError("it refers to something that is not a storage")
 
-        # The entry's name and extra field lie between its header and its bytes.
+        # The entry's name and extra field are between its header and its bytes.
         info = self._archive.getinfo(f"{self._root}data/{key}")
         if info.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"data/{key} is compressed")
@@ -149,9 +149,9 @@ class _Archive:
         stride: tuple[int, ...],
         *_: Any,
     ) -> TensorSpan:
-        """Returns what torch._utils._rebuild_tensor_v2 would make."""
+        """Returns the place of the tensor that torch._utils._rebuild_tensor_v2 would return."""
         if not all(isinstance(number, int) for number in (offset, *shape, *stride)):
-            raise ValueError("a tensor's place or shape is no number")
+            raise ValueError("a tensor's offset or shape is not a number")
         if min(offset, *shape, 0) < 0 or offset + math.prod(shape) > storage.size:
             raise ValueError(f"a tensor of shape {shape} at {offset} in {storage.size} elements")
         strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
@@ -162,7 +162,7 @@ class _Archive:
         if not is_row_major:
             raise ValueError(f"a tensor of shape {shape} has strides {stride}")
 
-        # The checksum is of a whole storage, which a tensor is unless it is a view.
+        # A view has only a part of its storage, whose checksum is of the whole.
         is_whole = math.prod(shape) == storage.size
         digest = f"crc32:{storage.crc32:08x}" if is_whole else None
         begin = storage.offset + offset * storage.dtype.itemsize
@@ -170,9 +170,9 @@ class _Archive:
 
 
 def _check_opcodes(content: bytes) -> None:
-    """Raises ValueError unless a pickle's opcodes are those of tensors and take little memory."""
-    indices: set[int] = set()  # What has been put.
-    tuples: set[int] = set()  # Of these, which may be one.
+    """Raises ValueError unless a pickle has only opcodes of tensors, which take little memory."""
+    indices: set[int] = set()  # The indices of all objects that were put.
+    tuples: set[int] = set()  # The indices of objects that may be tuples.
     previous = ""
     for opcode, argument, _ in pickletools.genops(content):
         name = opcode.name
@@ -180,7 +180,7 @@ def _check_opcodes(content: bytes) -> None:
             raise ValueError(f"its pickle has the opcode {name}")
 
         if name in _PUTS:
-            # A list grows to the index that is put.
+            # The unpickler's list of objects grows to this index.
             index = len(indices) if name == "MEMOIZE" else argument
             if not isinstance(index, int) or index > len(indices):
                 raise ValueError(f"its pickle has the index {index}")
@@ -188,14 +188,14 @@ def _check_opcodes(content: bytes) -> None:
             if previous not in _NO_TUPLES:
                 tuples.add(index)
 
-        # A tuple that is in another twice, and this one in the next, takes forever to hash.
+        # Tuples that each hold the previous one twice would take forever to hash.
         if name in _GETS and argument in tuples:
             raise ValueError("its pickle has a tuple in several places")
         previous = name
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes TensorSpans, and refuses everything else."""
+    """Creates TensorSpans, and refuses everything else."""
 
     def __init__(self, content: bytes, storage: Any, tensor: Any) -> None:
         super().__init__(io.BytesIO(content))
@@ -209,7 +209,7 @@ class _Unpickler(pickle.Unpickler):
             return self._tensor
         if module == "torch" and name in _DTYPES:
             return np.dtype(_DTYPES[name])
-        raise ValueError(f"it holds {module}.{name}, which is no tensor")
+        raise ValueError(f"it holds {module}.{name}, which is not a tensor")
 
     def persistent_load(self, pid: Any) -> Any:
         return self._storage(pid)

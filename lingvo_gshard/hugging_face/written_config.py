@@ -1,9 +1,10 @@
-"""The config.json of one of our tasks, for transformers' NLLB-MoE or M2M-100: see config.py."""
+"""The config.json of one of our tasks, for NLLB-MoE or M2M-100: see encoder_decoder.py."""
 
 from typing import Any
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.hugging_face.config import ACTIVATIONS, BOS, EOS, PAD, REQUIRED, SIDES
+from lingvo_gshard.hugging_face.config import ACTIVATIONS, BOS, EOS, PAD
+from lingvo_gshard.hugging_face.encoder_decoder import REQUIRED, SIDES
 from lingvo_gshard.hugging_face.names import Family
 from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.gating_layers import Top2Gating
@@ -11,13 +12,13 @@ from lingvo_gshard.layers.norms import LayerNorm
 from lingvo_gshard.layers.positions import NoPositions
 from lingvo_gshard.model.translation import TranslationTask
 
-_EPSILON = 1e-5  # Of every norm there.
+_EPSILON = 1e-5  # The epsilon of all norms in transformers.
 
 
 def written(task: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
-    """Returns the config.json of a task, whose table there has `rows`: see Config.rows.
+    """Returns the config.json of a task whose exported table has these `rows`; see Config.rows.
 
-    Raises ValueError, in one line, for what transformers' models do not have.
+    Raises ValueError, in one line, if transformers' models cannot express the task.
     """
     problems = _inexpressible(task)
     if problems:
@@ -41,7 +42,7 @@ def written(task: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
         "dropout": task.encoder.layer.residual_dropout.rate,
         "attention_dropout": task.encoder.layer.attention.dropout.rate,
         "activation_dropout": task.encoder.dense.hidden_dropout.rate,
-        "max_position_embeddings": 1024,  # No limit: their tables of sinusoids grow.
+        "max_position_embeddings": 1024,  # Not a limit, since their tables of sinusoids grow.
         "is_encoder_decoder": True,
         "pad_token_id": rows[PAD] if is_padded else -1,
         "bos_token_id": rows[BOS],
@@ -61,7 +62,7 @@ def written(task: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
             config["num_experts"] = stack.moe.num_experts
     if has_experts:
         config |= {name: value for name, value in REQUIRED.items() if name != "eos_token_id"}
-        config["moe_token_dropout"] = 0.0  # What it multiplies by is in the weights already.
+        config["moe_token_dropout"] = 0.0  # Its factor is already in the weights.
     return config
 
 
@@ -71,7 +72,7 @@ def _activation_name(task: Params) -> str:
 
 
 def _inexpressible(task: Params) -> list[str]:
-    """Returns what a task has, and models of transformers do not have, as nouns."""
+    """Returns the features of a task that transformers' models lack, as nouns."""
     if task.cls is not TranslationTask:
         return [f"{task.cls.__name__}"]
     embedding = task.embedding
@@ -132,5 +133,5 @@ def _missing(is_expressible: dict[str, bool]) -> list[str]:
 
 
 def epsilons(task: Params) -> set[float]:
-    """Returns the epsilons of a task's norms that are not that of transformers."""
+    """Returns the epsilons of a task's norms that differ from transformers'."""
     return {task.Get(side).layer.norm.epsilon for side in SIDES} - {_EPSILON}

@@ -1,7 +1,7 @@
-"""What makes an experiment's batches, as other rooms see it: they ask an input, never its class.
+"""The interface to an experiment's batches: other rooms ask an input, never its concrete class.
 
 A new input is a subclass, which an experiment names as `input`. It yields batches, and its position
-is saved and restored, as train/loop.Input has it.
+is saved and restored; see train/loop.Input.
 """
 
 from __future__ import annotations
@@ -10,78 +10,84 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from lingvo_gshard.core import hyperparams
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.configured import Configured
+from lingvo_gshard.core.hyperparams import REQUIRED, AnyParams, setting
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files.digests import File
 from lingvo_gshard.input.manifest import Kind
+from xla_spmd.files.digests import File
 
-DATA_DIR = "data_dir"  # The setting of inputs that read a folder: the launch fills it in.
+DATA_DIR = "data_dir"  # The setting of an input that reads a folder; the launch fills it in.
 
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """What a model must know about its data: vocabulary sizes in pieces, and language codes.
+    """The facts that a model needs about its data: vocabulary sizes in pieces, and language codes.
 
-    A size is 0 without such a vocabulary. Text has one vocabulary, of both sizes, and its languages
-    are corpora. Different data has different fingerprints; the oldest runs recorded none.
+    A size is 0 if there is no such vocabulary. Text data has one vocabulary, so both sizes are
+    equal, and its languages are corpora. Different data has different fingerprints; the oldest runs
+    recorded none.
     """
 
     source_vocab_size: int = 0
     target_vocab_size: int = 0
     languages: tuple[str, ...] = ()
-    kind: str | None = Kind.PARALLEL  # None if it is no prepared text.
+    kind: str | None = Kind.PARALLEL  # None if the data is not prepared text.
     fingerprint: str = ""
-    # The codes of the languages that the vocabulary has tokens of: see Tokenizer.languages.
+    # The languages with tokens in the vocabulary, by their codes: see Tokenizer.languages.
     language_tokens: tuple[str, ...] = ()
+    # The ids that an imported model has for padding, BOS and EOS, which here are 0, 1 and 2.
+    imported_ids: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a split that is evaluated by itself, such as a language."""
+    """A part of a split, such as a language, that is evaluated by itself."""
 
-    settings: hyperparams.Params  # Of the input that reads this part alone.
-    num_examples: int  # In the split; there may be none.
+    settings: BaseInput.Params  # The settings of an input that reads only this part.
+    num_examples: int  # The number of its examples in the split; may be 0.
 
 
-class BaseInput:
-    """Batches NestedMap(features, labels) of NumPy arrays, each process its rows of them.
+class BaseInput(Configured):
+    """Batches NestedMap(features, labels) of NumPy arrays; each process gets its share of the rows.
 
-    The class methods are asked before there is an input: of Params, by `params.input.cls`.
+    The class methods work before there is an input: on Params, through `params.input.cls`.
     """
 
-    KIND: ClassVar[Kind | None] = None  # Of the prepared folders that it reads, if it reads such.
+    KIND: ClassVar[Kind | None] = None  # The kind of prepared folders that it reads, if any.
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        """Returns the settings that all inputs have; a subclass adds its own."""
-        p = InstantiableParams(cls)
-        p.Define("batch_size", REQUIRED, "B, rows per batch, over all processes.")
-        p.Define("split", "train", "train, dev or test.")
-        p.Define("repeat", True, "Endless, or one pass over the split.")
-        p.Define("shuffle", True, "Shuffle the examples and the rows.")
-        p.Define("seed", 1, "Seed of all that is drawn.")
-        return p
+    class Params(Configured.Params):
+        """The settings of all inputs; a subclass adds its own."""
+
+        batch_size: int = setting(REQUIRED, "B, rows per batch, over all processes.")
+        split: str = setting("train", "train, dev or test.")
+        repeat: bool = setting(True, "Whether the stream is endless, or one pass over the split.")
+        shuffle: bool = setting(True, "Shuffle the examples and the rows.")
+        seed: int = setting(1, "The seed of all random choices.")
+
+    p: Params
 
     @classmethod
     def Nouns(cls) -> tuple[str, str]:
-        """Returns what a part of the data and an example are called."""
+        """Returns the words for a part of the data and for an example."""
         return "part", "example"
 
     @staticmethod
-    def batch_specs(p: hyperparams.Params) -> NestedMap:
-        """Returns the TensorSpecs of a batch by the settings alone, without any data."""
+    def batch_specs(p: AnyParams) -> NestedMap:
+        """Returns the TensorSpecs of a batch, from the settings alone, without any data."""
         raise NotImplementedError(f"{p.cls.__name__} defines no batch_specs.")
 
     @classmethod
     def Facts(cls, data_dir: str) -> DataFacts:
-        """Returns the facts of the data in a folder; ValueError if this input cannot read it."""
+        """Returns the facts of the data in a folder.
+
+        Raises ValueError if this input cannot read the folder.
+        """
         del data_dir
         return DataFacts(kind=cls.KIND)
 
     @classmethod
     def VocabularyFiles(cls, data_dir: str) -> Sequence[File]:
-        """Returns the vocabularies in a folder that a run keeps copies of."""
+        """Returns the vocabularies in a folder; a run keeps copies of them."""
         del data_dir
         return ()
 
@@ -92,16 +98,16 @@ class BaseInput:
         return ()
 
     @classmethod
-    def Parts(cls, p: hyperparams.Params) -> Mapping[str, Part]:
-        """Returns the parts of the split of settings `p` by name, if it has such parts."""
+    def Parts(cls, p: AnyParams) -> Mapping[str, Part]:
+        """Returns the parts of the split in settings `p` by name; empty if it is not divided."""
         del p
         return {}
 
     @classmethod
-    def TooLong(cls, p: hyperparams.Params) -> Mapping[str, float]:
-        """Returns the share of each part's examples that no row holds, if there are such."""
+    def TooLong(cls, p: AnyParams) -> Mapping[str, float]:
+        """Returns the share of each part's examples that are too long for a row, if any can be."""
         del p
         return {}
 
     def close(self) -> None:
-        """Ends what reads in the background, if anything does."""
+        """Ends reading in the background."""

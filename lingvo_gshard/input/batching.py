@@ -1,8 +1,8 @@
-"""What batches are made from: the same for endless batches and for those of one pass."""
+"""The inputs for making batches, whether endless or in one pass."""
 
 import dataclasses
 
-from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import AnyParams
 from lingvo_gshard.input.packing import RowShape
 from lingvo_gshard.input.records import RecordSource
 
@@ -15,7 +15,7 @@ class Batching:
     """
 
     source: RecordSource
-    params: hyperparams.Params
-    shape: RowShape  # Of the longest rows.
+    params: AnyParams
+    shape: RowShape  # The shape of the longest rows.
     process_index: int
     num_processes: int

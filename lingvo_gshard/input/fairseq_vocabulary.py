@@ -1,24 +1,29 @@
-"""Vocabularies of NLLB-200, NLLB-MoE and M2M-100, from a folder as Hugging Face publishes them.
+"""Vocabularies of NLLB-200, NLLB-MoE and M2M-100, from folders in Hugging Face's format.
 
-Their tables have a row for each id of fairseq's, which differs from that of their SentencePiece
-model, and has tokens of languages, which the model lacks:
+Their tables have a row for each of fairseq's ids. These differ from the SentencePiece model's ids,
+and include tokens of languages, which the model lacks:
 
     id               NLLB                            M2M-100
     0 1 2 3          <s> <pad> </s> <unk>            the same
-    4 ...            the model's pieces from 3 on    those of vocab.json, by its ids
+    4 ...            the model's pieces from 3 on    the pieces of vocab.json, by its ids
     then             language codes, <mask>          __code__ of each language
+    then             a user's tokens                 the same
     to vocab_size    unused rows                     unused rows
 
-`read` makes one SentencePiece model of it all, whose ids are these but for 0 and 1, which it swaps:
-this project pads with 0. So a Tokenizer takes it, text gets their ids, and the rows of a table that
-is imported are permuted by `rows`. What no text spells is a control piece: languages, <mask>,
-unused rows. Past the end of the table are what the model alone knows, which becomes <unk>, and a
-record that text goes to the model as it is; see Tokenizer.
+`read` makes a single SentencePiece model of all this. Its ids are the ones above, except that 0 and
+1 are swapped, since this project pads with 0. So a Tokenizer can use it, text gets fairseq's ids,
+and the rows of an imported table are permuted by `rows`.
+
+Ids that text never produces are control pieces: languages, <mask>, unused rows, and a user's
+tokens, which the Tokenizer cuts out of the text. After the end of the table come records, such as
+the one that text is not normalized before the model (see tokenizer.py), and pieces that only the
+model has, which become <unk>.
 """
 
-import contextlib
+import dataclasses
+import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,65 +31,95 @@ import sentencepiece
 from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_gshard.files import json_records
+from lingvo_gshard.files import git_lfs, json_fields
+from lingvo_gshard.files.json_fields import Fields
+from lingvo_gshard.input import fairseq_tokens
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.input.fairseq_tokens import M2M_PIECES, SPECIAL, Tokens
 from lingvo_gshard.input.normalization import Normalization
-from lingvo_gshard.input.tokenizer import END, LANGUAGE, recorded
+from lingvo_gshard.input.tokenizer import (
+    END,
+    LANGUAGE,
+    recorded,
+    recorded_added,
+    recorded_language,
+)
 
 MODEL = "sentencepiece.bpe.model"
-_M2M = "vocab.json"
+# The files of a tokenizer; only the model is required.
+FILES = (MODEL, M2M_PIECES, *fairseq_tokens.FILES)
 _CONFIG = "config.json"
-# Where tokens of languages are listed: with their ids, best first, or in their order alone.
-_WITH_IDS = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
-_IN_ORDER = ("special_tokens_map.json", "tokenizer_config.json")
 
-_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # Of fairseq, in the order of their ids.
 _OURS = ("<pad>", "<s>", "</s>", "<unk>")
-_MODEL_SPECIAL = ("<unk>", "<s>", "</s>")  # Of the SentencePiece models.
-_MASK = "<mask>"
-_MAX_UNUSED = 64  # Tables are padded to multiples of at most this.
-
-# Protobuf makes the class as the module is imported.
+_MODEL_SPECIAL = ("<unk>", "<s>", "</s>")  # The special pieces of the SentencePiece models.
+_MAX_UNUSED = 2**18  # The most unused rows of a table. Each becomes a piece of the vocabulary.
+# Protobuf creates the class when the module is imported.
 _Proto = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 _Piece = _Proto.SentencePiece
 
 
 def rows(size: int) -> np.ndarray:
-    """Returns, for each of our ids, the row of their table that it has: int64 [size]."""
+    """Returns the row of their table for each of our ids: int64 [size]."""
     theirs = np.arange(size)
     theirs[[PAD_ID, BOS_ID]] = [BOS_ID, PAD_ID]
     return theirs
 
 
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """The vocabulary in a folder."""
+
+    model: bytes  # A SentencePiece model for our Tokenizer, or a BpeTokenizer's file.
+    not_used: tuple[str, ...]  # The unused contents of the tokenizer's files, a line for each file.
+
+    @property
+    def is_bpe(self) -> bool:
+        """Whether it is a BpeTokenizer's."""
+        return self.model.startswith(b"{")
+
+
 def read(folder: str | pathlib.Path, new_languages: Sequence[str] = ()) -> bytes:
     """Returns the vocabulary in a folder as a SentencePiece model for our Tokenizer.
 
-    The table gets a row more for each of the `new_languages`, which are codes or, for M2M-100, as
-    __code__. Raises ValueError if a file is missing or damaged, if the vocabulary is not fairseq's,
-    if config.json has another number of rows, or if a new language is none or is there already.
+    The table gets another row for each of `new_languages`, which are codes or, for M2M-100,
+    __code__. Raises ValueError if a file is missing or damaged, if the vocabulary is not fairseq's
+    or its tokenizer gives text other ids, if config.json has another number of rows, or if a new
+    language is malformed or exists already.
     """
+    return read_all(folder, new_languages).model
+
+
+def read_all(folder: str | pathlib.Path, new_languages: Sequence[str] = ()) -> Vocabulary:
+    """Returns the vocabulary, and the unused contents of the files; see `read` for the errors."""
     path = pathlib.Path(folder)
     model = _model(path / MODEL)
     pieces = {piece.piece: piece for piece in model.pieces[len(_MODEL_SPECIAL) :]}
 
-    # The table of pieces with text, and the ids of the tokens past it.
-    if (path / _M2M).is_file():
-        names = _m2m_names(path / _M2M)
-        tokens = _tokens(path, len(names), masked=False)
+    # The pieces of text, and the tokens after them.
+    if (path / M2M_PIECES).is_file():
+        names = _m2m_names(path / M2M_PIECES)
     else:
-        names = [*_SPECIAL, *pieces]
-        tokens = _tokens(path, len(names), masked=True)
+        names = [*SPECIAL, *pieces]
+    tokens = fairseq_tokens.read(path, names)
 
-    names += tokens
-    names += _unused(path / _CONFIG, len(names))
+    names += tokens.names
+    unused = _unused(json_fields.read(path / _CONFIG), names)
+    names += unused
+    not_used = list(tokens.not_used)
+    if unused:
+        not_used.append(f"rows of the table: {len(unused)} without a token")
     for language in new_languages:
         _check_new(language, names)
         names.append(language)
-    return _rewritten(model, names, pieces)
+    return Vocabulary(_rewritten(model, names, pieces, tokens), tuple(not_used))
 
 
 def added(model: bytes, new_languages: Iterable[str]) -> bytes:
-    """Returns a model that `read` returned with a row more for each new language; raises as it."""
+    """Returns a model from `read` with another row for each new language.
+
+    Raises ValueError if the vocabulary lacks tokens of languages, or if a new language is malformed
+    or exists already.
+    """
     proto = _Proto.FromString(model)
     names = [piece.piece for piece in proto.pieces]
     if END not in names:
@@ -92,7 +127,7 @@ def added(model: bytes, new_languages: Iterable[str]) -> bytes:
             f"new languages {', '.join(new_languages)}: the vocabulary has no tokens of languages"
         )
 
-    # In front of the end of the table, and what follows it.
+    # New languages come before the end of the table and the pieces after it.
     end = names.index(END)
     past = list(proto.pieces[end:])
     del proto.pieces[end:]
@@ -112,8 +147,8 @@ def _check_new(language: str, names: Sequence[str]) -> None:
         raise ValueError(f"new language {language}: the vocabulary has it already")
 
 
-def _rewritten(model: Any, names: Sequence[str], pieces: dict[str, Any]) -> bytes:
-    """Returns a model with `names` as its first ids, but for 0 and 1; `pieces` have text."""
+def _rewritten(model: Any, names: Sequence[str], pieces: dict[str, Any], tokens: Tokens) -> bytes:
+    """Returns a model whose first ids are `names`, with 0 and 1 swapped; `pieces` have text."""
     rewritten = _Proto()
     rewritten.CopyFrom(model)
     del rewritten.pieces[:]
@@ -121,16 +156,22 @@ def _rewritten(model: Any, names: Sequence[str], pieces: dict[str, Any]) -> byte
         kind = _Piece.UNKNOWN if name == _OURS[UNK_ID] else _Piece.CONTROL
         rewritten.pieces.add(piece=name, type=kind)
 
-    # A name that the model does not know can come from no text.
-    for name in names[len(_SPECIAL) :]:
+    # For other names, the model produces no piece: the Tokenizer cuts added tokens out.
+    for name in names[len(SPECIAL) :]:
         if name in pieces:
             rewritten.pieces.add().CopyFrom(pieces[name])
         else:
             rewritten.pieces.add(piece=name, type=_Piece.CONTROL)
 
-    # Past the table: merges lead over pieces that have no row, so the model needs them.
+    # After the table: merges pass through pieces without a row, so the model needs them.
     rewritten.pieces.add(piece=END, type=_Piece.CONTROL)
-    rewritten.pieces.add(piece=recorded(Normalization.MODEL), type=_Piece.CONTROL)
+    records = [recorded(Normalization.MODEL)]
+    for name in tokens.languages:
+        if LANGUAGE.fullmatch(name) is None:
+            records.append(recorded_language(name))
+    records += map(recorded_added, tokens.added)
+    for record in records:
+        rewritten.pieces.add(piece=record, type=_Piece.CONTROL)
     in_table = set(names)
     for name, piece in pieces.items():
         if name not in in_table:
@@ -149,9 +190,10 @@ def _rewritten(model: Any, names: Sequence[str], pieces: dict[str, Any]) -> byte
 
 
 def _model(path: pathlib.Path) -> Any:
-    """Returns the ModelProto in a file, checked to have fairseq's special pieces."""
+    """Returns the ModelProto in a file, after checking that it has fairseq's special pieces."""
     if not path.is_file():
         raise ValueError(f"{path.parent}: no {MODEL}, so there is no vocabulary to read")
+    git_lfs.check(path)
     content = path.read_bytes()
     try:
         sentencepiece.SentencePieceProcessor(model_proto=content)
@@ -169,114 +211,31 @@ def _model(path: pathlib.Path) -> Any:
 
 
 def _m2m_names(path: pathlib.Path) -> list[str]:
-    """Returns the pieces of a vocab.json in the order of their ids, checked to be 0, 1, 2, ..."""
-    ids = _json(path)
-    is_numbered = isinstance(ids, dict) and all(isinstance(x, int) for x in ids.values())
+    """Returns the pieces of a vocab.json in the order of their ids, which must be 0, 1, 2, ..."""
+    ids = json_fields.read(path).values
+    is_numbered = all(type(token_id) is int for token_id in ids.values())
     if not is_numbered or sorted(ids.values()) != list(range(len(ids))):
         raise ValueError(f"{path}: expected pieces with the ids 0, 1, 2, ..., each once")
     names = sorted(ids, key=ids.__getitem__)
-    if tuple(names[: len(_SPECIAL)]) != _SPECIAL:
+    if tuple(names[: len(SPECIAL)]) != SPECIAL:
         raise ValueError(
-            f"{path} begins with pieces {', '.join(names[:4])}, expected {', '.join(_SPECIAL)}"
+            f"{path} begins with pieces {', '.join(names[:4])}, expected {', '.join(SPECIAL)}"
         )
     return names
 
 
-def _tokens(folder: pathlib.Path, first: int, *, masked: bool) -> list[str]:
-    """Returns the tokens from id `first` on: those of languages, and <mask> if `masked`."""
-    by_id = _tokens_by_id(folder)
-    beyond = {token_id: name for token_id, name in by_id.items() if token_id >= first}
-    if any(LANGUAGE.fullmatch(name) for name in beyond.values()):
-        expected = list(range(first, first + len(beyond)))
-        if sorted(beyond) != expected:
-            raise ValueError(
-                f"{folder}: tokens of languages have ids {min(beyond)} to {max(beyond)}, but the "
-                f"pieces end at {first - 1}: the tokenizer is of another size"
-            )
-        return [beyond[token_id] for token_id in expected]
-
-    # Without ids, the order is fairseq's: <mask> comes last.
-    for name in _IN_ORDER:
-        fields = _object(folder / name)
-        with _as_written(folder / name):
-            listed = fields.get("additional_special_tokens") or []
-            languages = [token for token in map(_content, listed) if LANGUAGE.fullmatch(token)]
-        if languages:
-            return [*languages, _MASK] if masked else languages
-    raise ValueError(
-        f"{folder}: no file lists the tokens of languages; expected one of "
-        f"{', '.join(dict.fromkeys((*_WITH_IDS, *_IN_ORDER)))}"
-    )
-
-
-def _tokens_by_id(folder: pathlib.Path) -> dict[int, str]:
-    """Returns the tokens that the first file with ids of them lists; none without such a file."""
-    for name in _WITH_IDS:
-        fields = _object(folder / name)
-        with _as_written(folder / name):
-            by_id = _ids(name, fields)
-
-        # A file may list the special tokens alone.
-        if any(LANGUAGE.fullmatch(token) for token in by_id.values()):
-            return by_id
-    return {}
-
-
-def _ids(name: str, fields: dict[str, Any]) -> dict[int, str]:
-    """Returns the tokens by id that the fields of a file of that name list."""
-    by_id: dict[int, str] = {}
-    if name == "tokenizer.json":
-        for token in fields.get("added_tokens", ()):
-            by_id[int(token["id"])] = str(token["content"])
-    elif name == "tokenizer_config.json":
-        for token_id, token in fields.get("added_tokens_decoder", {}).items():
-            by_id[int(token_id)] = _content(token)
-    else:
-        for content, token_id in fields.items():
-            by_id[int(token_id)] = content
-    return by_id
-
-
-@contextlib.contextmanager
-def _as_written(path: pathlib.Path) -> Iterator[None]:
-    """Raises ValueError for a file whose values are of other types than transformers writes."""
-    try:
-        yield
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not as transformers writes it ({error!r})") from error
-
-
-def _content(token: Any) -> str:
-    """Returns the text of a token, which files give as it is or in an object."""
-    return str(token["content"] if isinstance(token, dict) else token)
-
-
-def _unused(config: pathlib.Path, num_named: int) -> list[str]:
-    """Returns names for the rows that the model's table has past its `num_named` ids."""
-    num_rows = _object(config).get("vocab_size", num_named)
-    if not isinstance(num_rows, int):
-        raise ValueError(f"{config} has vocab_size {num_rows!r}; expected a number")
+def _unused(config: Fields, named: Sequence[str]) -> list[str]:
+    """Returns names for the rows of the model's table that come after the named ones."""
+    num_named = len(named)
+    num_rows = config.get("vocab_size", num_named)
+    if not isinstance(num_rows, int) or isinstance(num_rows, bool):
+        raise ValueError(f"{config.path} has vocab_size {num_rows!r}; expected a number")
     num_unused = num_rows - num_named
-    if not 0 <= num_unused < _MAX_UNUSED:
+    if not 0 <= num_unused <= _MAX_UNUSED:
         raise ValueError(
-            f"{config} has vocab_size {num_rows}, but the tokenizer has {num_named} ids: it is of "
-            f"another size; expected at most {_MAX_UNUSED - 1} unused rows"
+            f"{config.path} has vocab_size {num_rows}, but the tokenizer has {num_named} ids and "
+            f"so is of another size; expected at most {_MAX_UNUSED} unused rows"
         )
-    return [f"<unused {number}>" for number in range(num_unused)]
-
-
-def _object(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the JSON object in a file, an empty one if there is no file."""
-    if not path.is_file():
-        return {}
-    value = _json(path)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object")
-    return value
-
-
-def _json(path: pathlib.Path) -> Any:
-    try:
-        return json_records.parse(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    taken = set(named)
+    numbered = (f"<unused {number}>" for number in itertools.count())
+    return list(itertools.islice((name for name in numbered if name not in taken), num_unused))

@@ -1,20 +1,21 @@
-"""The manifest: what a prepared data folder holds.
+"""The manifest lists the contents of a prepared data folder.
 
-`data_prep.build` writes `manifest.json` last and atomically, so a folder is complete if and only if
+`gshard prepare` writes `manifest.json` last and atomically, so a folder is complete if and only if
 it has a manifest. The library finds everything in a data folder through the manifest.
 
     DIR/manifest.json
         vocab/{source,target}.model                      SentencePiece models
         records/{split}/{language}-I-of-N.array_record   token ids, see example_codec.py
         records/{split}/{language}-I-of-N.lengths.npy    [n, 2]: tokens of each source and target
-        text/{split}/{pair}.tsv.gz                       the raw text of dev, test and others
-        report/                                          for people: what the preparation did
+        text/{split}/{pair}.tsv.gz                       the raw text of dev, test and others,
+                                                         without tokens of languages
+        report/                                          for people: a report of the preparation
 
-A folder holds one kind of data. In parallel data an example is a pair, as above. In text it is a
-document, the target of an empty source; what the manifest calls a language is a corpus by its name:
+A folder holds one kind of data. In parallel data an example is a pair, as above. In text data it is
+a document, the target of an empty source, and the manifest's "languages" are corpora, by name:
 
         vocab/text.model                                 the one vocabulary, of both sides
-        text/{split}/{corpus}.txt.gz                     a document a line
+        text/{split}/{corpus}.txt.gz                     one document per line
 """
 
 import dataclasses
@@ -25,8 +26,8 @@ import pathlib
 import shlex
 from typing import Any
 
-from lingvo_gshard.files import digests, json_records, storage
-from lingvo_gshard.files.digests import File
+from xla_spmd.files import digests, json_records, storage
+from xla_spmd.files.digests import File
 
 FILE_NAME = "manifest.json"
 VERSION = 4
@@ -34,19 +35,19 @@ SPLITS = ("train", "dev", "test")
 
 
 class Kind(enum.StrEnum):
-    """What the examples of a folder are."""
+    """The kind of a folder's examples."""
 
     PARALLEL = enum.auto()  # Pairs of a sentence and its translation.
     TEXT = enum.auto()  # Documents in one language.
 
     @property
     def noun(self) -> str:
-        """What an example is called."""
+        """The word for an example."""
         return "pair" if self is Kind.PARALLEL else "document"
 
     @property
     def group(self) -> str:
-        """What the manifest's languages are called."""
+        """The word for each of the manifest's languages."""
         return "language" if self is Kind.PARALLEL else "corpus"
 
 
@@ -56,7 +57,7 @@ class Vocabulary:
 
     file: File
     size: int
-    languages: tuple[str, ...] = ()  # The codes of those that it has tokens of.
+    languages: tuple[str, ...] = ()  # The codes of the languages that have tokens in it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +67,19 @@ class Shard:
     file: File
     lengths: File
     num_examples: int
-    num_target_tokens: int = 0  # With EOS. Older folders do not tell.
+    num_target_tokens: int = 0  # Including EOS. Older folders do not record it.
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """The records of one split of one language: files, in order, and numbers of tokens with EOS."""
+    """The records of one split of one language: files, in order, and token counts including EOS."""
 
     shards: tuple[Shard, ...]
     num_source_tokens: int
     num_target_tokens: int
-    num_source_byte_tokens: int  # Each is a byte of a character without a piece.
-    num_target_byte_tokens: int = 0  # Older folders do not tell this and the next.
-    num_target_bytes: int = 0  # Of the normalized text, in UTF-8.
+    num_source_byte_tokens: int  # Tokens for single bytes of characters without a piece.
+    num_target_byte_tokens: int = 0  # Older folders do not record this and the next count.
+    num_target_bytes: int = 0  # The size of the normalized text, in UTF-8.
 
     @property
     def num_examples(self) -> int:
@@ -87,25 +88,36 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """One direction of translation; of text, a corpus."""
+    """One direction of translation or, in text data, a corpus."""
 
     # A BCP-47 code, or the source's name for it; en-de for German from English; de-fr for French
-    # from German; a corpus's name.
+    # from German; or a corpus's name.
     code: str
     records: dict[str, Records]  # By split.
-    text: dict[str, File]  # By split, also those not in SPLITS.
-    dropped: dict[str, int]  # How many examples each cleaning rule dropped.
-    repaired: int = 0  # How many training examples had a broken encoding that was repaired.
-    scripts: tuple[str, ...] = ()  # The ISO 15924 codes of the scripts of its sources.
-    # How many rows its sources have: those kept in all splits, and those dropped. Older folders do
-    # not tell.
+    text: dict[str, File]  # By split, including splits that are not in SPLITS.
+    dropped: dict[str, int]  # The number of examples that each cleaning rule dropped.
+    repaired: int = 0  # The number of training examples whose broken encoding was repaired.
+    scripts: tuple[str, ...] = ()  # The scripts of its sources, as ISO 15924 codes.
+    # The number of rows in its sources, and the number kept in all splits. Older folders do not
+    # record them.
     read: int = 0
     kept: int = 0
-    # How many training examples have HTML entities, or marks of a tokenizer, before deduplication.
+    # The number of training examples with HTML entities or a tokenizer's marks, before
+    # deduplication.
     escaped: int = 0
+    # The number of training examples, including dropped ones, that seem to have been decoded with
+    # a wrong encoding and could not be repaired with certainty.
+    mojibake: int = 0
+    # The languages at the beginning of a line of its text for the decoder. Empty in older folders,
+    # whose text already contains them, and for models that need no such beginning.
+    beginning: str = ""
+
+    def line(self, source: str) -> str:
+        """Returns a source of its text as the line for the decoder."""
+        return f"{self.beginning} {source}" if self.beginning else source
 
     def num_examples(self, split: str) -> int:
-        """Returns the number of records in a split, 0 if the language has none there."""
+        """Returns the number of records in a split; 0 if the language is not in it."""
         if split not in self.records:
             return 0
         return self.records[split].num_examples
@@ -124,16 +136,16 @@ class Manifest:
     version: int = VERSION
 
     def language(self, code: str) -> Language:
-        """Returns one language. Raises ValueError if the folder does not hold it."""
+        """Returns one language. Raises ValueError if the folder does not contain it."""
         by_code = {language.code: language for language in self.languages}
         if code not in by_code:
             held = ", ".join(by_code)
-            raise ValueError(f"{self.group} {code!r} is not in the data: it holds {held}")
+            raise ValueError(f"{self.group} {code!r} is not in the data, which has {held}")
         return by_code[code]
 
     @property
     def group(self) -> str:
-        """What each of `languages` is called: examples come in languages, or in corpora."""
+        """The word for each of `languages`: language, or corpus."""
         return Kind(self.kind).group
 
     @property
@@ -143,12 +155,12 @@ class Manifest:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of the names and digests of all files, which no other data has."""
+        """The SHA-256 of the names and digests of all files, unique to this data."""
         return digests.of_json(sorted((file.path, file.sha256) for file in self.files()))
 
     def files(self) -> tuple[File, ...]:
         """Returns every file that the manifest names, each once."""
-        files = list(dict.fromkeys(self.vocabulary_files))  # Text has one vocabulary.
+        files = list(dict.fromkeys(self.vocabulary_files))  # Text data has just one vocabulary.
         for language in self.languages:
             for records in language.records.values():
                 for shard in records.shards:
@@ -158,15 +170,16 @@ class Manifest:
 
 
 def load_kind(data_dir: str | os.PathLike[str], kind: Kind, reader: str) -> Manifest:
-    """Returns a folder's manifest. Raises as `load`, or ValueError if its data is of another kind.
+    """Returns a folder's manifest, whose data must be of kind `kind`.
 
-    The error names `reader`, which needs data of this kind.
+    Raises ValueError if the folder or its manifest is missing, damaged or of another version, or if
+    the data is of another kind; the error then names `reader`, which needs this kind.
     """
     data = load(data_dir)
     if data.kind != kind:
         raise ValueError(
             f"{data_dir} holds data of kind {data.kind}, but {reader} reads kind {kind}: "
-            f"prepare it with python -m data_prep.build --kind={kind}"
+            f"prepare it with gshard prepare --kind={kind}"
         )
     return data
 
@@ -179,7 +192,7 @@ def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
 
 
 def load(data_dir: str | os.PathLike[str]) -> Manifest:
-    """Reads a folder's manifest, but looks at no other file: see `digests.verify`.
+    """Reads a folder's manifest, and no other file: see `digests.verify`.
 
     Raises ValueError if the folder or its manifest is missing, or if the manifest is damaged or of
     another version.
@@ -190,17 +203,17 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
         if path.is_file():
             return _read_version(path, storage.modified(path))
 
-        # Say what is missing, and how to make it.
+        # The message names the missing part, and the command that makes it.
         problem = f"no data folder {folder}"
         if folder.is_dir():
             problem = f"no {FILE_NAME} in {folder}"
-    command = f"python -m data_prep.build --input=TEXT_DIR --out={shlex.quote(str(folder))}"
+    command = f"gshard prepare --input=TEXT_DIR --out={shlex.quote(str(folder))}"
     raise ValueError(f"{problem}: prepare it with {command}")
 
 
 @functools.lru_cache(maxsize=1)  # A manifest of 100,000 files takes seconds to read.
 def _read_version(path: pathlib.Path, modified: float) -> Manifest:
-    """Reads a manifest, or returns the last one if it is the same file, not modified since."""
+    """Reads a manifest; returns the last one if the file was not modified since."""
     del modified  # It is part of the cache's key.
     build = functools.partial(json_records.read, Manifest)
     return digests.read_json(path, VERSION, build)

@@ -1,8 +1,8 @@
-"""Temperature sampling over languages: which training example comes next.
+"""Temperature sampling over languages, which decides the next training example.
 
 A language of n_l training examples is drawn with probability p_l proportional to n_l ** (1/T). T=1
-keeps the proportions of the data; a large T makes all languages equally likely. Section 4.1 names
-no T; T=5 is the value of Arivazhagan et al. (2019), on which it builds.
+keeps the proportions of the data; a large T makes all languages equally likely. Section 4.1 does
+not give T; T=5 is the value of Arivazhagan et al. (2019), on which it builds.
 """
 
 import dataclasses
@@ -14,21 +14,21 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import AnyParams
 from lingvo_gshard.core.late import grain
 from lingvo_gshard.input import manifest
 
-_SHUFFLE_ROUNDS = 4  # As in Grain itself.
+_SHUFFLE_ROUNDS = 4  # Grain's own number.
 # Up to this size the whole permutation is stored: Grain takes 0.3 ms for each of 100 indices.
 _MAX_PERMUTED = 1 << 16
-_TOLD_LANGUAGES = 5  # In a warning.
+_TOLD_LANGUAGES = 5  # The most languages that a warning names.
 
 
 _Example = TypeVar("_Example")
 
 
 class Source(Protocol[_Example]):
-    """The examples of some languages, `sizes` of each, indexed over all of them."""
+    """The examples of some languages: `sizes` has their counts, and indices run over them all."""
 
     sizes: list[int]
 
@@ -40,7 +40,7 @@ class Source(Protocol[_Example]):
 class Sampling:
     """How often each language is drawn."""
 
-    probabilities: np.ndarray  # p_l, float64 [languages], which sum to 1.
+    probabilities: np.ndarray  # p_l, float64 [languages]; they sum to 1.
     is_limited: np.ndarray  # bool [languages], whether p_l is at the limit of max_repeats.
 
 
@@ -49,7 +49,7 @@ def sampling(counts: Sequence[int], temperature: float, max_repeats: float | Non
 
     If p_l would repeat a language more than `max_repeats` times in sum(counts) draws, it is lowered
     to that limit, and the other languages share the rest in their proportions. Raises ValueError
-    for a temperature or a limit below 1.
+    if the temperature or the limit is below 1.
     """
     if temperature < 1:
         raise ValueError(f"temperature {temperature}: expected at least 1")
@@ -62,8 +62,8 @@ def sampling(counts: Sequence[int], temperature: float, max_repeats: float | Non
     weights = sizes ** (1 / temperature)
     limits = max_repeats * sizes / sizes.sum()
 
-    # A language that gains from the others' limits may in turn exceed its own: repeat until none
-    # does.
+    # A language that gains from the others' limits may in turn exceed its own limit: repeat until
+    # all are within their limits.
     is_limited = np.zeros(len(sizes), bool)
     while True:
         rest = 1 - limits[is_limited].sum()
@@ -74,12 +74,12 @@ def sampling(counts: Sequence[int], temperature: float, max_repeats: float | Non
 
 
 def limited_languages(
-    languages: Sequence[manifest.Language], counts: Sequence[int], params: hyperparams.Params
+    languages: Sequence[manifest.Language], counts: Sequence[int], params: AnyParams
 ) -> list[str]:
     """Returns the codes of the languages that max_repeats limits, the smallest first.
 
-    `counts` are the languages' numbers of examples; `params` are those of the input: its
-    temperature and max_repeats.
+    `counts` are the languages' numbers of examples; `params` are the input's, with its temperature
+    and max_repeats.
     """
     is_limited = sampling(counts, params.temperature, params.max_repeats).is_limited
     smallest_first = np.argsort(counts, kind="stable")
@@ -87,11 +87,11 @@ def limited_languages(
 
 
 def warn_of_limits(
-    languages: Sequence[manifest.Language], counts: Sequence[int], params: hyperparams.Params
+    languages: Sequence[manifest.Language], counts: Sequence[int], params: AnyParams
 ) -> None:
-    """Logs which languages are drawn less often than the temperature wants, if any are.
+    """Logs the languages that a limit makes rarer than the temperature alone would.
 
-    The arguments are those of `limited_languages`.
+    Takes the arguments of `limited_languages`.
     """
     limited = limited_languages(languages, counts, params)
     if limited:
@@ -109,14 +109,14 @@ def warn_of_limits(
 def languages_of(
     data: manifest.Manifest, split: str, codes: Sequence[str] | None
 ) -> tuple[manifest.Language, ...]:
-    """Returns the languages with these codes, or all that have examples in a split.
+    """Returns the languages with these codes; for None, all languages with examples in a split.
 
-    Raises ValueError for another split, for a code that is given twice or is not in the data, and
-    if a language has no examples in the split.
+    Raises ValueError if the split is unknown, if a code is given twice or is not in the data, or if
+    a language does not have examples in the split.
     """
     if split not in manifest.SPLITS:
         raise ValueError(f"split {split!r}: expected one of {', '.join(manifest.SPLITS)}")
-    # Languages without examples in the split are left out, unless they are asked for.
+    # Languages without examples in the split are left out, unless they were requested.
     if codes is None:
         codes = [language.code for language in data.languages if language.num_examples(split)]
     if len(set(codes)) < len(codes):
@@ -135,11 +135,11 @@ class Mixture(Generic[_Example]):
     """An endless stream of examples that can be read between any two positions.
 
     Up to position x, language l has given floor(p_l * x + phase_l) examples. So any part of the
-    stream holds the languages in their proportions, to within one example of each.
+    stream has the languages in their proportions, to within one example of each.
     """
 
-    def __init__(self, source: Source[_Example], params: hyperparams.Params) -> None:
-        """With `shuffle` each language has a new order every time it starts over."""
+    def __init__(self, source: Source[_Example], params: AnyParams) -> None:
+        """With `shuffle`, each language gets a new order every time it starts over."""
         self._source = source
         self._shuffle = params.shuffle
         drawn = sampling(source.sizes, params.temperature, params.max_repeats)
@@ -157,8 +157,8 @@ class Mixture(Generic[_Example]):
 
     def read_numbers(self, start: int, end: int) -> list[_Example]:
         """Returns examples number `start` to `end` of the stream: exactly end - start of them."""
-        # Up to position x come at most x + sum(phase_l) examples, and less than one per language
-        # fewer. One position more keeps rounding away from the first example.
+        # Up to position x there are at most x + sum(phase_l) examples; at least, less than one per
+        # language fewer. One more position keeps rounding away from the first example.
         total_phase = float(self._phases.sum())
         first_position = max(0.0, start - total_phase - 1)
         last_position = end - total_phase + len(self._phases) + 1
@@ -174,10 +174,10 @@ class Mixture(Generic[_Example]):
 
         positions: list[np.ndarray] = []
         records: list[np.ndarray] = []
-        num_records_before = 0  # Of the languages before.
+        num_records_before = 0  # The number of records of the languages before.
         for language, size in enumerate(self._source.sizes):
             numbers = np.arange(first[language], last[language])
-            # Example k comes where floor(p_l * x + phase_l) becomes k + 1.
+            # Example k is at the position where floor(p_l * x + phase_l) becomes k + 1.
             positions.append((numbers + 1 - self._phases[language]) / self._weights[language])
             records.append(num_records_before + self._records(language, numbers))
             num_records_before += size
@@ -190,13 +190,13 @@ class Mixture(Generic[_Example]):
         return np.floor(self._weights * position + self._phases).astype(np.int64)
 
     def _records(self, language: int, numbers: np.ndarray) -> np.ndarray:
-        """Maps a language's example numbers, which count on over epochs, to its records."""
+        """Maps a language's example numbers, which continue over epochs, to its records."""
         size = self._source.sizes[language]
         epochs, indices = np.divmod(numbers, size)
         if not self._shuffle:
             return indices
 
-        # Each epoch has a permutation of its own.
+        # Each epoch has its own permutation.
         records = np.empty(len(numbers), np.int64)
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
@@ -215,20 +215,20 @@ def shuffled(indices: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 def _shuffled_index(index: int, size: int, seed: int) -> int:
     """Applies a random permutation of range(size) to an index."""
-    # For 4**k + 1 indices, Grain 0.2.18 maps two of them to the same one. Where `size` may be such
-    # a number, being 2**k + 1, permute one index more.
+    # For 4**k + 1 indices, Grain 0.2.18 maps two of them to the same one. If `size` is 2**k + 1,
+    # and so may be such a number, permute one index more.
     last = size - 1
     if last & (last - 1) == 0:
         last = size
 
-    # The index more may be the result. Map it again: the permutation leads back into the range.
+    # The result may be the extra index. Map it again: the permutation leads back into the range.
     while True:
         index = grain.experimental.index_shuffle(index, last, seed, _SHUFFLE_ROUNDS)
         if index < size:
             return index
 
 
-@functools.lru_cache(maxsize=256)  # One for each language, at most 32 MiB in all.
+@functools.lru_cache(maxsize=256)  # One entry for each language, at most 32 MiB in all.
 def _permutation(size: int, seed: int) -> np.ndarray:
     # Indices below _MAX_PERMUTED fit into 16 bits.
     return np.random.default_rng(seed).permutation(size).astype(np.uint16)

@@ -1,9 +1,9 @@
-"""The forms of text that is trained on, evaluated, translated or written.
+"""The Unicode forms of text for training, evaluation and translation.
 
-What our models read is in NFKC, so that they need not learn each way to write the same. What they
-write is in NFC, which looks and means the same as the text that they learned from: NFKC would make
-`x2` of `x²`, a comma of `，`, and two characters of a Thai vowel. Vocabularies from elsewhere have
-forms of their own.
+Our models read NFKC, so that they need not learn several ways to write the same text. They write
+NFC, which looks and means the same as the text that they learned from: NFKC would turn `x²` into
+`x2`, `，` into a comma, and a Thai vowel into two characters. Imported vocabularies have their own
+forms.
 """
 
 import enum
@@ -11,21 +11,21 @@ import re
 import unicodedata
 from typing import Literal
 
-# Most control, format and private use characters, but not the zero width joiners that scripts of
-# India and Persia need, and not white space, which is collapsed.
+# Most control, format and private use characters, except the zero width joiners, which scripts of
+# India and Persia need, and white space, which is collapsed.
 CONTROL = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\ue000-\uf8ff]"
 )
-# SentencePiece's mark of a space, which it reads and writes as one.
+# SentencePiece's mark for a space, which it reads and writes as one.
 SPACE = "\u2581"
 
 
 class Normalization(enum.StrEnum):
-    """What is done to text before a vocabulary's SentencePiece model, which has rules of its own.
+    """The normalization of text before a vocabulary's SentencePiece model, which has its own rules.
 
-    NFKC: `normalize`, for what is read. NFC: `normalize_written`, for what is written. MODEL:
-    nothing.
+    NFKC: `normalize`, for text that models read. NFC: `normalize_written`, for text that they
+    write. MODEL: no normalization.
     """
 
     NFKC = "nfkc"
@@ -33,7 +33,7 @@ class Normalization(enum.StrEnum):
     MODEL = "model"
 
     def of(self, text: str) -> str:
-        """Returns the text as the model takes it."""
+        """Returns the normalized text for the model."""
         if self is Normalization.MODEL:
             return text
         return normalize(text) if self is Normalization.NFKC else normalize_written(text)
@@ -49,6 +49,19 @@ def normalize_written(text: str) -> str:
     return _in_form("NFC", text)
 
 
+def one_line(text: str) -> str:
+    """Returns text from a model as one line: without control characters, with single spaces.
+
+    Byte pieces can spell any character, including line breaks and tabs.
+    """
+    return " ".join(without_control(text).split())
+
+
+def without_control(text: str) -> str:
+    """Returns the text without the characters of CONTROL."""
+    return CONTROL.sub("", text)
+
+
 def _in_form(form: Literal["NFC", "NFKC"], text: str) -> str:
-    without_control = CONTROL.sub("", text).replace(SPACE, " ")
-    return " ".join(unicodedata.normalize(form, without_control).split())
+    with_spaces = without_control(text).replace(SPACE, " ")
+    return " ".join(unicodedata.normalize(form, with_spaces).split())

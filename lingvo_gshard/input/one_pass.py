@@ -1,23 +1,24 @@
 """The batches of an evaluation: every example once.
 
 All processes must make equally many batches of the same shapes, which depend on all lengths. So
-every process reads the lengths, which take 4 MB for a hundred languages of 10,000 examples; but it
+every process reads the lengths, which take 4 MB for a hundred languages of 10,000 examples, but
 packs and reads only the examples of its own rows. Examples longer than a row are truncated, so that
-each of them counts, and empty rows fill up a batch that lacks examples.
+each of them counts, and empty rows complete a batch that lacks examples.
 
 With PACKED rows, n processes pack bundles of n examples of similar lengths. A bundle is as long, on
-each side, as its longest example. All processes make the same plan of these few rows, and process p
-fills it with the p-th example of every bundle. For one process, a bundle is an example.
+each side, as its longest example. All processes make the same plan of bundles, and process p fills
+it with the p-th example of every bundle. With one process, a bundle is one example.
 
-With BUCKETED rows there is one bucket for the full row lengths, one for their halves and one for
-their quarters, as far as they divide evenly. A pair goes into the shortest bucket that holds both
-of its sides, and a batch of half the length has twice the rows. So an evaluation compiles at most
-three programs, and a pair costs at most twice its own tokens. SINGLE rows have one bucket.
+With BUCKETED rows there is a bucket for the full row lengths, one for their halves and one for
+their quarters, if they divide evenly. A pair goes into the shortest bucket that fits both of its
+sides, and a batch of half the length has twice the rows. So an evaluation compiles at most three
+programs, and a pair costs at most twice its own tokens. SINGLE rows have one bucket.
 """
 
 import dataclasses
 import itertools
 import math
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,14 +35,14 @@ _BUCKET_SCALES = (4, 2, 1)
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """A batch's lengths of rows, and the indices of the examples in each of this process's rows."""
+    """The row lengths of a batch, and the indices of the examples in this process's rows."""
 
     shape: RowShape
     rows: list[list[int]]
 
 
 class OnePassBatches:
-    """Batches by index. Batches are planned when they are first needed."""
+    """Batches by index, planned when they are first needed."""
 
     def __init__(self, batching: Batching) -> None:
         self._source = batching.source
@@ -55,30 +56,39 @@ class OnePassBatches:
         if self._params.shuffle:
             self._order = np.random.default_rng(self._params.seed).permutation(len(self._source))
 
-        # Batches are planned in order and kept, so that an earlier one can be made again.
+        # Batches are planned in order, and the plans kept, so that a batch can be made again.
         self._plans: list[_Plan] = []
+        self._planning = threading.Lock()  # A thread reads ahead.
         if self._params.rows is Rows.PACKED:
             self._upcoming_plans = self._plan_packed()
         else:
             self._upcoming_plans = self._plan_buckets()
 
     def __len__(self) -> int:
-        """Returns an upper bound: packed rows hold several examples.
+        """Returns an upper bound: a packed row holds several examples.
 
-        With buckets, each of them may have a last batch that is not full.
+        With buckets, each of them may end with a batch that is not full.
         """
         num_batches = math.ceil(len(self._source) / self._params.batch_size)
         return num_batches + len(_BUCKET_SCALES)
 
+    def count_batches(self, limit: int | None) -> int:
+        """Returns the number of batches, at most `limit`, and plans as many."""
+        with self._planning:
+            num_missing = None if limit is None else max(0, limit - len(self._plans))
+            self._plans += itertools.islice(self._upcoming_plans, num_missing)
+        return len(self._plans) if limit is None else min(limit, len(self._plans))
+
     def __getitem__(self, index: int) -> NestedMap | None:
         """Returns this process's rows of batch `index`; None, which Grain skips, after the last."""
-        num_missing = index + 1 - len(self._plans)
-        self._plans += itertools.islice(self._upcoming_plans, max(0, num_missing))
+        with self._planning:
+            num_missing = index + 1 - len(self._plans)
+            self._plans += itertools.islice(self._upcoming_plans, max(0, num_missing))
         if index >= len(self._plans):
             return None
         plan = self._plans[index]
 
-        # All examples are read at once, since each file is opened once for a call.
+        # All examples are read at once, since a call opens each file once.
         numbers = np.array(list(itertools.chain.from_iterable(plan.rows)), np.int64)
         remaining = iter(self._source.read(numbers))
         rows: list[list[Example]] = []
@@ -86,13 +96,13 @@ class OnePassBatches:
             examples = itertools.islice(remaining, len(row))
             rows.append([plan.shape.truncate(example) for example in examples])
 
-        # The last batch of a bucket, or of all, may lack examples.
+        # A bucket's last batch may lack examples.
         num_empty = self._num_rows(plan.shape) - len(rows)
         rows += [[]] * num_empty
         return packing.fill(rows, plan.shape)
 
     def _num_rows(self, shape: RowShape) -> int:
-        """Returns the number of this process's rows in a batch; there are more of shorter rows."""
+        """Returns this process's number of rows in a batch; it is higher for shorter rows."""
         scale = self._shape.source_len // shape.source_len
         return self._params.batch_size * scale // self._num_processes
 
@@ -110,13 +120,13 @@ class OnePassBatches:
         longest = [self._shape.source_len, self._shape.target_len]
         lengths = np.minimum(self._source.lengths[pool], longest)
 
-        # A bundle is as long as its longest example. One that it lacks, at index -1, has no length.
+        # A bundle is as long as its longest example. A missing one, at index -1, has length 0.
         bundles = _bundles(lengths, self._num_processes)
         lengths_or_none = np.append(lengths, [[0, 0]], axis=0)
         bundle_lengths = lengths_or_none[bundles].max(axis=1)
         rows_of_bundles = packing.plan_rows(bundle_lengths, self._shape)
 
-        # All processes shuffle alike, and each takes its own example of every bundle.
+        # All processes shuffle the same way, and each takes its own example of every bundle.
         if self._params.shuffle:
             np.random.default_rng([self._params.seed, start]).shuffle(rows_of_bundles)
         else:
@@ -128,7 +138,7 @@ class OnePassBatches:
         return rows
 
     def _plan_buckets(self) -> Iterator[_Plan]:
-        """Yields the plans of batches of one example a row, each for one bucket."""
+        """Yields the plans of batches with one example per row, each batch from one bucket."""
         batches: list[tuple[RowShape, np.ndarray]] = []
         for shape, examples in self._buckets():
             # Process p takes the p-th run of rows of each batch.
@@ -137,26 +147,26 @@ class OnePassBatches:
                 first = start + self._process_index * num_rows
                 batches.append((shape, examples[first : first + num_rows]))
 
-        # A shuffle lets the first batches have all lengths, so that all programs compile early.
+        # Shuffled, the first batches have all lengths, so that all programs compile early.
         if self._params.shuffle:
             np.random.default_rng(self._params.seed).shuffle(batches)
         for shape, examples in batches:
             yield _Plan(shape, [[example] for example in examples.tolist()])
 
     def _buckets(self) -> Iterator[tuple[RowShape, np.ndarray]]:
-        """Yields each bucket's lengths of rows, and its examples, from short to long rows."""
+        """Yields each bucket's row lengths, and its examples, from short to long rows."""
         source_len = self._shape.source_len
         target_len = self._shape.target_len
         scales = [1]
         if self._params.rows is Rows.BUCKETED:
-            # Of the full, half and quarter lengths, those that divide evenly.
+            # The full, half and quarter lengths, if they divide evenly.
             scales = [n for n in _BUCKET_SCALES if source_len % n == 0 and target_len % n == 0]
 
         remaining = self._order
         for scale in scales:
             shape = RowShape(source_len // scale, target_len // scale)
             if scale == 1:
-                # The last bucket, in which examples that are longer are truncated.
+                # The last bucket also takes longer examples, which are truncated.
                 yield shape, remaining
                 return
             lengths = self._source.lengths[remaining]
@@ -166,19 +176,19 @@ class OnePassBatches:
 
 
 def _bundles(lengths: np.ndarray, size: int) -> np.ndarray:
-    """Groups examples of int [n, 2] lengths by similar lengths.
+    """Groups examples of similar lengths, int [n, 2], into bundles of `size`.
 
-    Returns int [n / size, size] indices, with n / size rounded up. An index of -1 is one that the
-    last bundle lacks. Bundles are in the order of their first examples.
+    Returns int [n / size, size] indices, with n / size rounded up. Index -1 stands for an example
+    that the last bundle lacks. Bundles are in the order of their first examples.
     """
     num_bundles = math.ceil(len(lengths) / size)
-    # Sort by source length, and then, within each strip of similar ones, by target length. There
-    # are about as many strips as bundles in a strip, so that both sides are equally similar.
+    # Sort by source length and then, within strips of similar source lengths, by target length.
+    # There are about as many strips as bundles in a strip, so that both sides are equally similar.
     by_source = np.argsort(lengths[:, 0], kind="stable")
     strip = np.arange(len(lengths)) // (size * math.isqrt(num_bundles))
     order = by_source[np.lexsort((lengths[by_source, 1], strip))]
 
-    # In the order of the examples again, so that without a shuffle the rows follow the data.
+    # Restore the order of the examples, so that without a shuffle the rows follow the data.
     num_lacking = num_bundles * size - len(order)
     bundles = np.pad(order, (0, num_lacking), constant_values=-1).reshape(-1, size)
     return bundles[np.argsort(bundles[:, 0])]

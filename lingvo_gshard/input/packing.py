@@ -1,6 +1,6 @@
 """Packing several sentence pairs into one row of fixed length.
 
-A row of B=1, L=8 that holds two pairs, sources (5 6 2) and (7 2), targets (8 2) and (9 4 2):
+A row of B=1, L=8 with two pairs, sources (5 6 2) and (7 2), targets (8 2) and (9 4 2):
 
     source_ids          5 6 2 7 2 0 0 0       target_ids          1 8 1 9 4 0 0 0
     source_segment_ids  1 1 1 2 2 0 0 0       target_segment_ids  1 1 2 2 2 0 0 0
@@ -8,7 +8,7 @@ A row of B=1, L=8 that holds two pairs, sources (5 6 2) and (7 2), targets (8 2)
     target_labels       8 2 9 4 2 0 0 0       target_weights      1 1 1 1 1 0 0 0
 
 Pairs are packed from a pool, row by row, so that both sides of a row fill up evenly. Grain's own
-packer takes pairs as they come, and closes all of its rows as soon as one pair finds no room. With
+packer takes pairs in their order, and closes all of its rows as soon as one pair does not fit. With
 verses of 71 languages, in 512 rows of 128 and 88 tokens, Grain's packer leaves 10.1 and 9.3 % of
 the two sides empty and takes 52 us per pair; this one leaves 4.8 and 3.9 % and takes 20 us.
 """
@@ -24,16 +24,16 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, Example
 from lingvo_gshard.sharding.layout import TensorSpec
 
-SOURCE = ("source_ids", "source_segment_ids", "source_positions")  # As `side` returns them.
-TEXT = ("ids", "segment_ids", "positions")  # As SOURCE, of a language model.
+SOURCE = ("source_ids", "source_segment_ids", "source_positions")  # In the order of `side`.
+TEXT = ("ids", "segment_ids", "positions")  # The same for a language model.
 
 
 class Rows(enum.Enum):
-    """What a row holds."""
+    """The contents of a row."""
 
     PACKED = "packed"  # As many pairs as fit.
     SINGLE = "single"  # One pair.
-    BUCKETED = "bucketed"  # One pair; batches of short pairs have shorter rows, and more of them.
+    BUCKETED = "bucketed"  # One pair; batches of short pairs have more and shorter rows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RowShape:
         return fits_source and fits_target
 
     def truncate(self, example: Example) -> Example:
-        """Returns a pair cut to the row's lengths; a side that is cut still ends with EOS."""
+        """Returns a pair cut to the row's lengths; a truncated side still ends with EOS."""
         return Example(
             truncate(example.source_ids, self.source_len),
             truncate(example.target_ids, self.target_len),
@@ -73,14 +73,14 @@ def plan_rows(lengths: np.ndarray, shape: RowShape) -> list[list[int]]:
     """Packs pairs of int64 [n, 2] lengths, each of which must fit alone, into rows.
 
     Returns the indices of each row's pairs, ascending. A row starts with the pair that takes the
-    largest share of both sides together. Then, as long as a pair fits, we add the one after which
-    the emptier side has the least room left. Long pairs come first: the caller should reorder rows.
+    largest share of both sides together. Then, while pairs fit, we add the pair after which the
+    emptier side has the least room left. Rows with long pairs come first: callers should reorder.
     """
     # Count lengths in units that make both sides of a row equally long.
     capacity = shape.source_len * shape.target_len
     shares = lengths * np.array([shape.target_len, shape.source_len])
 
-    # The indices of the pairs without a row, and their shares, by falling size.
+    # The indices of the pairs that are not in a row yet, and their shares, in descending order.
     remaining = np.argsort(-shares.sum(axis=1), kind="stable")
     source = shares[remaining, 0]
     target = shares[remaining, 1]
@@ -98,7 +98,7 @@ def plan_rows(lengths: np.ndarray, shape: RowShape) -> list[list[int]]:
 
 
 def _choose_row(source: np.ndarray, target: np.ndarray, capacity: int) -> list[int]:
-    """Returns the indices of the pairs that fill one row, the first pair among them.
+    """Returns the indices of the pairs that fill one row, including the first pair.
 
     `source` and `target` are the pairs' shares, int64 [n], of a row's `capacity` on each side.
     """
@@ -112,9 +112,9 @@ def _choose_row(source: np.ndarray, target: np.ndarray, capacity: int) -> list[i
         row.append(best)
         free_source -= source[best]
         free_target -= target[best]
-        source[best] = too_long  # So that it fits no more.
+        source[best] = too_long  # So that it does not fit again.
 
-        # The room on the emptier side after each pair. We look for the least.
+        # The room on the emptier side after adding each pair. We look for the least room.
         room_source = free_source - source
         room_target = free_target - target
         room = np.maximum(room_source, room_target)
@@ -125,8 +125,8 @@ def _choose_row(source: np.ndarray, target: np.ndarray, capacity: int) -> list[i
 
 
 def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[list[int]]:
-    """Plans rows for the first pairs, long or short, as many as `num_rows` rows have room for."""
-    # Start with all that would fit without any padding, and leave out the last ones until they do.
+    """Plans rows for the first pairs, as many pairs as `num_rows` rows have room for."""
+    # Start with the pairs that would fit without any padding, and drop the last ones until they do.
     capacity = num_rows * np.array([shape.source_len, shape.target_len])
     num_pairs = int((lengths.cumsum(axis=0) <= capacity).all(axis=1).sum())
     while True:
@@ -137,7 +137,7 @@ def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[li
 
 
 def fill(rows: Sequence[Sequence[Example]], shape: RowShape) -> NestedMap:
-    """Returns the features and labels of rows, as above: int32 [rows, L], but float32 weights."""
+    """Returns the features and labels of rows, as above: int32 [rows, L]; float32 weights."""
     examples = list(itertools.chain.from_iterable(rows))
     sizes = np.array([len(row) for row in rows], np.int64)
     source = side([example.source_ids for example in examples], sizes, shape.source_len)
@@ -145,7 +145,7 @@ def fill(rows: Sequence[Sequence[Example]], shape: RowShape) -> NestedMap:
     labels, segment_ids, positions = target
     is_token = segment_ids > 0  # Segments count from 1; 0 is padding.
 
-    # The decoder's input: the labels shifted right, with BOS first in each segment.
+    # The decoder's input: the labels shifted right, with BOS at the start of each segment.
     target_ids = np.roll(labels, 1, axis=1)
     target_ids[positions == 0] = BOS_ID
     target_ids[~is_token] = PAD_ID
@@ -164,20 +164,20 @@ def fill(rows: Sequence[Sequence[Example]], shape: RowShape) -> NestedMap:
 def side(segments: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
     """Returns ids, segment ids and positions of one side of some rows, int32 [3, rows, L].
 
-    `segments` are the ids of the pairs' sides, int32 [n] each: row i has the next sizes[i] of them,
-    which are at most L together.
+    `segments` has the ids of the pairs' sides, int32 [n] each. Row i contains the next sizes[i] of
+    them, which have at most L tokens together.
     """
-    # Of each segment: its length, the index of its first token among all tokens, and its row.
+    # For each segment: its length, the index of its first token among all tokens, and its row.
     lengths = np.array([len(ids) for ids in segments], np.int64)
     starts = np.cumsum(lengths) - lengths
     rows = np.repeat(np.arange(len(sizes)), sizes)
 
-    # The first segment of its row, and from that its own number and column there.
+    # The first segment of its row, and from that its number and its column in the row.
     firsts = (np.cumsum(sizes) - sizes)[rows]
     numbers = np.arange(len(segments)) - firsts + 1
     columns = starts - starts[firsts]
 
-    # Of each token: its index, its position in the segment, and its place in the flattened rows.
+    # For each token: its index, its position in the segment, and its place in the flattened rows.
     tokens = np.arange(lengths.sum())
     positions = tokens - np.repeat(starts, lengths)
     places = np.repeat(rows * length + columns, lengths) + positions
@@ -190,14 +190,14 @@ def side(segments: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.n
 
 
 def batch_specs(batch_size: int, shape: RowShape) -> NestedMap:
-    """Returns the TensorSpecs of a batch that `fill` makes, with dims BL throughout."""
+    """Returns the TensorSpecs of a batch from `fill`; all dims are BL."""
     return fill([], shape).Transform(
         lambda array: TensorSpec((batch_size, array.shape[1]), array.dtype.name, "BL")
     )
 
 
 def truncate(ids: np.ndarray, length: int) -> np.ndarray:
-    """Returns ids [n] cut to a length; if they are cut, EOS comes last."""
+    """Returns ids [n] cut to a length; EOS is last even if they are cut."""
     if len(ids) <= length:
         return ids
     return np.concatenate([ids[: length - 1], np.array([EOS_ID], ids.dtype)])

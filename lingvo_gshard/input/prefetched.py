@@ -1,9 +1,8 @@
-"""Batches by index as an iterator, which reads them in the background."""
+"""Turns batches by index into an iterator, which reads them in the background."""
 
 import weakref
 from typing import Any, Protocol, Self
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.late import grain
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.base_input import BaseInput
@@ -15,18 +14,18 @@ class Batches(Protocol):
     """Batches by index."""
 
     def __len__(self) -> int:
-        """Returns an upper bound of their number."""
+        """Returns an upper bound of the number of batches."""
 
     def __getitem__(self, index: int) -> NestedMap | None:
-        """Returns batch `index`, the same whenever it is asked for; None if there is none."""
+        """Returns batch `index`, always the same one; None after the last batch."""
 
 
 class PrefetchedInput(BaseInput):
-    """An iterator over batches that reads a few of them ahead, and can continue at any of them."""
+    """An iterator over batches that reads a few of them ahead, and can continue at any batch."""
 
     def __init__(self, batches: Batches) -> None:
         self._iterator = _prefetched(batches)
-        # Grain's own clean-up at exit runs after modules that it uses have been unloaded.
+        # Grain's own clean-up at exit would run after modules that it needs were unloaded.
         self._close = weakref.finalize(self, self._iterator.close)
 
     def __iter__(self) -> Self:
@@ -42,9 +41,9 @@ class PrefetchedInput(BaseInput):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues, bit for bit, where `get_state` returned `state`.
 
-        Raises ValueError if `state` is not that of an input.
+        Raises ValueError if `state` is not the state of an input.
         """
-        # Grain would take another dict, and continue somewhere else.
+        # Grain would accept any other dict, and continue somewhere else.
         expected = sorted(self.get_state())
         if sorted(state) != expected:
             raise ValueError(f"input state has {sorted(state)}, expected {expected}")
@@ -55,10 +54,10 @@ class PrefetchedInput(BaseInput):
         self._close()
 
 
-def check_share(p: hyperparams.Params, num_processes: int) -> None:
+def check_share(p: BaseInput.Params, num_processes: int) -> None:
     """Raises ValueError if n processes cannot share batches, or batch size or seed is too small.
 
-    `p` are the settings of an input.
+    `p` has the settings of an input.
     """
     if p.batch_size < 1:
         raise ValueError(f"batch_size {p.batch_size}: expected at least 1")
@@ -72,7 +71,7 @@ def check_share(p: hyperparams.Params, num_processes: int) -> None:
 
 def _prefetched(batches: Batches) -> Any:
     """Returns Grain's iterator over batches, which reads a few of them ahead."""
-    # The prefetch thread reads; Grain's own readers would add more threads.
+    # The prefetch thread does the reading; Grain's own readers would add more threads.
     one_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     dataset = grain.MapDataset.source(batches).to_iter_dataset(one_thread)
     prefetched = grain.experimental.ThreadPrefetchIterDataset(

@@ -1,52 +1,52 @@
-"""The input of a folder that data_prep.build has prepared: its manifest answers for the data."""
+"""The input from a folder that `gshard prepare` has written; the manifest describes the data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from lingvo_gshard.core import hyperparams
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
-from lingvo_gshard.files import digests
-from lingvo_gshard.files.digests import File
+from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.input import manifest, mixture
-from lingvo_gshard.input.base_input import DATA_DIR, DataFacts, Part
+from lingvo_gshard.input.base_input import DataFacts, Part
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.prefetched import PrefetchedInput
 from lingvo_gshard.input.records import check_sizes
+from xla_spmd.files import digests
+from xla_spmd.files.digests import File
 
 
 class PreparedInput(PrefetchedInput):
-    """Batches of a prepared folder; its languages, or corpora, are parts of each split."""
+    """Batches from a prepared folder; its languages, or corpora, are parts of each split."""
 
-    KIND: ClassVar[Kind]  # Of the folders that it reads.
+    KIND: ClassVar[Kind]  # The kind of folders that it reads.
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        """Returns the input's hyperparameters."""
-        p = super().Params()
-        p.Define(DATA_DIR, REQUIRED, "A folder that data_prep.build prepared.")
-        p.Define("languages", None, "Names of the parts to read; None for all.", optional=tuple)
-        p.Define(
-            "hash_records",
-            True,
-            "Check the hash of each file of records when it is first read, by each process.",
+    class Params(PrefetchedInput.Params):
+        data_dir: str = setting(REQUIRED, "A folder that `gshard prepare` wrote.")
+        languages: tuple[str, ...] | None = setting(
+            None, "Names of the parts to read; None reads all."
         )
-        return p
+        hash_records: bool = setting(
+            True, "Check the hash of each file of records when a process first reads it."
+        )
+
+    p: Params
 
     @classmethod
     def Nouns(cls) -> tuple[str, str]:
-        """Returns what a language and an example are called."""
+        """Returns the words for a language and an example."""
         return cls.KIND.group, cls.KIND.noun
 
     @classmethod
     def Manifest(cls, data_dir: str) -> manifest.Manifest:
-        """Returns a folder's manifest; ValueError if it has none, or holds data of another kind."""
+        """Returns a folder's manifest.
+
+        Raises ValueError if it is missing or damaged, or if the data is of another kind.
+        """
         return manifest.load_kind(data_dir, cls.KIND, cls.__name__)
 
     @classmethod
     def Facts(cls, data_dir: str) -> DataFacts:
-        """Returns the manifest's facts; the languages are those with text to train on."""
+        """Returns the manifest's facts; the languages are the ones with training text."""
         data = cls.Manifest(data_dir)
         codes = [language.code for language in data.languages if language.num_examples("train")]
         return DataFacts(
@@ -69,7 +69,7 @@ class PreparedInput(PrefetchedInput):
         return cls.Manifest(data_dir).files()
 
     @classmethod
-    def Parts(cls, p: hyperparams.Params) -> Mapping[str, Part]:
+    def Parts(cls, p: Params) -> Mapping[str, Part]:
         """Returns all languages of the folder, with their examples in the split."""
         parts = {}
         for language in cls.Manifest(p.data_dir).languages:
@@ -79,18 +79,18 @@ class PreparedInput(PrefetchedInput):
 
     @classmethod
     def _checked_parts(
-        cls, p: hyperparams.Params, process_index: int, num_processes: int
+        cls, p: Params, process_index: int, num_processes: int
     ) -> tuple[manifest.Manifest, Sequence[manifest.Language]]:
-        """Returns the folder's manifest, and the parts to read, whose files have the right sizes.
+        """Returns the folder's manifest, and the parts to read, after checking their files' sizes.
 
-        Raises ValueError if the folder is not a prepared one of this kind or is damaged, or lacks
-        the split or a part.
+        Raises ValueError if the folder is not a prepared one of this kind or is damaged, or if it
+        lacks the split or a part.
         """
         data = cls.Manifest(p.data_dir)
         parts = mixture.languages_of(data, p.split, p.languages)
         digests.verify(p.data_dir, data.vocabulary_files)
 
-        # Of n processes, each checks an n-th of the sizes; contents, when a file is first read.
+        # Each of n processes checks an n-th of the sizes; contents are checked at the first read.
         records = [part.records[p.split] for part in parts]
         check_sizes(p.data_dir, records, process_index, num_processes)
         return data, parts

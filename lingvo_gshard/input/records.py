@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from lingvo_gshard.files import digests
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.example_codec import Example
+from xla_spmd.files import digests
 
-# No readahead and no threads: a shuffled order gains nothing from a record's neighbours, and
-# handing a few records from thread to thread takes longer than reading them. A file is opened by
-# reading its end, which holds the index; by default that would be the last MiB.
+# Without readahead or threads: a shuffled order gains nothing from a record's neighbors, and
+# passing a few records between threads takes longer than reading them. Opening a file reads its
+# end, which contains the index; by default, that would be the last MiB.
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0,footer_prefetch_bytes:80K"
 _READER_BUFFER_BYTES = 1 << 15
-# At most so many of one RecordSource. An open file keeps 8 bytes a record in memory.
+# The most open files of one RecordSource. An open file takes 8 bytes of memory per record.
 _MAX_OPEN_FILES = 256
 
 
@@ -27,9 +27,9 @@ def check_sizes(
     process_index: int,
     num_processes: int,
 ) -> None:
-    """Checks the sizes of the files of records, of which each of n processes takes an n-th.
+    """Checks the sizes of the files of records; each of n processes checks an n-th of them.
 
-    Raises ValueError as digests.verify.
+    Raises ValueError if a file is missing or has another size.
     """
     files: list[digests.File] = []
     for of_language in records:
@@ -40,7 +40,7 @@ def check_sizes(
 def read_lengths(data_dir: str | pathlib.Path, shards: Sequence[manifest.Shard]) -> np.ndarray:
     """Returns the number of tokens of each source and target in some shards, int [n, 2].
 
-    Raises ValueError as digests.verify.
+    Raises ValueError if a file of lengths is missing or damaged.
     """
     files = [shard.lengths for shard in shards]
     digests.verify(data_dir, files)
@@ -48,15 +48,15 @@ def read_lengths(data_dir: str | pathlib.Path, shards: Sequence[manifest.Shard])
 
 
 class RecordSource:
-    """The examples of a split of some languages, `sizes` of each, indexed over all their files."""
+    """The examples of some languages' split; `sizes` has their counts, and indices run over all."""
 
     def __init__(
         self, data_dir: str | pathlib.Path, *records: manifest.Records, hashed: bool = True
     ):
-        """Opens no file yet. Files are opened to read from them; those used last stay open.
+        """Does not open files yet. They are opened to read from them, and recent ones stay open.
 
-        If `hashed`, a file's hash is checked when it is first opened. Its size always is, and each
-        record when it is read.
+        If `hashed`, a file's hash is checked when it is first opened. Its size is always checked,
+        and each record when it is read.
         """
         self._data_dir = str(data_dir)
         self.sizes = [of_language.num_examples for of_language in records]
@@ -75,10 +75,10 @@ class RecordSource:
     def read(self, indices: np.ndarray) -> list[Example]:
         """Returns the examples at int [n] indices, in their order. Each file is read once.
 
-        Raises ValueError if a file that holds one of them is missing or damaged.
+        Raises ValueError if a file with one of them is missing or damaged.
         """
         shard_numbers = np.searchsorted(self._ends, indices, side="right")
-        # A shuffled order may return to a file often: gather what is wanted of each.
+        # A shuffled order may return to a file often, so each file's records are read together.
         examples = np.empty(len(indices), object)
         for shard_number in np.unique(shard_numbers).tolist():
             shard = self._shards[shard_number]
@@ -96,9 +96,9 @@ class RecordSource:
     def lengths(self) -> np.ndarray:
         """The number of tokens of each source and target, int [len, 2].
 
-        Raises ValueError as digests.verify.
+        Raises ValueError if a file of lengths is missing or damaged.
         """
-        # Small beside the records, so all are read at once when they are first needed.
+        # Small compared with the records, so all are read when they are first needed.
         return read_lengths(self._data_dir, self._shards)
 
 
@@ -117,13 +117,13 @@ def _open(
 
         num_records = reader.num_records()
         if num_records != shard.num_examples:
-            raise ValueError(f"holds {num_records} records, the manifest says {shard.num_examples}")
+            raise ValueError(f"has {num_records} records, the manifest {shard.num_examples}")
         return reader
 
 
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Raises the library's errors as a ValueError that names the file."""
+    """Turns the library's errors into a ValueError that names the file."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

@@ -4,7 +4,7 @@ import gzip
 import os
 from collections.abc import Iterator
 
-# A program is compiled for each length; at most half of a row beyond the first bucket is padding.
+# Each length has its own program; beyond the first bucket, at most half of a row is padding.
 _BUCKETS = (16, 32, 64, 128)
 
 
@@ -26,7 +26,7 @@ def eval_documents(path: str | os.PathLike[str]) -> Iterator[str]:
 def lengths(max_len: int, setting: str) -> tuple[int, ...]:
     """Returns the row lengths for lines of at most `max_len` tokens, shortest first.
 
-    Raises ValueError, which names the setting, if it is below 1.
+    Raises ValueError, which names the setting, if `max_len` is below 1.
     """
     if max_len < 1:
         raise ValueError(f"{setting} must be 1 or more, got {max_len}.")

@@ -1,8 +1,8 @@
-"""The input of language models: rows of fixed length, cut from documents that lie end to end.
+"""The input of language models: rows of fixed length, cut from concatenated documents.
 
 B rows, L tokens of a row.
 
-The documents (5 6 2) and (7 8 9 2), of which 2 is EOS, in two rows of L=5:
+The documents (5 6 2) and (7 8 9 2), whose last token 2 is EOS, in two rows of L=5:
 
     ids          1 5 6 1 7      8 9 0 0 0
     segment_ids  1 1 1 2 2      1 1 0 0 0
@@ -10,9 +10,10 @@ The documents (5 6 2) and (7 8 9 2), of which 2 is EOS, in two rows of L=5:
     labels       5 6 2 7 8      9 2 0 0 0
     weights      1 1 1 1 1      1 1 0 0 0
 
-The input is the labels shifted right, with BOS at the start of a document. A document that goes on
-in the next row begins a segment there, with the last token before it as its first input. So every
-token of every document is a label once, and only the last row of a file of records has padding.
+The input is the labels shifted right, with BOS at the start of a document. A document that
+continues in the next row begins a segment there, whose first input is the document's last token
+before it. So every token of every document is a label once, and only the last row of a file of
+records has padding.
 
 A file's rows are fixed: they depend on the data, L, the seed and whether documents are shuffled
 within the file, and there are ceil(tokens / L) of them. So the number of rows of all files follows
@@ -29,9 +30,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, mixture, packing, prefetched
 from lingvo_gshard.input.example_codec import BOS_ID, PAD_ID
 from lingvo_gshard.input.manifest import Kind
@@ -40,57 +40,52 @@ from lingvo_gshard.input.prepared_input import PreparedInput
 from lingvo_gshard.input.records import RecordSource, read_lengths
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.sharding.layout import TensorSpec
+from xla_spmd.files import digests
 
-_MAX_LAID_OUT_FILES = 256  # Whose documents' places are in memory, 16 bytes for each.
+_MAX_LAID_OUT_FILES = 256  # The files whose layout is in memory, at 16 bytes per document.
 
 
 class TextInput(PreparedInput):
     """An iterator of batches over a prepared data folder of text.
 
-    A batch is a NestedMap of arrays [B, L], as above: int32, but float32 weights.
+    A batch is a NestedMap of arrays [B, L], as above: int32, except for float32 weights.
 
         features: ids, segment_ids, positions
         labels:   labels, weights, num_bytes
 
-    `num_bytes` counts the bytes of normalized text, in UTF-8, that each label stands for: 0 for EOS
-    and padding. The sum of nats over the sum of bytes, divided by ln 2, is the bits a byte.
+    `num_bytes` is the number of bytes of normalized text, in UTF-8, that each label represents: 0
+    for EOS and padding. The sum of nats over the sum of bytes, divided by ln 2, is the bits per
+    byte.
 
-    With `repeat` the stream is endless: rows of all corpora, mixed, each of them once before one of
-    its corpus comes again. Without it, every row of the split comes once, and empty rows fill up
-    the last batch. Batch s is a function of the data, the settings and s; n processes make the same
-    batches as one, and each of them reads only its own rows.
+    With `repeat` the stream is endless: rows of all corpora, mixed, and each row appears once
+    before any row of its corpus is repeated. Without it, every row of the split appears once, and
+    empty rows fill up the last batch. Batch s depends only on the data, the settings and s; n
+    processes make the same batches as one, and each reads only its own rows.
     """
 
     KIND: ClassVar[Kind] = Kind.TEXT
 
-    @classmethod
-    def Params(cls) -> hyperparams.InstantiableParams:
-        """Returns the input's hyperparameters."""
-        p = super().Params()
-        p.Define("row_len", hyperparams.REQUIRED, "L, tokens per row.")
+    class Params(PreparedInput.Params):
+        row_len: int = setting(REQUIRED, "L, tokens per row.")
 
-        # How often each row comes.
-        p.Define("temperature", 1.0, "T of the mixture: p_l is proportional to rows_l**(1/T).")
-        p.Define(
-            "max_repeats",
-            20.0,
-            "The most passes over a corpus in one pass over all of them; None for any number.",
-            optional=float,
+        # How often each row appears.
+        temperature: float = setting(1.0, "T of the mixture: p_l is proportional to rows_l**(1/T).")
+        max_repeats: float | None = setting(
+            20.0, "The most passes over a corpus during one pass over all; None sets no limit."
         )
-        return p
+
+    p: Params
 
     @staticmethod
-    def batch_specs(p: hyperparams.Params) -> NestedMap:
-        """Returns the TensorSpecs of a batch by the settings alone, without any data."""
+    def batch_specs(p: Params) -> NestedMap:
+        """Returns the TensorSpecs of a batch, from the settings alone, without any data."""
         no_pieces = np.zeros(0, np.int32)
         return _fill([], p.row_len, no_pieces, no_pieces).Transform(
             lambda array: TensorSpec((p.batch_size, p.row_len), array.dtype.name, "BL")
         )
 
-    def __init__(
-        self, params: hyperparams.Params, *, process_index: int = 0, num_processes: int = 1
-    ):
-        """Checks the vocabulary, and that the record files are there with the right sizes.
+    def __init__(self, params: Params, *, process_index: int = 0, num_processes: int = 1):
+        """Checks the vocabulary, and the presence and the sizes of the record files.
 
         Each of n processes checks an n-th of these files and gets B/n rows of each batch. Raises
         ValueError if the folder is not a prepared one of text or is damaged, if it lacks the split
@@ -103,7 +98,7 @@ class TextInput(PreparedInput):
             raise ValueError(f"row_len {p.row_len}: expected at least 1")
         self.p = p
 
-        # The TensorSpecs of a batch of all processes, as the program takes it.
+        # The TensorSpecs of a batch with the rows of all processes, as the program expects it.
         self.specs = self.batch_specs(p)
 
         data, corpora = self._checked_parts(p, process_index, num_processes)
@@ -113,7 +108,14 @@ class TextInput(PreparedInput):
         if p.repeat and process_index == 0:
             mixture.warn_of_limits(corpora, rows.sizes, p)
         vocabulary = Tokenizer(digests.local(p.data_dir, data.target_vocabulary.file))
-        super().__init__(_TextBatches(rows, p, vocabulary, process_index, num_processes))
+        batches = _TextBatches(rows, p, vocabulary, process_index, num_processes)
+        self._size = None if p.repeat else len(batches)
+        super().__init__(batches)
+
+    def count_batches(self, limit: int | None) -> int | None:
+        """Returns the number of batches, at most `limit`."""
+        counts = [count for count in (self._size, limit) if count is not None]
+        return min(counts, default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +135,7 @@ class _TextBatches:
     def __init__(
         self,
         rows: "_TextRows",
-        params: hyperparams.Params,
+        params: TextInput.Params,
         vocabulary: Tokenizer,
         process_index: int,
         num_processes: int,
@@ -141,10 +143,10 @@ class _TextBatches:
         self._rows = rows
         self._params = params
         self._mixture = Mixture(rows, params)
-        self._num_rows = params.batch_size // num_processes  # Of this process, in each batch.
+        self._num_rows = params.batch_size // num_processes  # The rows of this process.
         self._first_row = process_index * self._num_rows
 
-        # The first piece of a document may have the mark of a space that its text lacks.
+        # The first piece of a document may include the mark of a space that the text lacks.
         self._num_bytes = vocabulary.num_bytes()
         self._has_space = vocabulary.begins_with_space().astype(np.int32)
 
@@ -158,7 +160,7 @@ class _TextBatches:
         start = index * self._params.batch_size + self._first_row
         end = start + self._num_rows
         rows = self._mixed(start, end) if self._params.repeat else self._in_turn(start, end)
-        rows += [[]] * (self._num_rows - len(rows))  # The last batch of one pass may lack some.
+        rows += [[]] * (self._num_rows - len(rows))  # The last batch of a pass may lack rows.
         return _fill(rows, self._params.row_len, self._num_bytes, self._has_space)
 
     def _mixed(self, start: int, end: int) -> list[_Row]:
@@ -166,7 +168,7 @@ class _TextBatches:
         return self._mixture.read_numbers(start, end)
 
     def _in_turn(self, start: int, end: int) -> list[_Row]:
-        """Returns some rows of the pass over all of them."""
+        """Returns some rows of the single pass."""
         num_rows = sum(self._rows.sizes)
         indices = np.arange(start, max(start, min(end, num_rows)))
         if self._params.shuffle:
@@ -176,17 +178,17 @@ class _TextBatches:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """How the n documents of a file lie end to end: which comes when, and where each ends."""
+    """The layout of a file's n documents, concatenated: their order, and where each one ends."""
 
     documents: np.ndarray  # Their indices over all files, in order, int64 [n].
-    ends: np.ndarray  # The place after the last token of each in this order, int64 [n].
+    ends: np.ndarray  # The place after the last token of each, in this order, int64 [n].
 
 
 class _TextRows:
-    """The rows of a split of some corpora, `sizes` of each, indexed over all their files."""
+    """The rows of some corpora's split; `sizes` has their counts, and indices run over them all."""
 
-    def __init__(self, params: hyperparams.Params, records: Sequence[manifest.Records]) -> None:
-        """Opens no file yet."""
+    def __init__(self, params: TextInput.Params, records: Sequence[manifest.Records]) -> None:
+        """Does not open files yet."""
         self._params = params
         self._source = RecordSource(params.data_dir, *records, hashed=params.hash_records)
 
@@ -199,7 +201,7 @@ class _TextRows:
             num_rows += of_shards
             self.sizes.append(sum(of_shards))
 
-        # Of each file: the index after its last row, and the index of its first document.
+        # For each file: the index after its last row, and the index of its first document.
         self._row_ends = np.cumsum(num_rows)
         num_documents = np.array([shard.num_examples for shard in self._shards])
         self._first_documents = np.cumsum(num_documents) - num_documents
@@ -208,9 +210,9 @@ class _TextRows:
     def read(self, indices: np.ndarray) -> list[_Row]:
         """Returns the rows at int [n] indices, in their order.
 
-        Raises ValueError if a file that holds one of them is missing or damaged.
+        Raises ValueError if a file with one of them is missing or damaged.
         """
-        # The places of each row's first and last document, in its file's order.
+        # The first and the last document of each row, in its file's order.
         documents: list[np.ndarray] = []
         starts: list[int] = []
         for index in indices.tolist():
@@ -218,11 +220,11 @@ class _TextRows:
             first = np.searchsorted(layout.ends, start, side="right")
             last = np.searchsorted(layout.ends, start + self._params.row_len - 1, side="right")
             documents.append(layout.documents[first : last + 1])
-            # Where the row begins, counted from the start of its first document.
+            # The row's beginning, counted from the start of its first document.
             begin_of_first = layout.ends[first - 1] if first > 0 else 0
             starts.append(int(start - begin_of_first))
 
-        # All documents are read at once, since each file is read once for a call.
+        # All documents are read at once, since a call reads each file once.
         wanted, inverse = np.unique(np.concatenate([_NONE, *documents]), return_inverse=True)
         tokens = [example.target_ids for example in self._source.read(wanted)]
 
@@ -235,7 +237,7 @@ class _TextRows:
         return rows
 
     def _place(self, index: int) -> tuple[_Layout, int]:
-        """Returns the layout of the file that holds a row, and the row's first token there."""
+        """Returns the layout of the file with a row, and the place of the row's first token."""
         shard_number = int(np.searchsorted(self._row_ends, index, side="right"))
         first_row = self._row_ends[shard_number - 1] if shard_number > 0 else 0
         return self._layout(shard_number), int(index - first_row) * self._params.row_len
@@ -247,13 +249,13 @@ class _TextRows:
         if len(lengths) != shard.num_examples or lengths.sum() != shard.num_target_tokens:
             raise ValueError(
                 f"{self._params.data_dir}/{shard.lengths.path}: {len(lengths)} documents of "
-                f"{lengths.sum()} tokens, but the manifest says {shard.num_examples} of "
+                f"{lengths.sum()} tokens, but the manifest has {shard.num_examples} of "
                 f"{shard.num_target_tokens}"
             )
 
         order = np.arange(len(lengths))
         if self._params.shuffle:
-            # By the file, not its number: a corpus by itself has the rows that it has among others.
+            # Seeded by the file, not its number: a corpus has the same rows alone as among others.
             file_seed = int(shard.file.sha256[:16], 16)
             order = np.random.default_rng([self._params.seed, file_seed]).permutation(order)
         return _Layout(self._first_documents[shard_number] + order, np.cumsum(lengths[order]))
@@ -263,7 +265,7 @@ _NONE = np.empty(0, np.int64)
 
 
 def _cut(texts: Sequence[np.ndarray], start: int, row_len: int) -> _Row:
-    """Returns a row of documents int32 [n], which begins at token `start` of the first one."""
+    """Returns a row from documents int32 [n], which begins at token `start` of the first one."""
     row: _Row = []
     num_free = row_len
     for text in texts:
@@ -280,8 +282,8 @@ def _fill(
 ) -> NestedMap:
     """Returns the features and labels of rows, as above.
 
-    `num_bytes` are the bytes that each piece of the vocabulary stands for, int32 [V], of which
-    `has_space` are for a space before a word.
+    `num_bytes` has the number of bytes that each piece of the vocabulary represents, int32 [V],
+    including `has_space` bytes for the space before a word.
     """
     segments = list(itertools.chain.from_iterable(rows))
     sizes = np.array([len(row) for row in rows], np.int64)
@@ -289,7 +291,7 @@ def _fill(
     labels, segment_ids, positions = packing.side(texts, sizes, row_len)
     is_token = segment_ids > 0  # Segments count from 1; 0 is padding.
 
-    # The input: the labels shifted right, with the token before each segment at its start.
+    # The input: the labels shifted right; a segment starts with the token before it.
     is_first = is_token & (positions == 0)
     ids = np.roll(labels, 1, axis=1)
     ids[is_first] = [segment.previous for segment in segments]

@@ -1,6 +1,7 @@
-"""How many pairs are longer than a row: training leaves them out, and evaluation cuts them.
+"""The share of pairs that are too long for a row: training leaves them out, evaluation cuts them.
 
-The files of lengths tell it. If a corpus has very many files, some of each language's are read.
+The share is computed from the files of lengths. If a corpus has very many files, only some of each
+language's are read.
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import AnyParams
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.packing import RowShape
 from lingvo_gshard.input.records import read_lengths
 
-_MAX_FILES = 1024  # Each has 64 kB, if it is as large as data_prep makes it by default.
-_TOLD_LANGUAGES = 5  # In a message.
+_MAX_FILES = 1024  # Each file has 64 kB, if it has data_prep's default size.
+_TOLD_LANGUAGES = 5  # The most languages that a message names.
+_SMALL_SHARE = 0.001  # Below it, one decimal of a percentage could be 0.0.
 
 
 @dataclasses.dataclass(frozen=True)
 class TooLong:
-    """The shares of a split's pairs that are longer than a row on one of their sides."""
+    """The shares of a split's pairs that are too long for a row on at least one side."""
 
     shares: Mapping[str, float]  # By language.
     num_pairs: Mapping[str, int]
-    is_estimated: bool  # Whether not all files were read.
+    is_estimated: bool  # Whether some files were not read.
 
     @property
     def share(self) -> float:
@@ -41,14 +43,19 @@ class TooLong:
         languages = []
         for code in worst_first[:_TOLD_LANGUAGES]:
             if self.shares[code] > 0:
-                languages.append(f"{code} {self.shares[code]:.1%}")
-        return f"{about}{self.share:.1%} of the pairs ({', '.join(languages)})"
+                languages.append(f"{code} {_percent(self.shares[code])}")
+        return f"{about}{_percent(self.share)} of the pairs ({', '.join(languages)})"
 
 
-def too_long(p: hyperparams.Params, languages: Sequence[manifest.Language]) -> TooLong:
-    """Returns how many pairs of the split of a TranslationInput's settings no row holds.
+def _percent(share: float) -> str:
+    """Returns a share above 0 as a percentage that is not rounded to 0."""
+    return f"{share:.1%}" if share >= _SMALL_SHARE else f"{100 * share:.1g}%"
 
-    Raises ValueError as `read_lengths`.
+
+def too_long(p: AnyParams, languages: Sequence[manifest.Language]) -> TooLong:
+    """Returns the shares of pairs that are too long for a row, for a TranslationInput's settings.
+
+    Raises ValueError if a file of lengths is missing or damaged.
     """
     shape = RowShape(p.source_len, p.target_len)
     most_files = max(1, _MAX_FILES // len(languages))
@@ -59,7 +66,7 @@ def too_long(p: hyperparams.Params, languages: Sequence[manifest.Language]) -> T
     for language in languages:
         shards = language.records[p.split].shards
         if len(shards) > most_files:
-            # Some from all over the language.
+            # Choose some files, spread evenly over the language.
             chosen = np.linspace(0, len(shards) - 1, most_files).astype(int)
             shards = tuple(shards[i] for i in chosen)
             is_estimated = True
@@ -71,11 +78,11 @@ def too_long(p: hyperparams.Params, languages: Sequence[manifest.Language]) -> T
     return TooLong(shares, num_pairs, is_estimated)
 
 
-def check(p: hyperparams.Params, languages: Sequence[manifest.Language]) -> None:
-    """Warns of training pairs that are left out, and of others that are cut.
+def check(p: AnyParams, languages: Sequence[manifest.Language]) -> None:
+    """Warns about training pairs that are left out, and about other pairs that are cut.
 
-    Raises ValueError if more training pairs are left out than max_too_long_share, and as
-    `too_long`.
+    Raises ValueError if the share of training pairs that are left out exceeds max_too_long_share,
+    or if a file of lengths is missing or damaged.
     """
     long_pairs = too_long(p, languages)
     rows = f"source_len {p.source_len} and target_len {p.target_len}"
@@ -90,6 +97,6 @@ def check(p: hyperparams.Params, languages: Sequence[manifest.Language]) -> None
         _warn_once(f"split {p.split}: {long_pairs} are longer than rows of {rows}, and {fate}.")
 
 
-@functools.cache  # Evaluation opens its input again and again.
+@functools.cache  # Evaluation opens its input repeatedly.
 def _warn_once(message: str) -> None:
     logging.warning(message)

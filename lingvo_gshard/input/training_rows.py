@@ -1,13 +1,13 @@
-"""The endless batches of training: batch s depends on the data, the seed and s alone.
+"""The endless batches of training: batch s depends only on the data, the seed and s.
 
 The rows of a batch come from V lanes, B/V rows from each. A lane is a sequence of pools of R rows.
-Pool k, counted over all lanes, holds the examples that the mixture gives from position k*P to
-(k+1)*P, packed into R rows. P is chosen so that they fill the rows. Examples that find no room are
-skipped (they come again when their language starts over), and room that is left is padding.
+Pool k, counted over all lanes, has the examples that the mixture gives from position k*P to
+(k+1)*P, packed into R rows. P is chosen so that they fill the rows. Examples that do not fit are
+skipped (they return when their language starts over), and any room left is padding.
 
-So the rows of batch s follow from s by counting, however the run got there. Each of n processes
-owns V/n lanes, and no two processes read the same examples. V is gcd(B, 8) if n divides that;
-otherwise V is n, and the batches depend on n.
+So the rows of batch s follow from s by counting, whatever happened before. Each of n processes owns
+V/n lanes, and no two processes read the same examples. V is gcd(B, 8) if n divides that; otherwise
+V is n, and the batches depend on n.
 """
 
 import functools
@@ -23,10 +23,10 @@ from lingvo_gshard.input.mixture import Mixture
 from lingvo_gshard.input.packing import Rows
 
 _NUM_LANES = 8
-# In a larger pool it is likelier that some pair fits the room that a row has left.
+# The larger a pool, the likelier some pair fits into the room that a row has left.
 _MIN_POOL_ROWS = 512
 _PROBED_EXAMPLES = 2000
-# Pools differ, so draw more than the probe says that a pool needs: rows left empty are padding.
+# Pools differ, so draw more examples than the probe suggests: empty rows would be padding.
 _SPARE_DRAWS = 0.03
 
 
@@ -36,7 +36,7 @@ class TrainingBatches:
     def __init__(self, batching: Batching) -> None:
         """Reads some examples to estimate how many fill a pool.
 
-        Raises ValueError if none of them fits a row.
+        Raises ValueError if none of them fits into a row.
         """
         self._params = batching.params
         self._shape = batching.shape
@@ -56,7 +56,8 @@ class TrainingBatches:
         self._pool_batches = math.ceil(_MIN_POOL_ROWS / self._lane_rows)
         self._pool_rows = self._pool_batches * self._lane_rows
         self._pool_draws = self._draws_for(self._pool_rows)
-        self._pool = functools.lru_cache(per_process)(self._make_pool)  # The last one of each lane.
+        # The cache has the last pool of each lane.
+        self._pool = functools.lru_cache(per_process)(self._make_pool)
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -69,7 +70,7 @@ class TrainingBatches:
 
     def _rows_of_lane(self, lane: int, index: int) -> NestedMap:
         """Returns a lane's rows of batch `index`."""
-        # Lanes begin a new pool in turn, not all in the same batch.
+        # Lanes begin new pools at different batches, so that the work is spread evenly.
         offset = lane * self._pool_batches // self._num_lanes
         pool_in_lane, batch_in_pool = divmod(index + offset, self._pool_batches)
         pool = self._pool(pool_in_lane * self._num_lanes + lane)
@@ -91,8 +92,8 @@ class TrainingBatches:
             rows = [[i] for i in range(min(len(examples), self._pool_rows))]
         rows += [[]] * (self._pool_rows - len(rows))
 
-        # Packing starts rows with the longest pairs first, so the rows need another order. Empty
-        # rows come last without a shuffle.
+        # Packing starts rows with the longest pairs first, so the rows must be reordered. Without a
+        # shuffle, empty rows come last.
         if self._params.shuffle:
             np.random.default_rng([self._params.seed, number]).shuffle(rows)
         else:
@@ -108,7 +109,7 @@ class TrainingBatches:
         drawn = self._mixture.read(0, _PROBED_EXAMPLES)
         fitting = [example for example in drawn if self._shape.fits(example)]
         if not fitting:
-            raise ValueError(f"none of {len(drawn)} examples fits {self._shape}: lengthen the rows")
+            raise ValueError(f"none of {len(drawn)} examples fit {self._shape}: lengthen the rows")
 
         # The number of rows that these draws fill.
         num_filled = float(len(fitting))

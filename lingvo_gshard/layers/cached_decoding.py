@@ -10,8 +10,8 @@ ever reordered. A layer's cache is a NestedMap of
     source_values  [B, N, T, D]
 
 in the layout of their products, since any other would be transposed in full at every step. A layer
-without a source has no keys and values of one. Its cache may begin with the places of a prompt,
-which all hypotheses share.
+without a source has neither source keys nor source values. Its cache may begin with the places of a
+prompt, which all hypotheses share.
 
 B batch, T source length, M model, N heads, D head size, k beam size, P cache length: the places
 that the cache has room for.
@@ -146,7 +146,8 @@ def _with_places(
     """Returns the cache with new keys and values [B, N, k, D], written from place `first` on."""
     keys = write_at(cache.self_keys, new.keys, first, axis=2)
     values = write_at(cache.self_values, new.values, first, axis=2)
-    # Held, since the compiler would write what is both read and kept twice, once into a copy.
+    # Held, since the compiler would write such tensors, which are both read and kept, twice: once
+    # into a copy.
     keys, values = xla.optimization_barrier(keys, values)
     return NestedMap(cache, **_self_cache(layer, keys, values))
 

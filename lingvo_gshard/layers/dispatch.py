@@ -1,8 +1,8 @@
-"""Moves tokens to the buffers of their experts and back, in either of two equivalent ways.
+"""Tokens in the buffers of their experts, by one-hot masks or, equivalently, by indices.
 
 G groups, S tokens of a group, E experts, C capacity, M model: the letters of sharding/layout.py.
 Two more are local. F = E * C are the positions of all buffers of a group. J = k * S are its
-assignments of a token to one of its k experts: those of all first choices, of all second ones, and
+assignments of a token to one of its k experts: first all first choices, then all second ones, and
 so on.
 """
 
@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable
 
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.layers.products import Arithmetic, Rounded
+from lingvo_gshard.layers.numerics import Numerics
 from lingvo_gshard.layers.routing import Choice, Gates
 from lingvo_gshard.sharding.annotator import Annotator
 
@@ -41,41 +41,20 @@ def combine_weights(gates: Gates, capacity: int) -> tf.Tensor:
     return functools.reduce(operator.add, map(of_choice, gates.choices))
 
 
-class OneHotDispatcher:
-    """Dispatch.EINSUM, for one batch's gating. A token whose gate is 0 is not dispatched."""
-
-    def __init__(
-        self, gates: Gates, capacity: int, annotator: Annotator, arithmetic: Arithmetic
-    ) -> None:
-        self._combine_GSEC = annotator.annotate(combine_weights(gates, capacity), "GSEC")
-        self._arithmetic = arithmetic
-
-    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-        """Returns the tokens in expert buffers, [E, G, C, M]; unused positions are arbitrary."""
-        mask_GSEC = tf.cast(self._combine_GSEC > 0.0, x_GSM.dtype)
-        return self._arithmetic.einsum(
-            "GSEC,GSM->EGCM", mask_GSEC, x_GSM, name="dispatch", rounded=Rounded.RESULT
-        )
-
-    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
-        """Returns each token's expert outputs, summed with its gates as weights: [G, S, M]."""
-        weights_GSEC = tf.cast(self._combine_GSEC, y_GECM.dtype)
-        return self._arithmetic.einsum(
-            "GSEC,GECM->GSM", weights_GSEC, y_GECM, name="combine", rounded=Rounded.RIGHT
-        )
-
-
-class IndexedDispatcher:
+class Indices:
     """Dispatch.GATHER, for one batch's gating; each partition moves the rows of its own groups.
 
     A buffer position holds at most one assignment, and an assignment has at most one position. So
-    the gradient of either gather is a gather by the inverse index, and needs no scatter.
+    the gradient of either gather is a gather by the inverse index, not a scatter.
     """
 
-    def __init__(self, gates: Gates, capacity: int, annotator: Annotator) -> None:
+    def __init__(
+        self, gates: Gates, capacity: int, annotator: Annotator, numerics: Numerics
+    ) -> None:
         choices = gates.choices
         num_experts = choices[0].mask_GSE.shape[-1]
         self._annotator = annotator
+        self._numerics = numerics
         self._buffer_shape = [num_experts, capacity]
         self._k = gates.k
 
@@ -93,8 +72,8 @@ class IndexedDispatcher:
         self._assignment_GF = tf.maximum(assigned_GF - 1, 0)
         self._occupied_GF = tf.cast(assigned_GF > 0, tf.float32)
 
-    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-        """As OneHotDispatcher.dispatch."""
+    def dispatched(self, x_GSM: tf.Tensor) -> tf.Tensor:
+        """Returns the tokens in expert buffers, [E, G, C, M]; unused positions are arbitrary."""
 
         def gradient(d_GFM: tf.Tensor) -> tf.Tensor:
             return self._sum_choices(self._gather(d_GFM, self._position_GJ, self._kept_GJ))
@@ -103,17 +82,17 @@ class IndexedDispatcher:
         def gather_tokens(x_GSM: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
             return self._gather(x_GSM, token_GF), gradient
 
-        with tf.name_scope("dispatch"):
-            # Assignments S to 2 * S - 1 are the second choices of the same tokens, and so on.
-            token_GF = self._assignment_GF % x_GSM.shape[1]
-            x_GFM = gather_tokens(x_GSM)
+        # Assignments S to 2 * S - 1 are the second choices of the same tokens, and so on.
+        token_GF = self._assignment_GF % x_GSM.shape[1]
+        x_GFM = gather_tokens(x_GSM)
 
-            num_groups, _, dim = x_GFM.shape
-            x_GECM = tf.reshape(x_GFM, [num_groups, *self._buffer_shape, dim])
-            return tf.transpose(x_GECM, [1, 0, 2, 3])
+        num_groups, _, dim = x_GFM.shape
+        x_GECM = tf.reshape(x_GFM, [num_groups, *self._buffer_shape, dim])
+        x_EGCM = tf.transpose(x_GECM, [1, 0, 2, 3])
+        return self._numerics.lookup("GSEC,GSM->EGCM", x_EGCM, S=x_GSM.shape[1])
 
-    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
-        """As OneHotDispatcher.combine."""
+    def combined(self, y_GECM: tf.Tensor) -> tf.Tensor:
+        """Returns each token's expert outputs, summed with its gates as weights: [G, S, M]."""
 
         def gradient(d_GJM: tf.Tensor) -> tf.Tensor:
             return self._gather(d_GJM, self._assignment_GF, self._occupied_GF)
@@ -122,13 +101,14 @@ class IndexedDispatcher:
         def gather_outputs(y_GFM: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
             return self._gather(y_GFM, self._position_GJ), gradient
 
-        with tf.name_scope("combine"):
-            num_groups, *_, dim = y_GECM.shape
-            y_GFM = tf.reshape(y_GECM, [num_groups, -1, dim])
-            y_GJM = gather_outputs(y_GFM)
+        num_groups, *_, dim = y_GECM.shape
+        y_GFM = tf.reshape(y_GECM, [num_groups, -1, dim])
+        y_GJM = gather_outputs(y_GFM)
 
-            weight_GJ = tf.cast(self._gate_GJ * self._kept_GJ, y_GJM.dtype)
-            return self._sum_choices(y_GJM * weight_GJ[..., None])
+        weight_GJ = tf.cast(self._gate_GJ * self._kept_GJ, y_GJM.dtype)
+        y_GSM = self._sum_choices(y_GJM * weight_GJ[..., None])
+        num_experts, capacity = self._buffer_shape
+        return self._numerics.lookup("GSEC,GECM->GSM", y_GSM, E=num_experts, C=capacity)
 
     def _assigned(self, num_positions: int) -> tf.Tensor:
         """Returns 1 + the assignment at each buffer position, 0 where it is empty: int32 [G, F]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.base_layer import BaseLayer
-from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.hyperparams import setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
@@ -15,13 +15,12 @@ from lingvo_gshard.layers.random import random_mask
 class DropoutLayer(BaseLayer):
     """When training, zeroes a random share of the elements and scales up the rest (A.2)."""
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("rate", 0.1, "The share of elements that are zeroed, in [0, 1).")
-        return p
+    class Params(BaseLayer.Params):
+        rate: float = setting(0.1, "The share of elements that are zeroed, in [0, 1).")
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+    p: Params
+
+    def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         if not 0 <= self.p.rate < 1:
             raise ValueError(f"{self.path}: rate must be in [0, 1), got {self.p.rate}.")

@@ -1,327 +1,224 @@
-"""What one partition computes of experts without a capacity: its own experts' tokens, in tiles.
+"""One partition's part of experts without a capacity: its own experts' tokens, in tiles.
 
 The assignments of tokens come sorted by expert. Each expert that has some is visited in turn, and
 its rows are multiplied a tile at a time, so that idle experts and padding cost nothing. The
 gradient takes the same tiles in the same order. It computes the hidden units of a tile again, and
 so keeps nothing but the tokens.
 
-The letters are those of ragged_experts.py. Each partition has one W and one Y, so that all of its
-tensors but weights begin with two dims of 1. Weights are stacks of those of R blocks of layers, of
-which this layer's are one; R is 1 where they are no part of a stack.
+ragged_experts.py lists the letters. A partition has these tensors, in a NestedMap:
+
+  bounds_2      the beginning and end of this partition's assignments in the order of experts
+  expert_O      the expert of each assignment in that order
+  token_O       the token of each
+  assignment_O  the assignments themselves
+  position_J    the place of each assignment in that order
+  blocks_n      the index of this layer in each stack of weights
+  x_IM          the tokens
+  rows_OM       zeros that the results replace
+  weights       stacks of the own experts' weights in R layers, [R, X, ...]; R may be 1
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.numerics import Numerics
 from lingvo_gshard.layers.products import with_bias
-from lingvo_gshard.layers.slices import Item, read_at, read_element, write_at, write_element
-from lingvo_gshard.layers.stored_weights import Weight
+from lingvo_gshard.layers.slices import read_at, read_element, write_at, write_element
 
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """What the experts of a layer compute with."""
+    """The experts of a layer: their weights, and how they compute."""
 
-    # wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H], or what they are kept as; perhaps
-    # the bias of each of them, such as wi_bias [E, 1, H]. Or Items: then those of one expert at a
-    # time are read from their stacks, and the others are not copied.
-    weights: dict[str, Weight]
+    # Weights: wi [E, M, H], wo [E, H, M] and, if gated, wi_gate [E, M, H]; perhaps the bias of each
+    # of them, such as wi_bias [E, 1, H]. A stack may be read one expert at a time.
+    theta: NestedMap
     # Maps a function that multiplies tokens by the weight of a name to their hidden units.
     hidden_units: Callable[[Callable[[str], tf.Tensor]], tf.Tensor]
+    hidden_dim: int  # H.
+    dropout: Callable[[tf.Tensor], tf.Tensor]  # Drops hidden units of buffers, [E, G * C, H].
+    numerics: Numerics
 
     @property
     def num_experts(self) -> int:
         """E."""
-        return _as_stack(self._leaves()[0]).shape[1]
+        return self.theta.wo.shape[0]
 
     @property
-    def tensors(self) -> list[tf.Tensor]:
-        """The weights as tensors [R, E, ...], in order: one each, or those that it is kept as."""
-        return [_as_stack(leaf) for leaf in self._leaves()]
+    def stacks(self) -> list[tf.Tensor]:
+        """All tensors of the weights, as stacks [R, E, ...]."""
+        return [stack for weight in self.theta.Flatten() for stack in weight.stacks]
 
     @property
     def blocks(self) -> list[int]:
-        """The index of this layer's weight in each of `tensors`."""
-        return [leaf.index if isinstance(leaf, Item) else 0 for leaf in self._leaves()]
+        """The index of this layer in each of `stacks`."""
+        return [weight.index or 0 for weight in self.theta.Flatten() for _ in weight.tensors]
 
-    def _leaves(self) -> list[tf.Tensor | Item]:
-        leaves = []
-        for weight in self.weights.values():
-            leaves += NestedMap(weight=weight).Flatten()
-        return leaves
+    def outputs(self, x_ZM: tf.Tensor, own: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns one expert's outputs for x, both [Z, M], by its own part of each stack."""
+        # A loop over tiles keeps nothing, and the products of a whole batch are noted outside.
+        numerics = self.numerics.unrecorded()
+        remaining = list(own)
+        theta = NestedMap()
+        for name, weight in self.theta.FlattenItems():
+            count = len(weight.tensors)
+            theta[name] = weight.with_tensors(remaining[:count])
+            remaining = remaining[count:]
 
-    def outputs(
-        self,
-        x_ZM: tf.Tensor,
-        tensors: Sequence[tf.Tensor],
-        matmul: Callable[[tf.Tensor, Weight], tf.Tensor],
-    ) -> tf.Tensor:
-        """Returns one expert's outputs for x, both [Z, M], by its own part of `tensors`."""
-        remaining = iter(tensors)
-        own = NestedMap()
-        for name, weight in self.weights.items():
-            structure = NestedMap(weight=weight)
-            count = len(structure.Flatten())
-            own[name] = structure.Pack(itertools.islice(remaining, count)).weight
+        def project(name: str) -> tf.Tensor:
+            return with_bias(numerics.einsum("ZM,MH->ZH", x_ZM, theta[name]), theta, name)
 
-        h_ZH = self.hidden_units(lambda name: with_bias(matmul(x_ZM, own[name]), own, name))
-        return with_bias(matmul(h_ZH, own.wo), own, "wo")
-
-
-def _as_stack(leaf: tf.Tensor | Item) -> tf.Tensor:
-    """Returns the stack of an Item, [R, ...], or a tensor as the only one of a stack, [1, ...]."""
-    return leaf.stack if isinstance(leaf, Item) else leaf[None]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Expert:
-    """An expert of a partition that has assignments, and where they are in the order of experts."""
-
-    own: tf.Tensor  # Its index among the partition's experts; these are int32 scalars.
-    begin: tf.Tensor
-    end: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class _OwnWeights:
-    """The weights of a partition's own experts, and of this layer's block of each stack of them."""
-
-    stacks: Sequence[tf.Tensor]  # [R, X, ...]
-    blocks: Sequence[tf.Tensor]  # The index along R in each stack, int32 scalars.
-
-    @classmethod
-    def of_block(cls, stacks: Sequence[tf.Tensor], blocks_11n: tf.Tensor) -> _OwnWeights:
-        """Returns the weights of n stacks in the blocks [1, 1, n]."""
-        return cls(stacks, tf.unstack(tf.reshape(blocks_11n, [len(stacks)])))
-
-    @property
-    def num_own(self) -> int:
-        """X."""
-        return self.stacks[0].shape[1]
-
-    def of(self, expert: _Expert) -> list[tf.Tensor]:
-        """Returns an expert's weights, [...] each."""
-        return [
-            read_element(stack, (block, expert.own))
-            for stack, block in zip(self.stacks, self.blocks, strict=True)
-        ]
-
-    def written(
-        self, d_stacks: Sequence[tf.Tensor], d_weights: Sequence[tf.Tensor], expert: _Expert
-    ) -> list[tf.Tensor]:
-        """Returns the stacks' gradients with those of an expert's weights in their places."""
-        return [
-            write_element(d_stack, d_weight, (block, expert.own))
-            for d_stack, d_weight, block in zip(d_stacks, d_weights, self.blocks, strict=True)
-        ]
+        h_ZH = self.hidden_units(project)
+        return with_bias(numerics.einsum("ZH,HM->ZM", h_ZH, theta.wo), theta, "wo")
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """What one partition computes with: its own experts' assignments, tile by tile."""
+    """One partition's computation, tile by tile."""
 
     size: int  # Z.
-    experts: Experts  # Those of all partitions.
-    matmul: Callable[[tf.Tensor, Weight], tf.Tensor]  # Multiplies rows with a weight.
+    experts: Experts  # The experts of all partitions.
 
-    def outputs(
-        self,
-        bounds_112: tf.Tensor,
-        expert_11O: tf.Tensor,
-        token_11O: tf.Tensor,
-        position_11J: tf.Tensor,
-        blocks_11n: tf.Tensor,
-        x_11IM: tf.Tensor,
-        rows_11OM: tf.Tensor,
-        *own_weights: tf.Tensor,
-    ) -> tf.Tensor:
-        """Returns the outputs of assignments, [1, 1, J, M]; arbitrary where others own the expert.
+    def outputs(self, part: NestedMap) -> NestedMap:
+        """Returns y_JM, the outputs of assignments; arbitrary where others own the expert."""
+        blocks = tf.unstack(part.blocks_n)
 
-        Args:
-          bounds_112: Where this partition's assignments begin and end in the order of the next two.
-          expert_11O: The expert of each assignment, sorted.
-          token_11O: The token of each assignment, in the same order.
-          position_11J: Where each assignment is in that order.
-          blocks_11n: The block of each of the weights in its stack.
-          x_11IM: The tokens.
-          rows_11OM: Zeros, which the outputs replace.
-          *own_weights: The weights of this partition's own experts, [R, X, ...], in the order of
-            `experts`.
-        """
-        token_O = tf.reshape(token_11O, [-1])
-        x_IM = tf.reshape(x_11IM, x_11IM.shape[2:])
-        rows_OM = tf.reshape(rows_11OM, rows_11OM.shape[2:])
-        own = _OwnWeights.of_block(own_weights, blocks_11n)
+        def expert_rows(
+            expert: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, rows: NestedMap
+        ) -> NestedMap:
+            weights = _own_weights(part, blocks, expert)
 
-        def expert_rows(expert: _Expert, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-            """Computes all assignments of one expert."""
-            weights = own.of(expert)
-
-            def tile_rows(start: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
+            def tile_rows(start: tf.Tensor, rows: NestedMap) -> tuple[tf.Tensor, NestedMap]:
                 """A tile may run into the next expert's rows, which that expert then overwrites."""
-                (rows_OM,) = carried
-                x_ZM = tf.gather(x_IM, read_at(token_O, start, self.size))
-                outputs_ZM = self.experts.outputs(x_ZM, weights, self.matmul)
-                return [write_at(rows_OM, outputs_ZM, start, axis=0)]
+                x_ZM = tf.gather(part.x_IM, read_at(part.token_O, start, self.size))
+                y_ZM = self.experts.outputs(x_ZM, weights)
+                rows_OM = write_at(rows.y_OM, y_ZM, start, axis=0)
+                return start + self.size, NestedMap(y_OM=rows_OM)
 
-            return _over_tiles(expert, self.size, tile_rows, carried)
+            return _while_before(end, tile_rows, begin, rows)
 
-        (rows_OM,) = _over_experts(bounds_112, expert_11O, own.num_own, expert_rows, [rows_OM])
-        return _by_assignment(rows_OM, position_11J)
+        rows = _over_experts(part, expert_rows, NestedMap(y_OM=part.rows_OM))
+        return NestedMap(y_JM=tf.gather(rows.y_OM, part.position_J))
 
-    def gradients(
-        self,
-        bounds_112: tf.Tensor,
-        expert_11O: tf.Tensor,
-        token_11O: tf.Tensor,
-        position_11J: tf.Tensor,
-        blocks_11n: tf.Tensor,
-        assignment_11O: tf.Tensor,
-        x_11IM: tf.Tensor,
-        d_11JM: tf.Tensor,
-        rows_11OM: tf.Tensor,
-        *weights_and_zeros: tf.Tensor,
-    ) -> list[tf.Tensor]:
-        """The gradients of `outputs`: by x for each assignment, [1, 1, J, M], and by the weights.
+    def gradients(self, part: NestedMap) -> NestedMap:
+        """Returns the gradients of `outputs`: d_x_JM by x for each assignment, and by the weights.
 
-        Args:
-          bounds_112: As for `outputs`.
-          expert_11O: As for `outputs`.
-          token_11O: As for `outputs`.
-          position_11J: As for `outputs`.
-          blocks_11n: As for `outputs`.
-          assignment_11O: The assignments in the order of experts.
-          x_11IM: The tokens.
-          d_11JM: The gradient of the outputs, 0 for other partitions' assignments.
-          rows_11OM: Zeros, which the gradients by x replace.
-          *weights_and_zeros: The weights of the partition's own experts, [R, X, ...], then zeros
-            [R, X, 1, ...] that their gradients replace.
+        `part` has two more tensors: d_y_JM, the gradient of the outputs, which is 0 for other
+        partitions' assignments; and d_weights, zeros [R, X, 1, ...] that the weights' gradients
+        replace.
         """
-        num_weights = len(weights_and_zeros) // 2
-        own = _OwnWeights.of_block(weights_and_zeros[:num_weights], blocks_11n)
-        zeros = weights_and_zeros[num_weights:]
+        blocks = tf.unstack(part.blocks_n)
 
-        # Without the two dims by which partitions were told apart.
-        token_O = tf.reshape(token_11O, [-1])
-        assignment_O = tf.reshape(assignment_11O, [-1])
-        x_IM = tf.reshape(x_11IM, x_11IM.shape[2:])
-        d_JM = tf.reshape(d_11JM, d_11JM.shape[2:])
+        def expert_gradients(
+            expert: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, d: NestedMap
+        ) -> NestedMap:
+            weights = _own_weights(part, blocks, expert)
 
-        def tile_of(expert: _Expert, start: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            """Returns the tokens of a tile, and the gradients of their outputs."""
-            x_ZM = tf.gather(x_IM, read_at(token_O, start, self.size))
-            d_ZM = tf.gather(d_JM, read_at(assignment_O, start, self.size))
+            def add_tile(start: tf.Tensor, total: NestedMap) -> tuple[tf.Tensor, NestedMap]:
+                x_ZM = tf.gather(part.x_IM, read_at(part.token_O, start, self.size))
+                d_y_ZM = tf.gather(part.d_y_JM, read_at(part.assignment_O, start, self.size))
 
-            # Rows of the next expert are no part of this one's gradients.
-            is_own_Z = start + tf.range(self.size) < expert.end
-            return x_ZM, tf.where(is_own_Z[:, None], d_ZM, tf.zeros([], d_ZM.dtype))
+                # Rows of the next expert do not belong to this one's gradients.
+                is_own_Z = start + tf.range(self.size) < end
+                d_y_ZM = tf.where(is_own_Z[:, None], d_y_ZM, tf.zeros([], d_y_ZM.dtype))
 
-        def expert_gradients(expert: _Expert, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-            own_tile = functools.partial(tile_of, expert)
-            d_x_OM, *d_stacks = carried
-            d_x_OM, *d_weights = self._expert_gradients(expert, own.of(expert), own_tile, d_x_OM)
-            return [d_x_OM, *own.written(d_stacks, d_weights, expert)]
+                d_x_ZM, *d_own = self._tile_gradients(x_ZM, weights, d_y_ZM)
+                d_weights = [
+                    tile_sum + own for tile_sum, own in zip(total.weights, d_own, strict=True)
+                ]
+                d_x_OM = write_at(total.x_OM, d_x_ZM, start, axis=0)
+                return start + self.size, NestedMap(x_OM=d_x_OM, weights=d_weights)
 
-        # All experts of the partition.
-        d_x_OM = tf.reshape(rows_11OM, rows_11OM.shape[2:])
-        d_stacks = [
-            tf.reshape(zero, stack.shape) for zero, stack in zip(zeros, own.stacks, strict=True)
+            zeros = [tf.zeros_like(weight) for weight in weights]
+            total = _while_before(end, add_tile, begin, NestedMap(x_OM=d.x_OM, weights=zeros))
+
+            # The sums over this expert's tiles become its part of the stacks' gradients.
+            stacks = [
+                write_element(stack, own, (block, expert))
+                for stack, own, block in zip(d.stacks, total.weights, blocks, strict=True)
+            ]
+            return NestedMap(x_OM=total.x_OM, stacks=stacks)
+
+        # The gradients have a dim of 1 for the part Y of the tokens. Their stacks do not.
+        unsummed = [
+            tf.reshape(zeros, stack.shape)
+            for zeros, stack in zip(part.d_weights, part.weights, strict=True)
         ]
-        d_x_OM, *d_stacks = _over_experts(
-            bounds_112, expert_11O, own.num_own, expert_gradients, [d_x_OM, *d_stacks]
-        )
-
+        d = _over_experts(part, expert_gradients, NestedMap(x_OM=part.rows_OM, stacks=unsummed))
         d_weights = [
-            tf.reshape(stack, zero.shape) for stack, zero in zip(d_stacks, zeros, strict=True)
+            tf.reshape(stack, zeros.shape)
+            for stack, zeros in zip(d.stacks, part.d_weights, strict=True)
         ]
-        return [_by_assignment(d_x_OM, position_11J), *d_weights]
-
-    def _expert_gradients(
-        self,
-        expert: _Expert,
-        weights: Sequence[tf.Tensor],
-        tile_at: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
-        d_x_OM: tf.Tensor,
-    ) -> list[tf.Tensor]:
-        """Returns the gradients by x, d_x_OM with this expert's rows, and those by its weights.
-
-        `tile_at` returns the tile that starts at a row: its tokens, and the gradients of their
-        outputs.
-        """
-
-        def add_tile(start: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-            d_x_OM, *d_weights = carried
-            x_ZM, d_ZM = tile_at(start)
-            d_x_ZM, *d_own = self._tile_gradients(x_ZM, weights, d_ZM)
-            d_weights = [total + own for total, own in zip(d_weights, d_own, strict=True)]
-            return [write_at(d_x_OM, d_x_ZM, start, axis=0), *d_weights]
-
-        # The sums over this expert's tiles.
-        unsummed = [tf.zeros_like(weight) for weight in weights]
-        return _over_tiles(expert, self.size, add_tile, [d_x_OM, *unsummed])
+        return NestedMap(d_x_JM=tf.gather(d.x_OM, part.position_J), d_weights=d_weights)
 
     def _tile_gradients(
-        self, x_ZM: tf.Tensor, weights: Sequence[tf.Tensor], d_ZM: tf.Tensor
+        self, x_ZM: tf.Tensor, weights: Sequence[tf.Tensor], d_y_ZM: tf.Tensor
     ) -> list[tf.Tensor]:
         """Returns the gradients by a tile's rows and by one expert's weights."""
+        # The hidden units are computed again, so the forward pass keeps none of them.
         factors = [x_ZM, *weights]
         with tf.GradientTape() as tape:
             tape.watch(factors)
-            outputs_ZM = self.experts.outputs(x_ZM, weights, self.matmul)
-        return tape.gradient(outputs_ZM, factors, d_ZM)
+            y_ZM = self.experts.outputs(x_ZM, weights)
+        return tape.gradient(y_ZM, factors, d_y_ZM)
+
+
+def _own_weights(
+    part: NestedMap, blocks: Sequence[tf.Tensor], expert: tf.Tensor
+) -> list[tf.Tensor]:
+    """Returns the weights of one of the partition's experts, [...] each."""
+    return [
+        read_element(stack, (block, expert))
+        for stack, block in zip(part.weights, blocks, strict=True)
+    ]
 
 
 def _over_experts(
-    bounds_112: tf.Tensor,
-    expert_11O: tf.Tensor,
-    num_own: int,
-    visit: Callable[[_Expert, list[tf.Tensor]], list[tf.Tensor]],
-    carried: list[tf.Tensor],
-) -> list[tf.Tensor]:
-    """Visits the partition's experts that have assignments; returns what the last visit returns."""
-    begin, end = tf.unstack(tf.reshape(bounds_112, [2]))
-    expert_O = tf.reshape(expert_11O, [-1])
+    part: NestedMap,
+    visit: Callable[[tf.Tensor, tf.Tensor, tf.Tensor, NestedMap], NestedMap],
+    carried: NestedMap,
+) -> NestedMap:
+    """Visits the partition's experts that have assignments; returns the last visit's tensors.
 
-    def next_expert(begin: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
+    `visit` takes an expert's index among the partition's own, the beginning and end of its
+    assignments, and the tensors that the previous visit returned.
+    """
+    begin, end = tf.unstack(part.bounds_2)
+    num_own = part.weights[0].shape[1]
+
+    def next_expert(begin: tf.Tensor, carried: NestedMap) -> tuple[tf.Tensor, NestedMap]:
         """Visits the expert that the assignment at `begin` has."""
-        expert = read_at(expert_O, begin, 1)
-        after = count_true(expert_O <= expert)
+        expert = read_at(part.expert_O, begin, 1)
+        after = count_true(part.expert_O <= expert)
 
         # Partitions have equal numbers of consecutive experts.
         own = tf.reshape(expert % num_own, [])
-        return [after, *visit(_Expert(own, begin, after), list(carried))]
+        return after, visit(own, begin, after, carried)
 
-    _, *carried = tf.while_loop(lambda start, *_: start < end, next_expert, [begin, *carried])
-    return carried
-
-
-def _over_tiles(
-    expert: _Expert,
-    size: int,
-    visit: Callable[[tf.Tensor, list[tf.Tensor]], list[tf.Tensor]],
-    carried: list[tf.Tensor],
-) -> list[tf.Tensor]:
-    """Visits where an expert's tiles start; returns what the last visit returns."""
-
-    def next_tile(start: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
-        return [start + size, *visit(start, list(carried))]
-
-    _, *carried = tf.while_loop(
-        lambda start, *_: start < expert.end, next_tile, [expert.begin, *carried]
-    )
-    return carried
+    return _while_before(end, next_expert, begin, carried)
 
 
-def _by_assignment(rows_OM: tf.Tensor, position_11J: tf.Tensor) -> tf.Tensor:
-    """Returns rows in the order of assignments, from that of experts: [1, 1, J, M]."""
-    rows_JM = tf.gather(rows_OM, tf.reshape(position_11J, [-1]))
-    return tf.reshape(rows_JM, [1, 1, *rows_JM.shape])
+def _while_before(
+    end: tf.Tensor,
+    visit: Callable[[tf.Tensor, NestedMap], tuple[tf.Tensor, NestedMap]],
+    begin: tf.Tensor,
+    carried: NestedMap,
+) -> NestedMap:
+    """Visits places from `begin` to `end`; returns the last visit's tensors.
+
+    A visit takes the tensors that the previous one returned, and returns the next place and others.
+    """
+
+    def body(place: tf.Tensor, *leaves: tf.Tensor) -> list[tf.Tensor]:
+        after, tree = visit(place, carried.Pack(leaves))
+        return [after, *tree.Flatten()]
+
+    _, *leaves = tf.while_loop(lambda place, *_: place < end, body, [begin, *carried.Flatten()])
+    return carried.Pack(leaves)
 
 
 def count_true(is_true: tf.Tensor) -> tf.Tensor:

@@ -10,9 +10,11 @@ import enum
 import math
 from collections.abc import Callable
 
-from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.configured import Configured
+from lingvo_gshard.core.hyperparams import setting
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.layers.routing import Choice, Gates, routing
+from lingvo_gshard.layers.numerics import PLAIN, Numerics
+from lingvo_gshard.layers.routing import Choice, Gates, at_least_one, routing
 
 ALWAYS = -1.0  # Below any gate: every token asks for its second expert.
 
@@ -21,34 +23,33 @@ class SecondExpert(enum.Enum):
     """Which tokens ask for their second expert, which takes them while it has room."""
 
     RANDOM = "random"  # Each with probability 2 * g2 when training (lines 17 to 20), else all.
-    COUNTED = "counted"  # As RANDOM, but those that do not ask take a place all the same (line 22).
+    COUNTED = "counted"  # As RANDOM, but tokens that do not ask take a place, too (line 22).
     ALL = "all"
 
 
 class CapacityBy(enum.Enum):
-    """What determines C, an expert's capacity in one group."""
+    """The rule for C, an expert's capacity in one group."""
 
     FACTOR = "factor"  # C = factor * S / E, rounded up.
     TOKENS = "tokens"  # C = S: nothing overflows.
 
 
-class Capacity:
+class Capacity(Configured):
     """Computes C. It is at most S, which is room for all tokens."""
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = InstantiableParams(cls)
-        p.Define("by", CapacityBy.FACTOR, "The rule.")
-        p.Define(
-            "factor",
+    class Params(Configured.Params):
+        by: CapacityBy = setting(CapacityBy.FACTOR, "The rule.")
+        factor: float | None = setting(
             None,
             "C * E / S by FACTOR, and in TOKENS' rounds; None for k, a token's experts: 2 (2.2).",
-            optional=float,
         )
-        p.Define("multiple_of", 1, "C by factor is rounded up to a multiple of this; 4 in Lingvo.")
-        return p
+        multiple_of: int = setting(
+            1, "C by factor is rounded up to a multiple of this; 4 in Lingvo."
+        )
 
-    def __init__(self, params: InstantiableParams) -> None:
+    p: Params
+
+    def __init__(self, params: Params) -> None:
         self.p = params.Copy().Freeze()
         if self.p.factor is not None and self.p.factor <= 0:
             raise ValueError(f"Capacity: factor must be above 0, got {self.p.factor}.")
@@ -71,20 +72,10 @@ class Capacity:
         # Rounded first, so that 1.1 * 100 / 10 is 11 and not 12.
         places = math.ceil(round(share, 9))
 
-        # Few places overflow even where experts are balanced: see planning/tables/capacity.py.
+        # Few places overflow even where experts are balanced: see repro/tables/capacity.py.
         multiple = self.p.multiple_of
         places = multiple * math.ceil(places / multiple)
         return min(group_size, places)
-
-
-# (dims, value) -> the value; see Context.decision.
-Decision = Callable[[str, "tf.Tensor"], "tf.Tensor"]
-
-
-def unrecorded(dims: str, value: tf.Tensor) -> tf.Tensor:
-    """Returns a decision that is not recorded."""
-    del dims
-    return value
 
 
 def top2_gating(
@@ -95,27 +86,29 @@ def top2_gating(
     second_above: tf.Tensor | float = ALWAYS,
     all_counted: bool = False,
     router_loss: tf.Tensor | None = None,
-    decision: Decision = unrecorded,
+    numerics: Numerics = PLAIN,
+    tokens_of_mean: Callable[[tf.Tensor], tf.Tensor] = at_least_one,
 ) -> Gates:
     """Applies Algorithm 1 to all groups at once.
 
     Args:
       logits_GSE: The products wg * x.
-      valid_GS: 1 for tokens, 0 for padding, which chooses no expert and takes no capacity.
+      valid_GS: 1 for tokens, 0 for padding, which neither chooses experts nor takes capacity.
       capacity: C, the places of an expert for the tokens of one group.
       second_above: A token asks for its second expert where g2 exceeds this number: [G, S], the
         rnd / 2 of lines 17 and 19; or ALWAYS.
       all_counted: Whether a token that does not ask takes a place all the same, as in line 22. If
-        not, it takes none, to "conserve the overall expert capacity" (2.2), as in Lingvo.
+        not, no place is taken, to "conserve the overall expert capacity" (2.2), as in Lingvo.
       router_loss: What the layer adds to the loss besides l_aux, a scalar.
-      decision: Context.decision, if experts and positions are to be recorded.
+      numerics: Context.numerics, by which the gradient may keep experts and positions.
+      tokens_of_mean: Context.tokens_of_mean.
     """
     gates_GSE = tf.nn.softmax(logits_GSE)  # line 2
 
     # Lines 5 and 15: the two choices, as indices and as one-hot masks.
     first_GS, second_GS = top2(gates_GSE)
-    first_GS = decision("GS", first_GS)
-    second_GS = decision("GS", second_GS)
+    first_GS = numerics.once("GS", first_GS)
+    second_GS = numerics.once("GS", second_GS)
     num_experts = logits_GSE.shape[-1]
     first_GSE = tf.one_hot(first_GS, num_experts) * valid_GS[..., None]
     second_GSE = tf.one_hot(second_GS, num_experts) * valid_GS[..., None]
@@ -126,14 +119,14 @@ def top2_gating(
     # Lines 7 to 11: the first choices of all tokens take their places, in order.
     count_GE = tf.reduce_sum(first_GSE, 1)  # c_E after line 12
     first_positions_GS = positions(first_GSE, first_GSE, tf.zeros_like(count_GE))
-    first_positions_GS = decision("GS", first_positions_GS)
+    first_positions_GS = numerics.once("GS", first_positions_GS)
     first = choice_of(first_GSE, first_GS, g1_GS, first_positions_GS, 1.0, capacity)
 
     # Lines 17 to 22: the second choices, of the tokens that ask for one, take the places after.
     asked_GS = tf.cast(g2_GS > second_above, tf.float32)  # 2 * g2 > rnd
     counted_GSE = second_GSE if all_counted else second_GSE * asked_GS[..., None]
     second_positions_GS = positions(second_GSE, counted_GSE, count_GE)
-    second_positions_GS = decision("GS", second_positions_GS)
+    second_positions_GS = numerics.once("GS", second_positions_GS)
     second = choice_of(second_GSE, second_GS, g2_GS, second_positions_GS, asked_GS, capacity)
 
     statistics = routing(
@@ -147,6 +140,7 @@ def top2_gating(
             "second_dispatched": second.kept_GS,
         },
         router_loss=router_loss,
+        tokens_of_mean=tokens_of_mean,
     )
     return Gates((first, second), statistics)
 

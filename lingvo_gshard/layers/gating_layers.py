@@ -12,42 +12,41 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
+from collections.abc import Callable
 from typing import Any
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, constant
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.hyperparams import REQUIRED, AnyParams, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.layers.random import random_uniform
-from lingvo_gshard.layers.routing import COMMON_FIELDS, Choice, Gates, routing
+from lingvo_gshard.layers.routing import COMMON_FIELDS, Choice, Gates, at_least_one, routing
 
-_SMALLEST_TOTAL = 1e-20  # Of gates: sigmoids can all be 0, as those of padding are.
+_SMALLEST_TOTAL = 1e-20  # All gates can be 0, if sigmoids are, and padding's always are.
 
 
 class GatingLayer(BaseLayer, abc.ABC):
-    """What an MoE layer asks of its gating."""
+    """The interface of a gating to its MoE layer."""
 
-    # The fields of Routing that this gating has besides those of all.
+    # The fields of Routing that this gating has besides the common ones.
     own_fields: frozenset[str] = frozenset()
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("num_experts", REQUIRED, "E; the MoE layer sets it.")
-        p.Define("z_loss_weight", 0.0, "The weight of the router z-loss; 0.001 in ST-MoE.")
-        return p
+    class Params(BaseLayer.Params):
+        num_experts: int = setting(REQUIRED, "E; the MoE layer sets it.")
+        z_loss_weight: float = setting(0.0, "The weight of the router z-loss; 0.001 in ST-MoE.")
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+    p: Params
+
+    def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         self._check_range("z_loss_weight", self.p.z_loss_weight >= 0, "0 or more")
 
     @classmethod
     @abc.abstractmethod
-    def num_choices(cls, p: hyperparams.Params) -> int:
+    def num_choices(cls, p: AnyParams) -> int:
         """Returns k, the experts that a token chooses at most, for Params of this class."""
 
     @abc.abstractmethod
@@ -62,7 +61,7 @@ class GatingLayer(BaseLayer, abc.ABC):
         """Chooses the experts of all tokens, and their places in buffers of `capacity` places.
 
         `logits_GSE` are the products wg * x. `valid_GS` is 1 for tokens and 0 for padding, which
-        chooses no expert and takes no capacity.
+        neither chooses experts nor takes capacity.
         """
 
     @property
@@ -81,22 +80,28 @@ class GatingLayer(BaseLayer, abc.ABC):
             value = self.p.Get(name)
             raise ValueError(f"{self.path}: gating.{name} must be {expected}, got {value}.")
 
-    def _router_loss(self, logits_GSE: tf.Tensor, valid_GS: tf.Tensor) -> tf.Tensor | None:
+    def _router_loss(
+        self, logits_GSE: tf.Tensor, valid_GS: tf.Tensor, context: Context
+    ) -> tf.Tensor | None:
         """Returns the weighted z-loss, a scalar; None without a weight."""
         if not self.p.z_loss_weight:
             return None
-        return self.p.z_loss_weight * z_loss(logits_GSE, valid_GS)
+        return self.p.z_loss_weight * z_loss(logits_GSE, valid_GS, context.tokens_of_mean)
 
 
-def z_loss(logits_GSE: tf.Tensor, valid_GS: tf.Tensor) -> tf.Tensor:
+def z_loss(
+    logits_GSE: tf.Tensor,
+    valid_GS: tf.Tensor,
+    tokens_of_mean: Callable[[tf.Tensor], tf.Tensor] = at_least_one,
+) -> tf.Tensor:
     """Returns the router z-loss, the mean over tokens of (log sum_e exp z_e)^2.
 
     It keeps logits small (Zoph et al. 2022, ST-MoE, arXiv:2202.08906, equation 5). Padding does not
-    count.
+    count. `tokens_of_mean` is Context.tokens_of_mean.
     """
     log_sum_exp_GS = tf.reduce_logsumexp(logits_GSE, -1)
     total = tf.reduce_sum(valid_GS * tf.square(log_sum_exp_GS))
-    return total / tf.maximum(tf.reduce_sum(valid_GS), 1.0)
+    return total / tokens_of_mean(tf.reduce_sum(valid_GS))
 
 
 class Top2Gating(GatingLayer):
@@ -104,16 +109,15 @@ class Top2Gating(GatingLayer):
 
     own_fields = frozenset({"overflow_first", "overflow_second", "second_dispatched"})
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("second_expert", SecondExpert.RANDOM, "Which tokens ask for their second expert.")
-        kept = "Whether remat ALL_BUT_PRODUCTS also keeps the experts and places of tokens."
-        p.Define("keeps_choices", False, kept)
-        return p
+    class Params(GatingLayer.Params):
+        second_expert: SecondExpert = setting(
+            SecondExpert.RANDOM, "Which tokens ask for their second expert."
+        )
+
+    p: Params
 
     @classmethod
-    def num_choices(cls, p: hyperparams.Params) -> int:
+    def num_choices(cls, p: Params) -> int:
         """Returns 2."""
         return 2
 
@@ -139,16 +143,17 @@ class Top2Gating(GatingLayer):
             capacity,
             second_above=second_above,
             all_counted=self.p.second_expert is SecondExpert.COUNTED,
-            router_loss=self._router_loss(logits_GSE, valid_GS),
-            decision=context.decision if self.p.keeps_choices else gating.unrecorded,
+            router_loss=self._router_loss(logits_GSE, valid_GS, context),
+            numerics=context.numerics,
+            tokens_of_mean=context.tokens_of_mean,
         )
 
 
 class Scores(enum.Enum):
-    """What a router's logits become, before the best k are chosen."""
+    """How a router's logits become scores, of which the best k are chosen."""
 
-    SOFTMAX = "softmax"  # Over all experts, as in the paper.
-    SIGMOID = "sigmoid"  # Of each expert by itself, as in DeepSeek-V3.
+    SOFTMAX = "softmax"  # One over all experts, as in the paper.
+    SIGMOID = "sigmoid"  # One for each expert, as in DeepSeek-V3.
 
 
 class TopKGating(GatingLayer):
@@ -166,22 +171,21 @@ class TopKGating(GatingLayer):
 
     own_fields = frozenset({"dropped_choices"})
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("k", REQUIRED, "The experts of a token.", optional=int)
-        p.Define("scores", Scores.SOFTMAX, "What logits become.")
-        p.Define("normalized", True, "Whether the k gates of a token are divided by their sum.")
-        p.Define("scale", 1.0, "What gates are multiplied by; 2.5 in DeepSeek-V3.")
-        p.Define("bias_rate", 0.0, "The step of the experts' biases; 0.001 in DeepSeek-V3.")
-        return p
+    class Params(GatingLayer.Params):
+        k: int = setting(REQUIRED, "The experts of a token.")
+        scores: Scores = setting(Scores.SOFTMAX, "What logits become.")
+        normalized: bool = setting(True, "Whether the k gates of a token are divided by their sum.")
+        scale: float = setting(1.0, "What gates are multiplied by; 2.5 in DeepSeek-V3.")
+        bias_rate: float = setting(0.0, "The step of the experts' biases; 0.001 in DeepSeek-V3.")
+
+    p: Params
 
     @classmethod
-    def num_choices(cls, p: hyperparams.Params) -> int:
+    def num_choices(cls, p: Params) -> int:
         """Returns p.k."""
         return p.k
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+    def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
         is_possible = 1 <= p.k <= p.num_experts
@@ -203,7 +207,7 @@ class TopKGating(GatingLayer):
     ) -> Gates:
         """Chooses the best k experts of each token. All first choices take places, then the next.
 
-        l_aux is Algorithm 1's, with the share of all k choices in place of that of the first ones.
+        l_aux is Algorithm 1's, but counts all k choices in place of the first ones.
         """
         is_softmax = self.p.scores is Scores.SOFTMAX
         scores_GSE = tf.nn.softmax(logits_GSE) if is_softmax else tf.nn.sigmoid(logits_GSE)
@@ -214,8 +218,8 @@ class TopKGating(GatingLayer):
         chosen_GSE = tf.add_n([choice.mask_GSE for choice in choices])
         choices = self._weighted(choices)
 
-        # What balances them.
-        router_loss = self._router_loss(logits_GSE, valid_GS)
+        # The losses that balance the experts.
+        router_loss = self._router_loss(logits_GSE, valid_GS, context)
         if self.p.bias_rate:
             bias_loss = bias_gradient(theta.bias, tf.reduce_sum(chosen_GSE, [0, 1]))
             router_loss = bias_loss if router_loss is None else router_loss + bias_loss
@@ -233,6 +237,7 @@ class TopKGating(GatingLayer):
             -tf.reduce_sum(tf.math.xlogy(gates_GSE, gates_GSE), -1),
             own_GS={"dropped_choices": dropped_GS / self.p.k},
             router_loss=router_loss,
+            tokens_of_mean=context.tokens_of_mean,
         )
         return Gates(choices, statistics)
 
@@ -256,7 +261,7 @@ def top_k(
 ) -> tuple[Choice, ...]:
     """Returns k choices of each token, whose gates are scores.
 
-    The experts are those that `ranked_GSE` ranks highest, where lower indices win ties. They take
+    The experts are the highest in `ranked_GSE`, where lower indices win ties. They take
     tokens in the order of Algorithm 1: all first choices, then all second ones, and so on.
     """
     num_experts = scores_GSE.shape[-1]
@@ -271,7 +276,7 @@ def top_k(
         position_GS = gating.positions(mask_GSE, mask_GSE, taken_GE)
         choices.append(gating.choice_of(mask_GSE, expert_GS, gate_GS, position_GS, 1.0, capacity))
 
-        # The next choice is another expert, whose places begin after those that are taken.
+        # The next choice is another expert, and its places begin after the taken ones.
         taken_GE += tf.reduce_sum(mask_GSE, 1)
         ranked_GSE = tf.where(expert_GSE > 0, ranked_GSE.dtype.min, ranked_GSE)
     return tuple(choices)

@@ -8,9 +8,9 @@ In tick t stage s has microbatch t - s. With 3 stages and 4 microbatches (Figure
     stage 1      .     batch 0  batch 1  batch 2  batch 3     .
     stage 2      .        .     batch 0  batch 1  batch 2  batch 3
 
-Each dot is a stage without a microbatch: it computes on zeros or on what is left over, the bubble,
-and nothing uses its result. The first row shows how microbatches enter, and the last row how they
-leave. What a stage reports of all microbatches is its row without the dots.
+Each dot is a stage without a microbatch, the bubble: it computes on zeros or old activations, and
+nothing uses its result. The first row shows how microbatches enter, and the last row how they
+leave. A stage's reports of all microbatches are its row without the dots.
 
 Stages are the leading dim of weights and activations, R. The table's row of R splits both, so each
 device applies its own stage to all that reaches it, and the shift of activations from a stage to
@@ -28,41 +28,19 @@ from typing import Any
 
 from lingvo_gshard.core import tf_private
 from lingvo_gshard.core.base_layer import STACKED
-from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.layers.context import Products
-from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.numerics import Numerics
 from lingvo_gshard.layers.products import dot, transposed_copy
-from lingvo_gshard.layers.repeat import Carried, Layers, Loop, Remat, Tensors
+from lingvo_gshard.layers.repeat import Carried, Loop, Tensors
 from lingvo_gshard.sharding.annotator import Annotator
 
 _TRAVELLING = f"{STACKED}BLM"
 _NO_PADDING = (0, 0)
 
-# (index of the microbatch, index of the block, what the block takes) -> what it returns.
-StageBlock = Callable[["tf.Tensor", "tf.Tensor", "Carried[tf.Tensor]"], "Carried[tf.Tensor]"]
-
-
-def check_pipeline(name: str, p: Params, block_size: int) -> None:
-    """Raises ValueError if the stack called `name` can't have its stages or microbatches."""
-    if p.stages < 1 or p.microbatches < 1 or p.stages == 1 < p.microbatches:
-        raise ValueError(
-            f"{name}: stages={p.stages} and microbatches={p.microbatches}: both must be 1 or "
-            "more, and microbatches need 2 stages or more."
-        )
-    if p.stages == 1:
-        return
-
-    blocks = p.num_layers // block_size
-    requirements = {
-        "layers_as=LOOP": p.layers_as is Layers.LOOP,
-        "remat=BLOCK": p.remat is Remat.BLOCK,
-        "moe.dispatch=EINSUM": p.moe is None or p.moe.dispatch is Dispatch.EINSUM,
-        f"a number of stages that divides its {blocks} blocks": blocks % p.stages == 0,
-    }
-    for requirement, is_met in requirements.items():
-        if not is_met:
-            raise ValueError(f"{name}: a pipeline of stages={p.stages} needs {requirement}.")
+# (index of the microbatch, index of the block, numerics, inputs) -> results.
+StageBlock = Callable[
+    ["tf.Tensor", "tf.Tensor", Numerics, "Carried[tf.Tensor]"], "Carried[tf.Tensor]"
+]
 
 
 def microbatches_of(x: tf.Tensor, dims: str, count: int, annotator: Annotator) -> tf.Tensor:
@@ -87,9 +65,9 @@ def microbatches_of(x: tf.Tensor, dims: str, count: int, annotator: Annotator) -
 class Pipeline:
     """A block applied R times to each microbatch, in stages of as many blocks each.
 
-    The block is as in repeat.py, but takes the index of its microbatch and no `products`, since
-    tf.vectorized_map, which applies it for all stages, drops custom gradients. The shared tensors
-    travel along with x, so they are [B, _, M], too.
+    The block is as in repeat.py, but takes the index of its microbatch, too. It keeps nothing but
+    its input: tf.vectorized_map, which applies it for all stages, drops custom gradients, by which
+    products are kept. The shared tensors travel along with x, so they are [B, _, M], too.
     """
 
     block: StageBlock
@@ -97,13 +75,14 @@ class Pipeline:
     stages: int
     microbatches: int
     annotator: Annotator
-    weight_dims: Sequence[str]  # Of each weight of one block.
+    weight_dims: Sequence[str]  # The dims of each weight of one block.
+    numerics: Numerics
 
     @property
     def _blocks_per_stage(self) -> int:
         return self.num_blocks // self.stages
 
-    def __call__(self, inputs: Carried[tf.Tensor], remat: Remat) -> Carried[tf.Tensor]:
+    def __call__(self, inputs: Carried[tf.Tensor]) -> Carried[tf.Tensor]:
         """Applies the blocks to a batch, as Loop does; reports are means over the microbatches.
 
         Raises ValueError if the mesh splits the stages or the rows of a microbatch unevenly.
@@ -112,8 +91,8 @@ class Pipeline:
         travelling = [inputs.x, *inputs.shared]
         lengths = [tensor.shape[1] for tensor in travelling]
 
-        # A loop over ticks. What all ticks share is the weights; what each tick takes from a stack
-        # is the microbatch that enters.
+        # A loop over ticks. All ticks share the weights, and each takes the microbatch that enters
+        # from a stack.
         ticks = Loop(
             functools.partial(self._tick, lengths),
             self.microbatches + self.stages - 1,
@@ -123,6 +102,8 @@ class Pipeline:
                 shared=[STACKED + dims for dims in self.weight_dims] * self._blocks_per_stage,
                 weights=[_TRAVELLING],
             ),
+            are_products=[True],  # The entering batch is activations.
+            numerics=self.numerics,
             stack_dim="_",
             report_dims=_report_dims,
             as_function=True,
@@ -132,9 +113,9 @@ class Pipeline:
         entering = self._entering(tf.concat(travelling, 1))
         weights = self._weights_by_block(inputs.weights)
         idle = tf.zeros_like(entering[0])
-        result = ticks(Carried(idle, weights, [entering]), remat)
+        result = ticks(Carried(idle, weights, [entering]))
 
-        # The first report of a tick is what leaves its stages.
+        # The first report of a tick is the output of its stages.
         leaving, *reports = result.reports
         return Carried(
             self._batch_of(leaving),
@@ -160,9 +141,9 @@ class Pipeline:
             )
 
     def _entering(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns what is added to the stages' inputs in each tick: [ticks, R, Q, L, M].
+        """Returns the tensors that are added to the stages' inputs by tick: [ticks, R, Q, L, M].
 
-        That is a microbatch at the first stage, as long as there are any, and zeros elsewhere.
+        At the first stage this is a microbatch, as long as there are any, and elsewhere zeros.
         """
         microbatches = microbatches_of(x, "BLM", self.microbatches, self.annotator)
         paddings = [
@@ -205,23 +186,23 @@ class Pipeline:
         self,
         lengths: Sequence[int],
         tick: tf.Tensor,
-        products: Products,
+        numerics: Numerics,
         inputs: Carried[tf.Tensor],
     ) -> Carried[tf.Tensor]:
         """Applies all stages, as a repeat.Block that also reports x without the shared tensors.
 
         It takes the last tick's outputs as x [R, Q, L, M], the weights of all blocks of a stage
-        as shared tensors, and what enters in this tick as its only weight.
+        as shared tensors, and the batch that enters in this tick as its only weight.
         """
-        del products  # See Pipeline.
+        numerics = numerics.in_loop(self.stages)
         (entering,) = inputs.weights
 
-        # Each stage takes what the one before it made; the first one, what enters.
+        # Each stage takes the output of the stage before it, and the first one the entering batch.
         shift = [(1, 0), _NO_PADDING, _NO_PADDING, _NO_PADDING]
         x = self.annotator.annotate(tf.pad(inputs.x[:-1], shift), _TRAVELLING)
 
         def stage(index: tf.Tensor, x: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
-            return self._stage(lengths, tick, index, Carried(x, weights=weights)).flat()
+            return self._stage(lengths, tick, index, numerics, Carried(x, weights=weights)).flat()
 
         # One program for all stages: the map's dim is R, which the mesh splits.
         stage_indices = tf.range(self.stages)
@@ -230,13 +211,18 @@ class Pipeline:
         return Carried(y, reports=[y[:, :, : lengths[0]], *reports])
 
     def _stage(
-        self, lengths: Sequence[int], tick: tf.Tensor, stage: tf.Tensor, inputs: Carried[tf.Tensor]
+        self,
+        lengths: Sequence[int],
+        tick: tf.Tensor,
+        stage: tf.Tensor,
+        numerics: Numerics,
+        inputs: Carried[tf.Tensor],
     ) -> Carried[tf.Tensor]:
         """Applies the blocks of one stage to x and the shared tensors, which are joined over L.
 
-        The weights are those of all its blocks in order. The reports are [blocks, ...].
+        The weights of all its blocks come in order. The reports are [blocks, ...].
         """
-        # In the bubble the index is that of some microbatch, whose masks exist.
+        # In the bubble this is the index of another microbatch, since the masks of one must exist.
         microbatch = tf.clip_by_value(tick - stage, 0, self.microbatches - 1)
         x, *shared = tf.split(inputs.x, lengths, axis=1)
 
@@ -245,7 +231,7 @@ class Pipeline:
         for i in range(self._blocks_per_stage):
             weights = inputs.weights[i * num_weights : (i + 1) * num_weights]
             block_index = stage * self._blocks_per_stage + i
-            result = self.block(microbatch, block_index, Carried(x, shared, weights))
+            result = self.block(microbatch, block_index, numerics, Carried(x, shared, weights))
             x = result.x
             reports_by_block.append(result.reports)
 
@@ -279,11 +265,12 @@ def _register_mapped_product() -> None:
         b = inputs.stacked_input(1)
         if inputs.get_attr("adj_y"):
             b = tf.linalg.matrix_transpose(b)
-        return pfor.wrap(tf.custom_gradient(_product)(a, b), True)
+        product = tf.custom_gradient(_product)(a, b)
+        return pfor.wrap(tf.cast(product, inputs.get_attr("Tout")), True)
 
 
 def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:
-    """Returns a times b, both bfloat16, and its gradients, all float32; TensorFlow has none."""
+    """Returns a times b, both bfloat16, and its gradients, which TensorFlow lacks, all float32."""
 
     def gradient(d: tf.Tensor) -> list[tf.Tensor]:
         d = tf.cast(d, tf.bfloat16)

@@ -1,7 +1,7 @@
-"""What attention knows of the positions of its queries and keys.
+"""How attention uses the positions of its queries and keys.
 
-In the paper's model it knows nothing: only the embeddings do. Other schemes override one of two
-methods: `Rotated` turns queries and keys before their product, and `Bias` is added to it.
+In the paper's model it does not: only the embeddings know positions. Other schemes override one of
+two methods: `Rotated` turns queries and keys before their product, and `Bias` is added to it.
 
 B batch, N heads, L queries, T keys, D head size.
 """
@@ -12,19 +12,18 @@ import math
 from typing import Any
 
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
 
 class NoPositions(BaseLayer):
-    """Positions play no part, except what the embeddings tell of them."""
+    """Attention without positions: only the embeddings may know them."""
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("num_heads", REQUIRED, "N; set by the attention.")
-        return p
+    class Params(BaseLayer.Params):
+        num_heads: int = setting(REQUIRED, "N; set by the attention.")
+
+    p: Params
 
     def Rotated(self, x: tf.Tensor, positions: tf.Tensor | None) -> tf.Tensor:
         """Returns queries or keys x [B, N, L, D] of tokens at `positions`, int32 [B, L]."""
@@ -34,7 +33,7 @@ class NoPositions(BaseLayer):
     def Bias(
         self, theta: NestedMap, queries: tf.Tensor | None, keys: tf.Tensor | None
     ) -> tf.Tensor | None:
-        """Returns what is added to the logits, float32 [B, N, L, T]; None is nothing.
+        """Returns a bias of the logits, float32 [B, N, L, T], or None.
 
         `queries` [B, L] and `keys` [B, T] are int32 positions.
         """
@@ -49,11 +48,12 @@ class RotaryPositions(NoPositions):
     depends only on how far apart they are.
     """
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("max_timescale", 10_000.0, "The longest wavelength over 2 pi, not quite reached.")
-        return p
+    class Params(NoPositions.Params):
+        max_timescale: float = setting(
+            10_000.0, "The longest wavelength over 2 pi, not quite reached."
+        )
+
+    p: Params
 
     def Rotated(self, x: tf.Tensor, positions: tf.Tensor | None) -> tf.Tensor:
         assert positions is not None, self.path
@@ -80,15 +80,16 @@ class RelativeBias(NoPositions):
     `max_distance`, and all that are farther share the last one.
     """
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("num_buckets", 32, "The number of buckets.")
-        p.Define("max_distance", 128, "The distance from which all are alike, in tokens.")
-        p.Define("looks_ahead", False, "Whether half of the buckets are for keys after the query.")
-        return p
+    class Params(NoPositions.Params):
+        num_buckets: int = setting(32, "The number of buckets.")
+        max_distance: int = setting(128, "The distance from which all are alike, in tokens.")
+        looks_ahead: bool = setting(
+            False, "Whether half of the buckets are for keys after the query."
+        )
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+    p: Params
+
+    def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
         buckets = p.num_buckets // 2 if p.looks_ahead else p.num_buckets
@@ -97,7 +98,9 @@ class RelativeBias(NoPositions):
                 f"{self.path}: num_buckets must be 2 or more (4 with looks_ahead) and max_distance "
                 f"above half of one side's, got {p.num_buckets} and {p.max_distance}."
             )
-        self.CreateVariable("table", gaussian((p.num_buckets, p.num_heads), "_N", fan_in=1))
+        # Biases of heads, whose rows no product contracts.
+        table = gaussian((p.num_buckets, p.num_heads), "_N", fan_in=1, rows=0)
+        self.CreateVariable("table", table)
 
     def Bias(
         self, theta: NestedMap, queries: tf.Tensor | None, keys: tf.Tensor | None

@@ -1,183 +1,40 @@
-"""Products of two large factors, written as einsum equations.
+"""Products of two factors as matrix products, in the order that a compiler multiplies fastest.
 
-A CPU with matrix units, a TPU and a GPU multiply bfloat16 numbers several times as fast as float32
-ones, and add up the results in float32. So float32 factors may be rounded for their product alone.
-A result that is a factor of another product, such as hidden units, may be rounded at once: it then
-takes half the memory traffic, which is what limits such a product on a CPU.
-
-The letters of equations are those of sharding/layout.py. Letters in parentheses are dims that are
-merged into one: a tensor `E(GC)H` has the shape [E, G * C, H].
+numerics.py decides which tensors are rounded. sharding/layout.py lists the letters of equations.
+Letters in parentheses are dims that are merged into one: a tensor `E(GC)H` has the shape
+[E, G * C, H].
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import importlib.metadata
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Self
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
-from lingvo_gshard.layers import stored_weights
-from lingvo_gshard.layers.stored_weights import Weight
-
-_MERGED_DIMS = re.compile(r"\((\w)\w*\)")
-
-
-def result_dims(equation: str) -> str:
-    """Returns the letters by which an equation's result is annotated.
-
-    Merged dims are split as the first of them is: "EGH" for `EGCM,EMH->E(GC)H`.
-    """
-    result = equation.rpartition("->")[2]
-    return _MERGED_DIMS.sub(r"\1", result)
-
-
-class Rounded(enum.Flag):
-    """Which tensors of a product are rounded as its factors are, because products take them.
-
-    LEFT and RIGHT are the gradients to the factors. A tensor between two products, such as hidden
-    units, is the RESULT of the first, and the gradient to the LEFT factor of the second.
-    """
-
-    NOTHING = 0
-    RESULT = enum.auto()
-    LEFT = enum.auto()
-    RIGHT = enum.auto()
+from lingvo_gshard.layers.weight import Weight
+from lingvo_gshard.sharding.layout import is_weight
 
 
 @dataclasses.dataclass(frozen=True)
-class Arithmetic:
-    """Computes products in the dtype of their first factor, and the gradients likewise.
+class Rounding:
+    """A product in bfloat16, and which of its float32 tensors are rounded to it besides.
 
-    If `dtype` is `bfloat16`, float32 factors are rounded to it before they are multiplied, and so
-    are those of the gradients. Results and their sums over partitions are float32 all the same; but
-    those that the caller names in `rounded` are summed in float32 on each partition, then rounded
-    to bfloat16, and returned as float32.
+    Factors are rounded in any case. These are the result, and the gradients to both factors.
     """
 
-    dtype: str = "float32"
-    has_gradients: bool = True  # Whether gradients are computed, too: not in decoding.
-
-    def project(
-        self,
-        equation: str,
-        x: tf.Tensor,
-        weight: Weight,
-        *,
-        rounded: Rounded = Rounded.NOTHING,
-    ) -> tf.Tensor:
-        """Returns the product of an activation and a weight, such as `BLM,MH->BLH`.
-
-        The weight is float32, or is kept as decoders keep it, and then decides what x is rounded
-        to: see stored_weights.product.
-
-        The last dims of x are contracted with the first ones of the weight, for each element of
-        their common first dims: E in `EGCM,EMH->E(GC)H`, none in `BLND,NDM->BLM`. The dims in
-        between are the rows, which may be merged in the result, and must be if they are in x.
-        Raises ValueError for an equation of another form.
-
-        This is one matrix product of all rows. The gradient of an einsum would contract several
-        dims, such as B and L, for which XLA transposes both operands on a CPU: a tenth of the time
-        of a train step.
-        """
-        letters = _Equation.parse(equation)
-        if not letters.is_projection:
-            raise ValueError(
-                "project: expected rows times a weight, such as BLM,MH->BLH, BLND,NDM->BLM or "
-                f"EGCM,EMH->E(GC)H, got {equation!r}."
-            )
-        if letters.batch:  # The experts, whose layer has a scope of their own.
-            return self._project(letters, x, weight, rounded)
-        with tf.name_scope("project"):
-            return self._project(letters, x, weight, rounded)
-
-    def _project(
-        self, letters: _Equation, x: tf.Tensor, weight: Weight, rounded: Rounded
-    ) -> tf.Tensor:
-        num_batch = len(letters.batch)
-        num_contracted = len(letters.contracted)
-        first_column = num_batch + num_contracted
-        shape = stored_weights.shape(weight, num_batch, num_contracted)
-        batch = shape[:num_batch]
-        depth = math.prod(shape[num_batch:first_column])
-        columns = shape[first_column:]
-        rows = x.shape[num_batch : len(x.shape) - num_contracted]
-
-        # Both factors as matrices. With a batch, the weight is a stack of matrices already.
-        if "(" not in letters.left:
-            x = tf.reshape(x, [*batch, -1, depth])
-        if not letters.batch:
-            weight = stored_weights.as_matrix(weight, depth)
-
-        result = self.matmul_weight(x, weight, rounded=rounded)
-        if "(" in letters.result:
-            return result
-        return tf.reshape(result, [*batch, *rows, *columns])
-
-    def einsum(
-        self,
-        equation: str,
-        a: tf.Tensor,
-        b: tf.Tensor,
-        *,
-        name: str,
-        rounded: Rounded = Rounded.NOTHING,
-    ) -> tf.Tensor:
-        """Returns the product of two activations, such as `BNLD,BNTD->BNLT`, in scope `name`.
-
-        Each factor begins with the letters that both factors and the result have; the letters that
-        are contracted, and those of its own, follow in either order. Raises ValueError otherwise.
-        """
-        letters = _Equation.parse(equation)
-        if not letters.is_batch_of_products:
-            raise ValueError(
-                "einsum: expected a batch of matrix products, such as BNLD,BNTD->BNLT or "
-                f"GSEC,GSM->EGCM, got {equation!r}."
-            )
-        if self._rounds(a):
-            with tf.name_scope(name):
-                return _rounded_einsum(letters, a, b, rounded)
-
-        if letters.is_matmul:
-            return tf.matmul(a, b, transpose_b=letters.transposes_right, name=name)
-        return tf.einsum(equation, a, b, name=name)
-
-    def matmul_weight(
-        self, x: tf.Tensor, weight: Weight, *, rounded: Rounded = Rounded.NOTHING
-    ) -> tf.Tensor:
-        """Returns x [..., rows, depth] times a weight [..., depth, columns], kept or float32.
-
-        The weight's gradient contracts all rows, with one factor transposed: x^T d_y, or
-        (d_y^T x)^T. A CPU copies the transposed factor element by element, so it should be the
-        narrower one. That makes a train step 4 % faster than always transposing x. Without a
-        gradient nothing is transposed: a CPU would do it at every step, for a single row.
-        """
-        if isinstance(weight, NestedMap):
-            return stored_weights.product(x, weight)
-        if self._rounds(x):
-            return _rounded(x, weight, rounded)
-
-        weight = tf.cast(weight, x.dtype)
-        depth, columns = weight.shape[-2:]
-        if depth <= columns or not self.has_gradients:
-            return tf.matmul(x, weight)
-        return tf.matmul(x, tf.custom_gradient(_transposed)(weight), transpose_b=True)
-
-    def _rounds(self, factor: tf.Tensor) -> bool:
-        return self.dtype == "bfloat16" and factor.dtype == tf.float32
-
-
-FLOAT32 = Arithmetic()
+    result: bool = False
+    left: bool = False
+    right: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class _Equation:
+class Equation:
     """The letters of an einsum equation, by their role in a batch of matrix products.
 
     In `GSEC,GSM->EGCM` the batch is G, the rows are EC, S is contracted, and the columns are M.
@@ -195,34 +52,41 @@ class _Equation:
         left, right = factors.split(",")
         return cls(left, right, result)
 
+    def __str__(self) -> str:
+        return f"{self.left},{self.right}->{self.result}"
+
     @property
+    def has_weight(self) -> bool:
+        """Whether the right factor is a weight."""
+        return is_weight(self.right)
+
+    @functools.cached_property
     def batch(self) -> str:
         """The letters of both factors and of the result."""
-        return self._letters(in_left=True, in_right=True, in_result=True)
+        return self._letters(self.left, in_right=True, in_result=True)
 
-    @property
+    @functools.cached_property
     def contracted(self) -> str:
         """The letters of both factors over which products are summed."""
-        return self._letters(in_left=True, in_right=True, in_result=False)
+        return self._letters(self.left, in_right=True, in_result=False)
 
-    @property
+    @functools.cached_property
     def rows(self) -> str:
         """The letters of the left factor alone."""
-        return self._letters(in_left=True, in_right=False, in_result=True)
+        return self._letters(self.left, in_right=False, in_result=True)
 
-    @property
+    @functools.cached_property
     def columns(self) -> str:
         """The letters of the right factor alone."""
-        return self._letters(in_left=False, in_right=True, in_result=True)
+        own = self._letters(self.right, in_right=True, in_result=True)
+        return "".join(letter for letter in own if letter not in self.left)
 
-    def _letters(self, *, in_left: bool, in_right: bool, in_result: bool) -> str:
-        """Returns the letters that are in exactly these parts, in the order of a factor."""
-        factor = self.left if in_left else self.right
+    def _letters(self, factor: str, *, in_right: bool, in_result: bool) -> str:
+        """Returns the letters of a factor that are in both or neither of the other parts."""
         return "".join(
             letter
             for letter in factor
             if letter.isalpha()
-            and (letter in self.left) == in_left
             and (letter in self.right) == in_right
             and (letter in self.result) == in_result
         )
@@ -238,27 +102,31 @@ class _Equation:
         return self.right == self.batch + self.columns + self.contracted
 
     @property
-    def is_projection(self) -> bool:
-        """Whether this is a product of rows and a weight, as `Arithmetic.project` computes it."""
-        rows = self.batch + self.rows
-        merged_rows = f"{self.batch}({self.rows})"
-        x = self.left.removesuffix(self.contracted)
-        result = self.result.removesuffix(self.columns)
-        has_rows_first = (x, result) in {
-            (rows, rows),
-            (rows, merged_rows),
-            (merged_rows, merged_rows),
-        }
-        is_in_order = (
-            self.left == x + self.contracted
-            and self.right == self.batch + self.contracted + self.columns
-            and self.result == result + self.columns
-        )
+    def in_order(self) -> str:
+        """The letters of the result as a batch of matrix products has them."""
+        return self.batch + self.rows + self.columns
 
-        # Only the weight itself, and a result with all its dims, are reshaped to several letters.
+    @property
+    def projected(self) -> str:
+        """The result of rows and a weight, with the rows of the left factor: `E(GC)M`."""
+        return self.left.removesuffix(self.contracted) + self.columns
+
+    @property
+    def is_projection(self) -> bool:
+        """Whether this is a product of rows and a weight, as `project` computes it."""
+        merged_rows = f"{self.batch}({self.rows}){self.columns}"
+        lefts = (self.batch + self.rows, f"{self.batch}({self.rows})")
+        has_order = (
+            self.has_weight
+            and self.left.removesuffix(self.contracted) in lefts
+            and self.left.endswith(self.contracted)
+            and self.right == self.batch + self.contracted + self.columns
+            and self.result in (self.projected, merged_rows)
+        )
+        # Only a weight without a batch, and a result with all its dims, have several letters.
         is_matrix = len(self.contracted) == len(self.columns) == 1
         may_have_more = not self.batch and "(" not in self.result
-        return has_rows_first and is_in_order and (is_matrix or may_have_more)
+        return has_order and (is_matrix or may_have_more)
 
     @property
     def is_batch_of_products(self) -> bool:
@@ -267,21 +135,110 @@ class _Equation:
         has_right = (
             self.right == self.batch + self.contracted + self.columns or self.transposes_right
         )
-        is_complete = sorted(self.result) == sorted(self.batch + self.rows + self.columns)
+        is_complete = sorted(self.result) == sorted(self.in_order)
         return has_left and has_right and is_complete
 
     @property
     def is_matmul(self) -> bool:
         """Whether this is a product of matrices as they are, or with the right one transposed."""
         has_single_dims = len(self.rows) == len(self.contracted) == len(self.columns) == 1
-        in_order = self.result == self.batch + self.rows + self.columns
-        return has_single_dims and in_order and not self.transposes_left
+        return has_single_dims and self.result == self.in_order and not self.transposes_left
 
 
-def _rounded_einsum(letters: _Equation, a: tf.Tensor, b: tf.Tensor, rounded: Rounded) -> tf.Tensor:
+def einsum(
+    letters: Equation,
+    a: tf.Tensor,
+    b: Weight,
+    rounding: Rounding | None,
+    *,
+    has_gradients: bool = True,
+) -> tf.Tensor:
+    """Returns the product of rows and a weight, or of two activations.
+
+    Args:
+      letters: One of the forms that Numerics.einsum takes.
+      a: The left factor.
+      b: A weight that is not part of a stack, or an activation.
+      rounding: The rounding of float32 factors to bfloat16; None multiplies them unchanged.
+      has_gradients: Whether there will be gradients.
+
+    Raises:
+      ValueError: for an equation of another form.
+    """
+    if letters.is_projection:
+        return _project(letters, a, b, rounding, has_gradients=has_gradients)
+    if letters.has_weight or not letters.is_batch_of_products:
+        raise ValueError(
+            "einsum: expected rows times a weight, such as BLM,MH->BLH, BLND,NDM->BLM or "
+            "EGCM,EMH->E(GC)H, or a batch of matrix products, such as BNLD,BNTD->BNLT or "
+            f"GSEC,GSM->EGCM, got {str(letters)!r}."
+        )
+    if rounding is not None:
+        return _rounded_einsum(letters, a, b.tensor, rounding)
+
+    # A plain product of matrices stays one; TensorFlow would transpose for some einsums.
+    if letters.is_matmul:
+        return tf.matmul(a, b.tensor, transpose_b=letters.transposes_right)
+    return tf.einsum(str(letters), a, b.tensor)
+
+
+def _project(
+    letters: Equation,
+    x: tf.Tensor,
+    weight: Weight,
+    rounding: Rounding | None,
+    *,
+    has_gradients: bool,
+) -> tf.Tensor:
+    """Returns the product of rows and a weight.
+
+    This is one matrix product of all rows. The gradient of an einsum would contract several dims,
+    such as B and L, for which XLA transposes both operands on a CPU: a tenth of the time of a train
+    step.
+    """
+    laid_out = letters.batch + letters.columns + letters.contracted
+    sizes = _sizes(laid_out if weight.is_laid_out else letters.right, weight.tensor)
+    batch = _sizes_of(letters.batch, sizes)
+    columns = _sizes_of(letters.columns, sizes)
+    rows = x.shape[len(batch) : len(x.shape) - len(letters.contracted)]
+    depth = math.prod(_sizes_of(letters.contracted, sizes))
+
+    # Both factors as matrices. With a batch, the weight is a stack of matrices already.
+    x = _reshaped(x, [*batch, math.prod(rows), depth])
+    if not letters.batch:
+        weight = weight.as_matrix(depth)
+
+    result = _matmul_weight(x, weight, rounding, has_gradients=has_gradients)
+    if "(" in letters.result:
+        return result
+    return _reshaped(result, [*batch, *rows, *columns])
+
+
+def _matmul_weight(
+    x: tf.Tensor, weight: Weight, rounding: Rounding | None, *, has_gradients: bool
+) -> tf.Tensor:
+    """Returns x [..., rows, depth] times a weight [..., depth, columns].
+
+    The weight's gradient contracts all rows, with one factor transposed: x^T d_y, or (d_y^T x)^T. A
+    CPU copies the transposed factor element by element, so it should be the narrower one. That
+    makes a train step 4 % faster than always transposing x. Without a gradient nothing is
+    transposed: a CPU would do it at every step, for a single row.
+    """
+    if weight.is_laid_out:
+        return weight.product(x)
+    if rounding is not None:
+        return _rounded(x, weight.tensor, rounding)
+
+    factor = tf.cast(weight.tensor, x.dtype)
+    depth, columns = factor.shape[-2:]
+    if depth <= columns or not has_gradients:
+        return tf.matmul(x, factor)
+    return tf.matmul(x, tf.custom_gradient(_transposed)(factor), transpose_b=True)
+
+
+def _rounded_einsum(letters: Equation, a: tf.Tensor, b: tf.Tensor, rounding: Rounding) -> tf.Tensor:
     """Returns the einsum of a and b as a product of bfloat16 matrices, in float32."""
-    sizes = dict(zip(letters.left, a.shape, strict=True))
-    sizes |= zip(letters.right, b.shape, strict=True)
+    sizes = _sizes(letters.left, a) | _sizes(letters.right, b)
 
     # Each factor becomes a matrix for each element of the batch, either way round.
     left_dims = [letters.rows, letters.contracted]
@@ -291,31 +248,30 @@ def _rounded_einsum(letters: _Equation, a: tf.Tensor, b: tf.Tensor, rounded: Rou
     if letters.transposes_right:
         right_dims.reverse()
     batch = _sizes_of(letters.batch, sizes)
-    a = _reshaped(a, [*batch, *_merged_sizes(left_dims, sizes)])
-    b = _reshaped(b, [*batch, *_merged_sizes(right_dims, sizes)])
+    left_matrix = [math.prod(_sizes_of(dims, sizes)) for dims in left_dims]
+    right_matrix = [math.prod(_sizes_of(dims, sizes)) for dims in right_dims]
 
     product = _rounded(
-        a,
-        b,
-        rounded,
+        _reshaped(a, [*batch, *left_matrix]),
+        _reshaped(b, [*batch, *right_matrix]),
+        rounding,
         transpose_a=letters.transposes_left,
         transpose_b=letters.transposes_right,
     )
 
     # The matrices of the result, in the order of its own letters.
-    computed = letters.batch + letters.rows + letters.columns
-    result = _reshaped(product, _sizes_of(computed, sizes))
-    if letters.result == computed:
+    result = _reshaped(product, _sizes_of(letters.in_order, sizes))
+    if letters.result == letters.in_order:
         return result
-    return tf.transpose(result, [computed.index(letter) for letter in letters.result])
+    return tf.transpose(result, [letters.in_order.index(letter) for letter in letters.result])
+
+
+def _sizes(dims: str, tensor: tf.Tensor) -> dict[str, int]:
+    return dict(zip(dims, tensor.shape, strict=True))
 
 
 def _sizes_of(dims: str, sizes: dict[str, int]) -> list[int]:
     return [sizes[letter] for letter in dims]
-
-
-def _merged_sizes(dims: Sequence[str], sizes: dict[str, int]) -> list[int]:
-    return [math.prod(_sizes_of(merged, sizes)) for merged in dims]
 
 
 def _reshaped(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
@@ -325,7 +281,7 @@ def _reshaped(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 def _rounded(
     a: tf.Tensor,
     b: tf.Tensor,
-    rounded: Rounded,
+    rounding: Rounding,
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,
@@ -334,9 +290,6 @@ def _rounded(
 
     The last two dims of a factor are swapped if it is to be transposed. The result is float32.
     """
-    y_rounded = Rounded.RESULT in rounded
-    a_rounded = Rounded.LEFT in rounded
-    b_rounded = Rounded.RIGHT in rounded
 
     @tf.custom_gradient
     def product(
@@ -349,18 +302,18 @@ def _rounded(
         def gradient(d_wide: tf.Tensor) -> list[tf.Tensor]:
             d = tf.cast(d_wide, tf.bfloat16)
             if transpose_a:  # y = a^T b: d_a = b d^T, d_b = a d
-                d_a = dot(b, d, transpose_b=True, rounded=a_rounded)
-                d_b = dot(a, d, rounded=b_rounded)
+                d_a = dot(b, d, transpose_b=True, rounded=rounding.left)
+                d_b = dot(a, d, rounded=rounding.right)
             elif transpose_b:  # y = a b^T: d_a = d b, d_b = d^T a
-                d_a = dot(d, b, rounded=a_rounded)
-                d_b = _columns_times(d, a, rounded=b_rounded)
+                d_a = dot(d, b, rounded=rounding.left)
+                d_b = _columns_times(d, a, rounded=rounding.right)
             else:  # y = a b: d_a = d b^T, d_b = a^T d
-                d_a = dot(d, b, transpose_b=True, rounded=a_rounded)
-                d_b = _columns_times(a, d, rounded=b_rounded)
+                d_a = dot(d, b, transpose_b=True, rounded=rounding.left)
+                d_b = _columns_times(a, d, rounded=rounding.right)
             return [d_a, d_b]
 
         left = transposed_copy(a) if transpose_a else a
-        return dot(left, b, transpose_b=transpose_b, rounded=y_rounded), gradient
+        return dot(left, b, transpose_b=transpose_b, rounded=rounding.result), gradient
 
     return product(a, b)
 
@@ -369,7 +322,7 @@ def _columns_times(a: tf.Tensor, b: tf.Tensor, *, rounded: bool) -> tf.Tensor:
     """Returns a^T b for two factors [..., rows, columns]; the narrower one is transposed."""
     if a.shape[-1] <= b.shape[-1]:
         return dot(transposed_copy(a), b, rounded=rounded)
-    # Held, so that the transpose is a copy of its own. As part of the loops of an optimizer, which
+    # Held, so that the transpose is a separate copy. As part of the loops of an optimizer, which
     # read the gradient several times column by column, it would take longer than the product.
     (held,) = xla.optimization_barrier(transposed_copy(dot(transposed_copy(b), a, rounded=rounded)))
     return held
@@ -400,7 +353,7 @@ def _has_bfloat16_results() -> bool:
 
 
 def transposed_copy(x: tf.Tensor) -> tf.Tensor:
-    """Swaps the last two dims, [..., rows, columns], in an operation of its own.
+    """Swaps the last two dims, [..., rows, columns], in a separate operation.
 
     A plain transpose would become part of the product that takes the result. XLA's CPU compiler
     then finds that its library can't do it, and multiplies in float32 after all.
@@ -432,5 +385,8 @@ def with_bias(product: tf.Tensor, theta: NestedMap, name: str) -> tf.Tensor:
 
     The bias has the last dims of the product, and is added in its dtype.
     """
-    bias = theta.get(f"{name}_bias")
-    return product if bias is None else product + tf.cast(bias, product.dtype)
+    name = f"{name}_bias"
+    if name not in theta:
+        return product
+    bias = Weight.of(theta[name]).read().tensor
+    return product + tf.cast(bias, product.dtype)

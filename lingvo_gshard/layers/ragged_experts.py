@@ -1,8 +1,8 @@
 """Experts without a capacity: each computes exactly the tokens that chose it.
 
 An assignment is a token with one of its k choices. Assignments are sorted by expert, and each
-partition computes those of its own experts, one expert after the other, in tiles of a fixed size.
-So nothing overflows, and idle experts and padding cost nothing.
+partition computes its own experts' assignments, one expert after the other, in tiles of a fixed
+size. So nothing overflows, and idle experts and padding cost nothing.
 
 Partitions that share the experts gather each other's tokens (an all-gather), compute the
 assignments of their own experts (expert_tiles.py), and send each token its experts' outputs (an
@@ -12,7 +12,7 @@ G groups, S tokens of a group, M model, H hidden, E experts: the letters of shar
 These are local:
 
   W  the partitions over which the experts are split
-  X  the experts of one such partition: E / W
+  X  the experts of one such partition: E / W, rounded up
   Y  the parts that the tokens are still in once the partitions of the experts have gathered them:
      1 if the groups are split as the experts are, and D / W on D devices with copies of the experts
   I  the tokens of such a part: G * S / Y
@@ -20,50 +20,81 @@ These are local:
   Z  the rows of a tile, which are multiplied at a time
   O  the rows of outputs: J + Z, since the last tile may run over the end
 
-On 8 devices with 4 experts, for example, W is 4, X is 1 and Y is 2.
+On 8 devices with 4 experts, for example, W is 4, X is 1 and Y is 2. If W does not divide E, the
+weights are padded with experts that no token chooses.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
 from lingvo_gshard.layers.expert_tiles import Experts, Tiles, count_true
-from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.routing import Gates
 from lingvo_gshard.sharding.annotator import Annotator
 
 
-def ragged_experts(
-    x_GSM: tf.Tensor,
-    gates: Gates,
-    experts: Experts,
-    annotator: Annotator,
-    arithmetic: Arithmetic,
-) -> tf.Tensor:
-    """Returns the outputs of each token's kept choices, summed with its gates: [G, S, M]."""
-    num_experts = experts.num_experts
+@dataclasses.dataclass(frozen=True)
+class Ragged:
+    """Experts that compute their tokens without buffers, as many as there are."""
+
+    capacity: int  # S: a gating has places for all tokens.
+    annotator: Annotator
+
+    def outputs(self, x_GSM: tf.Tensor, gates: Gates, experts: Experts) -> tf.Tensor:
+        """Returns the outputs of each token's kept choices, weighted by its gates: [G, S, M]."""
+        with tf.name_scope("experts"):
+            return _outputs(x_GSM, gates, experts, self.annotator)
+
+
+def _outputs(x_GSM: tf.Tensor, gates: Gates, experts: Experts, annotator: Annotator) -> tf.Tensor:
     num_groups, group_size, dim = x_GSM.shape
     num_partitions, _ = annotator.factor("EG")
+    num_own = -(-experts.num_experts // num_partitions)
     k = gates.k
 
     # Tokens and their choices travel in one tensor, so that a single all-gather moves both.
-    choices_GS_ = _encode_choices(gates, num_experts, x_GSM.dtype)
+    choices_GS_ = _encode_choices(gates, num_own * num_partitions, x_GSM.dtype)
     gathered = _gather_tokens(tf.concat([x_GSM, choices_GS_], -1), annotator)
     x_WYIM, choices_WYI_ = tf.split(gathered, [dim, choices_GS_.shape[-1]], -1)
     expert_WYJ, gate_WYJ = _decode_choices(choices_WYI_)
 
-    outputs_WYJM = _expert_outputs(x_WYIM, expert_WYJ, k, experts, annotator, arithmetic)
+    with experts.numerics.noting():
+        outputs_WYJM = _expert_outputs(x_WYIM, expert_WYJ, k, experts, annotator)
+    _note(experts, x_GSM, k)
 
-    # A token's output is the sum over its choices, and over the partitions W, of which those
-    # without its experts add 0. From a split over W to one over G is the all-to-all.
+    # A token's output is the sum over its choices, and over the partitions W: the ones without its
+    # experts add 0. From a split over W to one over G is the all-to-all.
     weighted_WYJM = outputs_WYJM * gate_WYJ[..., None]
     outputs_WGSkM = tf.reshape(weighted_WYJM, [num_partitions, num_groups, group_size, k, dim])
     outputs_WGSM = annotator.annotate(tf.reduce_sum(outputs_WGSkM, 3), "_G__")
     return annotator.annotate(tf.reduce_sum(outputs_WGSM, 0), "GSM")
+
+
+def _note(experts: Experts, x_GSM: tf.Tensor, k: int) -> None:
+    """Notes the products of all assignments, as if experts had equal numbers of them."""
+    note = experts.numerics.note
+    num_groups, group_size, dim = x_GSM.shape
+
+    # In place of C places, the mean number of a group's tokens that choose an expert.
+    sizes = {
+        "G": num_groups,
+        "S": group_size,
+        "E": experts.num_experts,
+        "C": k * group_size / experts.num_experts,
+        "M": dim,
+        "H": experts.hidden_dim,
+    }
+    note("GSEC,GSM->EGCM", sizes, is_lookup=True)
+    for name, _ in experts.theta.FlattenItems():
+        if name.endswith("_bias"):
+            continue
+        equation = "EGCH,EHM->GECM" if name == "wo" else "EGCM,EMH->EGCH"
+        note(equation, sizes)
+    note("GSEC,GECM->GSM", sizes, is_lookup=True)
 
 
 def tile_size(num_tokens: int, k: int, num_experts: int) -> int:
@@ -79,8 +110,8 @@ def tile_size(num_tokens: int, k: int, num_experts: int) -> int:
 def _encode_choices(gates: Gates, num_experts: int, dtype: tf.DType) -> tf.Tensor:
     """Returns 3 * k numbers for each token: its k gates, and its k experts as two digits each.
 
-    The digits are those of base 256, which bfloat16 holds exactly. A choice that was not kept has
-    the expert E, which does not exist.
+    The digits are of base 256, which bfloat16 holds exactly. A choice that was not kept has the
+    expert `num_experts`, which no partition has.
     """
     experts_GSk = tf.stack(
         [tf.where(choice.kept_GS > 0, choice.expert_GS, num_experts) for choice in gates.choices],
@@ -121,54 +152,108 @@ def _decode_choices(choices_WYI_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _expert_outputs(
-    x_WYIM: tf.Tensor,
-    expert_WYJ: tf.Tensor,
-    k: int,
-    experts: Experts,
-    annotator: Annotator,
-    arithmetic: Arithmetic,
+    x_WYIM: tf.Tensor, expert_WYJ: tf.Tensor, k: int, experts: Experts, annotator: Annotator
 ) -> tf.Tensor:
     """Returns the outputs of partition W's experts, [W, Y, J, M]; 0 for other experts' tokens."""
-    num_partitions, _, num_assignments = expert_WYJ.shape
-    num_experts = experts.num_experts
-    num_own = num_experts // num_partitions
-    size = tile_size(num_assignments // k, k, num_experts)
+    num_partitions, num_parts, num_assignments = expert_WYJ.shape
+    num_own = -(-experts.num_experts // num_partitions)
+    size = tile_size(num_assignments // k, k, experts.num_experts)
+    tiles = Tiles(size, experts)
 
-    order = _sorted_by_expert(expert_WYJ, k, size, num_experts)
-    partitions = _Partitions(Tiles(size, experts, arithmetic.matmul_weight), order, k, annotator)
+    # As data, since XLA merges equal constants: one that a loop here and the automatic part have in
+    # common gets two shardings, on which the partitioner aborts.
+    blocks = experts.blocks
+    order = _sorted_by_expert(expert_WYJ, k, size, num_own)
+    order.blocks_n = tf.broadcast_to(blocks, [num_partitions, num_parts, len(blocks)])
+
+    def parts(x_WYIM: tf.Tensor, weights: Sequence[tf.Tensor]) -> NestedMap:
+        """Returns what Tiles compute with, of all partitions."""
+        rows_WYOM = tf.zeros([*order.expert_O.shape, x_WYIM.shape[-1]], x_WYIM.dtype)
+        return NestedMap(order, x_IM=x_WYIM, rows_OM=rows_WYOM, weights=list(weights))
 
     @tf.custom_gradient
     def outputs(
         x_WYIM: tf.Tensor, *weights: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
-        y_WYJM = partitions.outputs(x_WYIM, weights)
-        return y_WYJM, functools.partial(partitions.gradients, x_WYIM, weights)
+        whole = parts(x_WYIM, weights)
+        y = _on_each(tiles.outputs, whole, NestedMap(y_JM="EG__"), annotator)
 
-    outputs_WYJM = outputs(x_WYIM, *experts.tensors)
+        def gradients(d_y_WYJM: tf.Tensor) -> list[tf.Tensor]:
+            # Weights are the experts', of which each part Y of the tokens has gradients of its own.
+            unsummed = [
+                tf.zeros([*weight.shape[:2], num_parts, *weight.shape[2:]], weight.dtype)
+                for weight in weights
+            ]
+            whole = NestedMap(parts(x_WYIM, weights), d_y_JM=d_y_WYJM, d_weights=unsummed)
+            d_dims = ["_EG".ljust(len(zeros.shape), "_") for zeros in unsummed]
+            dims = NestedMap(d_x_JM="EG__", d_weights=d_dims)
+            d = _on_each(tiles.gradients, whole, dims, annotator)
+
+            # A token's gradient is the sum over its choices, and a weight's over the parts.
+            d_x_WYIkM = tf.reshape(d.d_x_JM, [*x_WYIM.shape[:3], k, x_WYIM.shape[3]])
+            d_weights = [tf.reduce_sum(d_weight, 2) for d_weight in d.d_weights]
+            return [tf.reduce_sum(d_x_WYIkM, 3), *d_weights]
+
+        return y.y_JM, gradients
+
+    num_missing = num_own * num_partitions - experts.num_experts
+    weights = [_with_idle_experts(stack, num_missing) for stack in experts.stacks]
+    outputs_WYJM = outputs(x_WYIM, *weights)
     is_own_WYJ = expert_WYJ // num_own == tf.range(num_partitions)[:, None, None]
     return tf.where(is_own_WYJ[..., None], outputs_WYJM, tf.zeros([], outputs_WYJM.dtype))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Order:
-    """The assignments of all parts in the order of their experts, int32, and the way back.
+def _on_each(
+    fn: Callable[[NestedMap], NestedMap],
+    whole: NestedMap,
+    dims: NestedMap,
+    annotator: Annotator,
+) -> NestedMap:
+    """Applies `fn` to each partition's part of the tensors; returns whole ones of these dims.
 
-    What is sorted ends with a tile of padding, which the last tile may read.
+    Tensors begin with W and Y, of which a partition has one each, and `fn` sees neither. Weights,
+    and zeros for their gradients, begin with R and X instead. They are passed whole: a product over
+    a dim that is split here would be left without its sum.
     """
+    # All tensors are split by W and Y but the weights, which are split by their experts.
+    whole_dims = whole.Transform(lambda tensor: "EG".ljust(len(tensor.shape), "_"))
+    whole_dims.weights = ["_E".ljust(len(weight.shape), "_") for weight in whole.weights]
+    if "d_weights" in whole:
+        whole_dims.d_weights = dims.d_weights
 
-    bounds_WY2: tf.Tensor  # Where the assignments of a partition's own experts begin and end.
-    expert_WYO: tf.Tensor  # The experts, sorted; E in the padding.
-    token_WYO: tf.Tensor  # The tokens, and the assignments, in that order; 0 in the padding.
-    assignment_WYO: tf.Tensor
-    position_WYJ: tf.Tensor  # Where each assignment is in that order.
+    def on_parts(*parts: tf.Tensor) -> list[tf.Tensor]:
+        own = whole.Pack(
+            tf.reshape(part, part.shape[2:]) if letters.startswith("EG") else part
+            for part, letters in zip(parts, whole_dims.Flatten(), strict=True)
+        )
+        return [
+            tf.reshape(result, [1, 1, *result.shape]) if letters.startswith("EG") else result
+            for result, letters in zip(fn(own).Flatten(), dims.Flatten(), strict=True)
+        ]
+
+    arguments = list(zip(whole.Flatten(), whole_dims.Flatten(), strict=True))
+    return dims.Pack(annotator.locally_all(on_parts, arguments, dims.Flatten()))
 
 
-def _sorted_by_expert(expert_WYJ: tf.Tensor, k: int, size: int, num_experts: int) -> _Order:
-    """Returns the order of assignments by expert, for tiles of a size."""
+def _with_idle_experts(weight: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns a weight [R, E, ...] with zeros for further experts, which no token chooses."""
+    if count == 0:
+        return weight
+    padding = [[0, 0] for _ in weight.shape]
+    padding[1][1] = count
+    return tf.pad(weight, padding)
+
+
+def _sorted_by_expert(expert_WYJ: tf.Tensor, k: int, size: int, num_own: int) -> NestedMap:
+    """Returns the assignments in the order of their experts, for tiles of a size, and the way back.
+
+    These are bounds_2, expert_O, token_O, assignment_O and position_J of expert_tiles.py, int32
+    [W, Y, ...]. O ends with a tile of padding, which the last tile may read.
+    """
     num_partitions, num_parts, num_assignments = expert_WYJ.shape
-    num_own = num_experts // num_partitions
+    num_experts = num_own * num_partitions
 
-    # Sorting the sorted indices again tells where each of them is.
+    # Sorting the sorted indices again gives the place of each of them.
     index_WYJ = tf.broadcast_to(tf.range(num_assignments), expert_WYJ.shape)
     by_expert = xla.key_value_sort(expert_WYJ, index_WYJ)
     position_WYJ = xla.key_value_sort(by_expert.sorted_values, index_WYJ).sorted_values
@@ -176,7 +261,7 @@ def _sorted_by_expert(expert_WYJ: tf.Tensor, k: int, size: int, num_experts: int
     first_own_W11 = num_own * tf.range(num_partitions)[:, None, None]
 
     def num_before(own: int) -> tf.Tensor:
-        """Returns how many assignments come before those of a partition's expert `own`: [W, Y]."""
+        """Returns how many assignments precede a partition's expert `own`: [W, Y]."""
         return count_true(expert_WYJ < first_own_W11 + own)
 
     bounds_WY2 = tf.stack([num_before(0), num_before(num_own)], -1)
@@ -185,77 +270,10 @@ def _sorted_by_expert(expert_WYJ: tf.Tensor, k: int, size: int, num_experts: int
         """Appends a tile of `value`: [W, Y, O]."""
         return tf.concat([x_WYJ, tf.fill([num_partitions, num_parts, size], value)], -1)
 
-    return _Order(
-        bounds_WY2=bounds_WY2,
-        expert_WYO=padded(by_expert.sorted_keys, num_experts),
-        token_WYO=padded(by_expert.sorted_values // k, 0),
-        assignment_WYO=padded(by_expert.sorted_values, 0),
-        position_WYJ=position_WYJ,
+    return NestedMap(
+        bounds_2=bounds_WY2,
+        expert_O=padded(by_expert.sorted_keys, num_experts),
+        token_O=padded(by_expert.sorted_values // k, 0),
+        assignment_O=padded(by_expert.sorted_values, 0),
+        position_J=position_WYJ,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Partitions:
-    """What all partitions compute, each with its own experts and its own part of the tensors.
-
-    Weights are passed whole: a product over a dim that is split here would be left without its sum.
-    """
-
-    tiles: Tiles
-    order: _Order
-    k: int
-    annotator: Annotator
-
-    def outputs(self, x_WYIM: tf.Tensor, weights: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the outputs, [W, Y, J, M]; arbitrary for other partitions' assignments."""
-        arguments = [*self._order_dims(), (x_WYIM, "EG__"), (self._rows(x_WYIM), "EG__")]
-        arguments += [(weight, _weight_dims(weight)) for weight in weights]
-        return self.annotator.locally(self.tiles.outputs, arguments, "EG__")
-
-    def gradients(
-        self, x_WYIM: tf.Tensor, weights: Sequence[tf.Tensor], d_WYJM: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """Returns the gradients of x and of the weights, given that of the outputs."""
-        # Weights are the experts', of which each part Y of the tokens has gradients of its own.
-        num_parts = x_WYIM.shape[1]
-        unsummed = []
-        for weight in weights:
-            num_blocks, num_experts, *sizes = weight.shape
-            unsummed.append(tf.zeros([num_blocks, num_experts, num_parts, *sizes], weight.dtype))
-
-        arguments = [
-            *self._order_dims(),
-            (self.order.assignment_WYO, "EG_"),
-            (x_WYIM, "EG__"),
-            (d_WYJM, "EG__"),
-            (self._rows(x_WYIM), "EG__"),
-        ]
-        arguments += [(weight, _weight_dims(weight)) for weight in weights]
-        arguments += [(zeros, "_EG__") for zeros in unsummed]
-        dims = ["EG__"] + ["_EG__"] * len(weights)
-        d_x_WYJM, *d_weights = self.annotator.locally_all(self.tiles.gradients, arguments, dims)
-
-        # A token's gradient is the sum over its choices, and a weight's that over the parts.
-        d_x_WYIkM = tf.reshape(d_x_WYJM, [*x_WYIM.shape[:3], self.k, x_WYIM.shape[3]])
-        d_x_WYIM = tf.reduce_sum(d_x_WYIkM, 3)
-        return [d_x_WYIM, *[tf.reduce_sum(d_weight, 2) for d_weight in d_weights]]
-
-    def _order_dims(self) -> list[tuple[tf.Tensor, str]]:
-        """Returns what both directions need to find rows and weights, with dims."""
-        order = self.order
-        tensors = [order.bounds_WY2, order.expert_WYO, order.token_WYO, order.position_WYJ]
-
-        # As data, since XLA merges equal constants: one that a loop here and the automatic part
-        # have in common gets two shardings, on which the partitioner aborts.
-        blocks = self.tiles.experts.blocks
-        tensors.append(tf.broadcast_to(blocks, [*order.bounds_WY2.shape[:2], len(blocks)]))
-        return [(tensor, "EG_") for tensor in tensors]
-
-    def _rows(self, x_WYIM: tf.Tensor) -> tf.Tensor:
-        """Returns the zeros that tiles replace: [W, Y, O, M]."""
-        return tf.zeros([*self.order.expert_WYO.shape, x_WYIM.shape[-1]], x_WYIM.dtype)
-
-
-def _weight_dims(weight: tf.Tensor) -> str:
-    """Returns the dims of a weight [R, E, ...], whole but for the experts."""
-    return "_E".ljust(len(weight.shape), "_")

@@ -29,8 +29,8 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
 
     Args:
       shape: Static.
-      seed: int32 [2]; or [B, 2], one for each part of the first dim, whose numbers then are those
-        that a tensor of shape[1:] has with this seed.
+      seed: int32 [2]; or [B, 2], one for each part of the first dim, which then has the numbers of
+        a tensor of shape[1:] with this seed.
 
     Raises:
       ValueError: if one part of the index would need more than 32 bits.

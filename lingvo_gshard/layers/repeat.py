@@ -1,9 +1,9 @@
 """One block of layers applied R times, unrolled or in a loop, with or without rematerialization.
 
-A block is a function (index, products, Carried) -> Carried. It takes x, the shared tensors and its
-own weights, and returns the next x and its reports. It computes its products with large weights by
-`products`. Only x, shared and weights have gradients; reports are small, and replicated over the
-partitions.
+A block is a function (index, numerics, Carried) -> Carried. It takes x, the shared tensors and its
+own weights, and returns the next x and its reports. Its layers multiply by `numerics`, which keeps
+some products for the gradient. Only x, shared and weights have gradients; reports are small, and
+replicated over the partitions.
 
 In a loop, the weights and the reports of all blocks are stacks, whose first dim is R. So neither
 the size of the program nor the time to compile it grows with R. A loop should be rematerialized:
@@ -19,12 +19,12 @@ import enum
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lingvo_gshard.core.base_layer import RECOMPUTED, STACKED
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.tf_private import xla
-from lingvo_gshard.layers.context import Products, computed, recording, replaying
+from lingvo_gshard.layers.numerics import Numerics, Remat
 from lingvo_gshard.layers.slices import read_at, write_at
 from lingvo_gshard.sharding.annotator import Annotator
 
@@ -34,14 +34,14 @@ Tensors = Sequence["tf.Tensor"]
 
 @dataclasses.dataclass(frozen=True)
 class Carried(Generic[Leaf]):
-    """What a block takes or returns, or the gradients of it, or its dims.
+    """The inputs or the results of a block, or their gradients, or their dims.
 
     A block takes `x`, `shared` and `weights` and returns `x` and `reports`; the other fields are
-    empty. Where `weights` or `reports` are stacks, they are those of all blocks.
+    empty. Where `weights` or `reports` are stacks, these hold the tensors of all blocks.
     """
 
-    x: Leaf  # What a block hands on to the next one, such as activations [B, L, M].
-    shared: Sequence[Leaf] = ()  # What all blocks see alike, such as the encoded source.
+    x: Leaf  # A block hands it on to the next one: activations [B, L, M].
+    shared: Sequence[Leaf] = ()  # All blocks see the same, such as the encoded source.
     weights: Sequence[Leaf] = ()  # Each block has its own.
     reports: Sequence[Leaf] = ()  # The statistics that a block returns beside x.
 
@@ -64,7 +64,7 @@ class Carried(Generic[Leaf]):
         )
 
 
-Block = Callable[["int | tf.Tensor", Products, "Carried[tf.Tensor]"], "Carried[tf.Tensor]"]
+Block = Callable[["int | tf.Tensor", Numerics, "Carried[tf.Tensor]"], "Carried[tf.Tensor]"]
 
 
 class Layers(enum.Enum):
@@ -74,67 +74,31 @@ class Layers(enum.Enum):
     LOOP = "loop"  # as one block in a while-loop over stacked weights
 
 
-class Remat(enum.Enum):
-    """What the backward pass recomputes to save memory (rematerialization, section 5.1)."""
-
-    NONE = "none"
-    BLOCK = "block"  # each block, from its input
-    ALL_BUT_PRODUCTS = "all_but_products"  # as BLOCK, except the results of `products`
-
-
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """A tensor of a block, or a stack of those of all blocks, that the gradient needs.
-
-    `dims` and `dtype` are those of a block's tensor as it was computed; it may be kept in another
-    dtype.
-    """
-
-    tensor: tf.Tensor
-    dims: str
-    dtype: tf.DType
-
-    @classmethod
-    def of(cls, dims: str, tensor: tf.Tensor, hidden_dtype: str | None) -> Self:
-        """Returns a tensor to be kept, in `hidden_dtype` if that is given and it is inside a layer.
-
-        Hidden units, what goes to experts and back, and the heads' queries, keys and values have a
-        dim H, E or D, and do not leave their layer. So the block computes the same inputs of each
-        layer again, and chooses the same experts, whatever these are rounded to.
-        """
-        is_inside = any(letter in dims for letter in "HED")
-        kept = tf.cast(tensor, hidden_dtype) if hidden_dtype and is_inside else tensor
-        return cls(kept, dims, tensor.dtype)
+def unrolled(
+    block: Block, index: int, numerics: Numerics
+) -> Callable[[Carried[tf.Tensor]], Carried[tf.Tensor]]:
+    """Returns block `index` as a function of its inputs; its gradient follows numerics.remat."""
+    if numerics.remat is Remat.NONE:
+        return functools.partial(block, index, numerics)
+    return functools.partial(_rematerialized, block, index, numerics)
 
 
-def apply_block(
-    block: Block,
-    index: int,
-    inputs: Carried[tf.Tensor],
-    remat: Remat,
-    hidden_dtype: str | None = None,
+def _rematerialized(
+    block: Block, index: int, numerics: Numerics, inputs: Carried[tf.Tensor]
 ) -> Carried[tf.Tensor]:
-    """Applies block `index` to its inputs; its gradient recomputes according to `remat`.
-
-    `hidden_dtype` is that of Kept.of.
-    """
-    if remat is Remat.NONE:
-        return block(index, computed, inputs)
+    """Applies a block to its inputs; its gradient computes it again."""
 
     @tf.custom_gradient
     def once(*leaves: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         entered = inputs.packed(leaves)
 
-        # Forward: keeps the inputs, and the results of products if `remat` says so.
-        recorded: list[tuple[str, tf.Tensor]] = []
-        products = recording(recorded) if remat is Remat.ALL_BUT_PRODUCTS else computed
-        result = block(index, products, entered)
-        kept = [Kept.of(dims, product, hidden_dtype) for dims, product in recorded]
+        # Forward: keeps the inputs, and the products that `numerics` keeps.
+        kept: list[tuple[str, tf.Tensor]] = []
+        result = block(index, numerics.keeping(kept), entered)
 
-        # Backward: the block again, with the kept results in place of its products.
+        # Backward: the block again, with these in place of its own products.
         def gradient(*d_leaves: tf.Tensor) -> list[tf.Tensor]:
-            kept_products = [tf.cast(each.tensor, each.dtype) for each in kept]
-            again = replaying(kept_products) if kept_products else computed
+            again = numerics.replaying(tensor for _, tensor in kept)
             return _pull_back(
                 functools.partial(block, index, again), entered, result.packed(d_leaves)
             ).flat()
@@ -157,31 +121,34 @@ class Loop:
     block: Block
     num_blocks: int  # R.
     annotator: Annotator
-    dims: Carried[str]  # Of what one block takes: x, shared and weights.
+    dims: Carried[str]  # The dims of a block's inputs: x, shared and weights.
+    # Whether the gradient of each weight is a product of activations, as a matrix's is.
+    are_products: Sequence[bool]
+    numerics: Numerics
     stack_dim: str = STACKED  # The leading dim of stacks.
     report_dims: Callable[[tf.Tensor], str] = _undivided  # Returns the dims of one report.
-    hidden_dtype: str | None = None  # That of Kept.of.
     # Whether to trace the body as a tf.function, which prunes operations without a use.
     as_function: bool = False
 
-    def __call__(self, inputs: Carried[tf.Tensor], remat: Remat) -> Carried[tf.Tensor]:
+    def __call__(self, inputs: Carried[tf.Tensor]) -> Carried[tf.Tensor]:
         """Applies the block R times; the weights are stacks [R, ...].
 
         Returns the last x, and the reports as stacks [R, ...].
         """
         # TensorFlow's own gradient of the loop, which keeps stacks of all intermediates.
-        if remat is Remat.NONE:
-            result, _ = self._forward(inputs, remat)
+        if self.numerics.remat is Remat.NONE:
+            result, _, _ = self._forward(inputs)
             return result
 
         # A loop back over the blocks, of which each is computed again.
         @tf.custom_gradient
         def run(*leaves: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
             entered = inputs.packed(leaves)
-            result, kept = self._forward(entered, remat)
+            result, kept, kept_dims = self._forward(entered)
 
             def gradient(*d_leaves: tf.Tensor) -> list[tf.Tensor]:
-                return self._backward(entered, kept, result.packed(d_leaves)).flat()
+                d_result = result.packed(d_leaves)
+                return self._backward(entered, kept, kept_dims, d_result).flat()
 
             return result.flat(), gradient
 
@@ -189,28 +156,34 @@ class Loop:
         return Carried(x, reports=reports)
 
     def _forward(
-        self, inputs: Carried[tf.Tensor], remat: Remat
-    ) -> tuple[Carried[tf.Tensor], list[Kept]]:
-        """Applies the block R times; returns its result, and what the gradient needs."""
-        # What one block keeps, known once it has been traced.
-        traced: list[Kept] = []
+        self, inputs: Carried[tf.Tensor]
+    ) -> tuple[Carried[tf.Tensor], list[tf.Tensor], list[str]]:
+        """Applies the block R times.
+
+        Returns its result, the stacks [R, ...] that the gradient needs, and the dims of their
+        elements.
+        """
+        numerics = self.numerics.in_loop(self.num_blocks)
+        kept_dims: list[str] = []  # Known once a block has been traced.
 
         def keeping_block(
-            index: int | tf.Tensor, entered: Carried[tf.Tensor]
+            numerics: Numerics, index: int | tf.Tensor, entered: Carried[tf.Tensor]
         ) -> Carried[tf.Tensor]:
-            """The block, with what it keeps as if that were its first reports."""
-            recorded = [] if remat is Remat.NONE else [(self.dims.x, entered.x)]
-            products = recording(recorded) if remat is Remat.ALL_BUT_PRODUCTS else computed
-            result = self.block(index, products, entered)
+            """The block, with the tensors that it keeps as its first reports."""
+            kept: list[tuple[str, tf.Tensor]] = []
+            if numerics.remat is not Remat.NONE:
+                kept.append((self.dims.x, entered.x))
+                numerics = numerics.keeping(kept)
+            result = self.block(index, numerics, entered)
 
-            traced[:] = [Kept.of(dims, tensor, self.hidden_dtype) for dims, tensor in recorded]
-            kept_tensors = [kept.tensor for kept in traced]
+            kept_dims[:] = [dims for dims, _ in kept]
+            kept_tensors = [tensor for _, tensor in kept]
             return Carried(result.x, reports=[*kept_tensors, *result.reports])
 
-        # What the loop carries: x, the stacks of weights, and the stacks of reports to be written.
-        traced_reports = self._traced_reports(keeping_block, inputs)
-        num_kept = len(traced)
-        kept_dims = [kept.dims for kept in traced]
+        # The loop carries x, the stacks of weights, and the stacks of reports to be written.
+        beside = functools.partial(keeping_block, numerics.unrecorded())
+        traced_reports = self._traced_reports(beside, inputs)
+        num_kept = len(kept_dims)
         own_dims = [self.report_dims(report) for report in traced_reports[num_kept:]]
         carried_dims = Carried(
             self.dims.x,
@@ -226,7 +199,7 @@ class Loop:
             stacks = [stack for stack, _ in taken]
             weights = self._each_annotated([weight for _, weight in taken], self.dims.weights)
 
-            result = keeping_block(i, Carried(carried.x, inputs.shared, weights))
+            result = keeping_block(numerics, i, Carried(carried.x, inputs.shared, weights))
 
             # Its reports become item i of their stacks.
             reports = [
@@ -241,14 +214,17 @@ class Loop:
         start = Carried(inputs.x, weights=inputs.weights, reports=unwritten)
         end = self._while(body, start)
 
-        kept_stacks = zip(end.reports[:num_kept], traced, strict=True)
-        kept = [dataclasses.replace(of_block, tensor=stack) for stack, of_block in kept_stacks]
-        return Carried(end.x, reports=end.reports[num_kept:]), kept
+        reports = end.reports[num_kept:]
+        return Carried(end.x, reports=reports), list(end.reports[:num_kept]), kept_dims
 
     def _backward(
-        self, inputs: Carried[tf.Tensor], kept: Sequence[Kept], d_result: Carried[tf.Tensor]
+        self,
+        inputs: Carried[tf.Tensor],
+        kept: Tensors,
+        kept_dims: Sequence[str],
+        d_result: Carried[tf.Tensor],
     ) -> Carried[tf.Tensor]:
-        """Returns the gradients of the inputs, given those of the result.
+        """Returns the gradients of the inputs, given what `_forward` kept and the result's.
 
         Iteration k pulls the gradients back through block R - 1 - k. The loop carries the gradient
         of the block's output, the sums of the gradients of the shared tensors, and the gradients
@@ -267,21 +243,19 @@ class Loop:
             i = self.num_blocks - 1 - k
             carried = self._annotated(carried, d_dims)
 
-            # What block i took, and the products that it kept.
+            # The inputs of block i, and the products that it kept.
             weights = [_weight(stack, i) for stack in inputs.weights]
-            x, *kept_products = [
-                tf.cast(self.annotator.annotate(_item(each.tensor, i), each.dims), each.dtype)
-                for each in kept
-            ]
+            items = [_item(stack, i) for stack in kept]
+            x, *kept_products = self._each_annotated(items, kept_dims)
             entered = self._annotated(Carried(x, inputs.shared, weights), self.dims)
 
-            # The gradients of what it returned.
+            # The gradients of its results.
             d_reports = [_item(stack, i) for stack in d_result.reports]
             report_dims = [self.report_dims(d_report) for d_report in d_reports]
             d_reports = self._each_annotated(d_reports, report_dims)
 
-            # The gradients of what it took.
-            again = replaying(kept_products) if kept_products else computed
+            # The gradients of its inputs.
+            again = self.numerics.replaying(kept_products)
             d_block = _pull_back(
                 functools.partial(self.block, i, again),
                 entered,
@@ -299,17 +273,18 @@ class Loop:
             ]
             return self._annotated(Carried(d_block.x, d_shared, d_stacks), d_dims)
 
-        # The gradient of a matrix is a product of activations, so it needs no more bits than they
-        # have. (The router's does have more, and is rounded.) The gradients of all layers exist at
-        # the same time and are half of what a deep model needs, so 16 bits halve a large part.
+        # The gradient of a matrix is a product of activations, so more bits than theirs would add
+        # nothing. (The router's has more, and is rounded.) The gradients of all layers exist at the
+        # same time and take half of a deep model's memory, so 16 bits halve a large part.
+        # Those of biases and scales are sums over all tokens, and small: they keep their bits.
         unwritten = [
-            tf.zeros(stack.shape, d_result.x.dtype if stack.shape.rank > 2 else stack.dtype)
-            for stack in inputs.weights
+            tf.zeros(stack.shape, d_result.x.dtype if is_product else stack.dtype)
+            for stack, is_product in zip(inputs.weights, self.are_products, strict=True)
         ]
         no_gradient = [tf.zeros_like(tensor) for tensor in inputs.shared]
         end = self._while(body, Carried(d_result.x, no_gradient, unwritten))
 
-        # A gradient has the dtype of what it is a gradient of.
+        # A gradient has the dtype of its tensor.
         pairs = zip(end.flat(), inputs.flat(), strict=True)
         return inputs.packed(tf.cast(gradient, tensor.dtype) for gradient, tensor in pairs)
 
@@ -338,7 +313,7 @@ class Loop:
         body: Callable[[tf.Tensor, Carried[tf.Tensor]], Carried[tf.Tensor]],
         start: Carried[tf.Tensor],
     ) -> Carried[tf.Tensor]:
-        """Applies body(i, carried) for i from 0 to R - 1; returns what is carried in the end."""
+        """Applies body(i, carried) for i from 0 to R - 1; returns the last result."""
 
         def step(i: tf.Tensor, *leaves: tf.Tensor) -> list[tf.Tensor]:
             return body(i, start.packed(leaves)).flat()
@@ -368,9 +343,9 @@ def _pull_back(
     inputs: Carried[tf.Tensor],
     d_result: Carried[tf.Tensor],
 ) -> Carried[tf.Tensor]:
-    """Returns the gradients of the inputs, given those of fn(inputs), which is computed again.
+    """Returns the gradients of the inputs from the result's; fn(inputs) is computed again.
 
-    What is computed again is in the scope RECOMPUTED, and its gradients are not.
+    The repeated operations are in the scope RECOMPUTED, and their gradients are not.
     """
     # Without the barrier the compiler would reuse the forward pass's results, and so keep them.
     held = xla.optimization_barrier(*inputs.flat(), *d_result.flat())

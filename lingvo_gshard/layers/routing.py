@@ -1,4 +1,4 @@
-"""What a gating decides: every token's choices of experts, and how evenly they use the experts.
+"""The result of a gating: every token's choices of experts, and how evenly they use the experts.
 
 G groups, S tokens of a group, E experts, C capacity of an expert in a group. A name's suffix gives
 its dims: `gates_GSE`. All floats are float32; masks are floats, 0 or 1.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Self
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+
+# A divisor for experts without tokens: microbatches that dispatch one send more on average.
+_FEWEST_SENT = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,20 +32,21 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How one layer routed its tokens, not counting padding. All but load_E are scalars.
+    """How one layer routed its tokens, not counting padding. All but sent_E are scalars.
+
+    All fields are linear in the tokens, so that their means over microbatches are the whole batch's
+    fields: see Context.tokens_of_mean. `statistics` computes loads from them, which are not linear.
 
     A field is None where the layer's gating does not have it: see GatingLayer.own_fields.
     """
 
     aux_loss: tf.Tensor  # l_aux of line 13, averaged over the groups.
-    load_E: tf.Tensor  # The tokens dispatched to each expert, divided by their mean.
+    sent_E: tf.Tensor  # The number of tokens dispatched to each expert.
     overflow: tf.Tensor  # The share of tokens that no expert took.
     overflow_first: tf.Tensor | None = None  # The share whose first expert was full.
     # The share that asked for their second expert and found it full.
     overflow_second: tf.Tensor | None = None
     second_dispatched: tf.Tensor | None = None  # The share that their second expert took.
-    max_load: tf.Tensor  # The load of the busiest expert.
-    idle_experts: tf.Tensor  # The number of experts without a token.
     entropy: tf.Tensor  # The entropy of a token's gates in nats, averaged over the tokens.
     dropped_choices: tf.Tensor | None = None  # The share of all choices that found a full expert.
     router_loss: tf.Tensor | None = None  # What the layer itself adds to the loss.
@@ -50,7 +54,7 @@ class Routing:
     @property
     def balance_loss(self) -> tf.Tensor:
         """Returns E^2 * l_aux: 1 in perfect balance and E if one expert gets all, whatever E is."""
-        num_experts = self.load_E.shape[0]
+        num_experts = self.sent_E.shape[0]
         return num_experts**2 * self.aux_loss
 
     def by_name(self) -> dict[str, tf.Tensor]:
@@ -58,8 +62,32 @@ class Routing:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-# The fields of every gating, and those whose gradients train the layer.
-COMMON_FIELDS = frozenset({"aux_loss", "load_E", "overflow", "max_load", "idle_experts", "entropy"})
+def statistics(fields: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns the metrics of a routing by name, given its fields.
+
+    In place of sent_E there are load_E, the tokens of each expert divided by their mean, which is 1
+    for all experts in perfect balance; max_load, the load of the busiest expert; and idle_experts,
+    the number of experts without a token. All loads are 0 if no token was dispatched.
+    """
+    rest = {name: value for name, value in fields.items() if name != "sent_E"}
+    sent_E = fields["sent_E"]
+    num_experts = sent_E.shape[0]
+    load_E = sent_E * num_experts / tf.maximum(tf.reduce_sum(sent_E), _FEWEST_SENT)
+    return {
+        **rest,
+        "load_E": load_E,
+        "max_load": tf.reduce_max(load_E),
+        "idle_experts": tf.reduce_sum(tf.cast(sent_E == 0.0, tf.float32)),
+    }
+
+
+def at_least_one(num_tokens: tf.Tensor) -> tf.Tensor:
+    """Returns the divisor that turns a sum over tokens into a mean: `num_tokens`, or 1 for 0."""
+    return tf.maximum(num_tokens, 1.0)
+
+
+# The fields of every gating, and the fields whose gradients train the layer.
+COMMON_FIELDS = frozenset({"aux_loss", "sent_E", "overflow", "entropy"})
 LOSSES = frozenset({"aux_loss", "router_loss"})
 
 
@@ -107,16 +135,18 @@ def routing(
     *,
     own_GS: Mapping[str, tf.Tensor],
     router_loss: tf.Tensor | None,
+    tokens_of_mean: Callable[[tf.Tensor], tf.Tensor] = at_least_one,
 ) -> Routing:
     """Returns the statistics of one layer's routing over the tokens of all groups.
 
     Args:
-      choices: Those of every token.
+      choices: The choices of every token.
       valid_GS: 1 for tokens, 0 for padding.
       aux_loss: As in Routing.
       entropy_GS: The entropy of each token's gates in nats.
       own_GS: Fields of this gating alone, whose means over the tokens are taken.
       router_loss: As in Routing.
+      tokens_of_mean: Context.tokens_of_mean.
     """
     # Where a token was dispatched to an expert, and where no expert took it.
     sent_GSE = tf.add_n([choice.mask_GSE * choice.kept_GS[..., None] for choice in choices])
@@ -132,22 +162,13 @@ def routing(
         entropy=valid_GS * entropy_GS,
     )
 
-    # Relative to the mean load, which is 1 for all experts in perfect balance.
-    num_experts = sent_E.shape[0]
-    load_E = sent_E * num_experts / tf.maximum(tf.reduce_sum(sent_E), 1.0)
-
-    def mean(sum_over_tokens: tf.Tensor) -> tf.Tensor:
-        # A batch of padding alone has means of 0.
-        return sum_over_tokens / tf.maximum(total.tokens, 1.0)
-
+    num_tokens = tokens_of_mean(total.tokens)
     return Routing(
         aux_loss=aux_loss,
-        load_E=load_E,
-        overflow=mean(total.overflow),
-        **{name: mean(total[name]) for name in own_GS},
-        entropy=mean(total.entropy),
-        max_load=tf.reduce_max(load_E),
-        idle_experts=tf.reduce_sum(tf.cast(sent_E == 0.0, tf.float32)),
+        sent_E=sent_E,
+        overflow=total.overflow / num_tokens,
+        **{name: total[name] / num_tokens for name in own_GS},
+        entropy=total.entropy / num_tokens,
         router_loss=router_loss,
     )
 

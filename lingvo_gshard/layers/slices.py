@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
 
 Index = Sequence["int | tf.Tensor"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """An element of a stack that is not read yet: its reader may need a part of it alone."""
-
-    stack: tf.Tensor  # [R, ...]
-    index: int
-
-    def read(self) -> tf.Tensor:
-        """Returns the element, [...]."""
-        return self.stack[self.index]
-
-
-def all_read(tree: NestedMap) -> NestedMap:
-    """Returns a tree of tensors with its Items read."""
-    return tree.Transform(lambda leaf: leaf.read() if isinstance(leaf, Item) else leaf)
 
 
 def read_at(tensor: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
@@ -36,7 +17,7 @@ def read_at(tensor: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def read_element(tensor: tf.Tensor, index: Index) -> tf.Tensor:
-    """Returns tensor[*index], for integers or int32 scalars: one slice, without what is around."""
+    """Returns tensor[*index], for integers or int32 scalars: a single slice."""
     shape = list(tensor.shape[len(index) :])
     element = xla.dynamic_slice(tensor, _padded(index, tensor), [1] * len(index) + shape)
     return tf.reshape(element, shape)

@@ -3,7 +3,8 @@
 The program applies its layers in one of three ways, with the same results: unrolled, each with its
 own instructions; as a loop over blocks (repeat.py); or, for training, as a pipeline of stages
 (pipeline.py). A block is a dense layer alone or, with experts, as many layers as `moe_every`, of
-which the last one has them.
+which the last one has them. In any other order of layers it is the shortest part that repeats, and
+layers before the first block are unrolled (layer_order.py).
 
 B batch, L length (of the target in a decoder), T source length, M model, k beam size, P cache
 length; R blocks.
@@ -13,22 +14,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lingvo_gshard.core.base_layer import STACKED, BaseLayer
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.hyperparams import REQUIRED, AnyParams, InstantiableParams, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import cached_decoding, stored_weights
-from lingvo_gshard.layers.context import Context, LayerReport, Products, computed
+from lingvo_gshard.layers.context import Context, LayerReport
+from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
+from lingvo_gshard.layers.layer_order import layer_order
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.norms import LayerNorm, RMSNorm
-from lingvo_gshard.layers.pipeline import Pipeline, check_pipeline, microbatches_of
-from lingvo_gshard.layers.repeat import Carried, Layers, Loop, Remat, Tensors, apply_block
-from lingvo_gshard.layers.slices import Item
+from lingvo_gshard.layers.numerics import Numerics, Remat
+from lingvo_gshard.layers.pipeline import Pipeline, microbatches_of
+from lingvo_gshard.layers.repeat import Block, Carried, Layers, Loop, Tensors, unrolled
 from lingvo_gshard.layers.transformer import Attended, TransformerLayer
+from lingvo_gshard.layers.weight import weights_of_layer
 
+_BlockFn = Callable[["Carried[tf.Tensor]"], "Carried[tf.Tensor]"]
 # The dims of the fields of Attended that have something for each token: masks and positions.
 _MASK_DIMS = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_", "positions": "BL"}
 
@@ -36,60 +42,68 @@ _MASK_DIMS = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_", "position
 class TransformerStack(BaseLayer):
     """Layers and a final norm."""
 
-    layers: list[TransformerLayer]  # UNROLLED: all layers.
+    layers: list[TransformerLayer]  # UNROLLED: all layers. LOOP: those before the first block.
     block: list[TransformerLayer]  # LOOP: the layers of one block; theta.block[j] holds stacks.
     norm: LayerNorm | RMSNorm
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("dim", REQUIRED, "M, the model dimension.")
-        p.Define("num_layers", REQUIRED, "The number of layers, counted as in the paper.")
-        p.Define("layer", TransformerLayer.Params(), "All layers, except their feed_forward.")
-        p.Define("dense", FeedForwardLayer.Params(), "The feed-forward of layers without experts.")
-        p.Define("moe", MoELayer.Params(), "That of every n-th layer; None if all are dense.")
-        p.Define("moe_every", 2, "n: layers n - 1, 2n - 1, ..., counted from 0, have experts.")
-        p.Define("layers_as", Layers.UNROLLED, "How the program applies the layers.")
-        p.Define("remat", Remat.NONE, "What the backward pass recomputes.")
-        kept = "The dtype in which remat keeps what is inside a layer; None for its own."
-        p.Define("kept_hidden_dtype", None, kept, optional=str)
-        p.Define("stages", 1, "The stages of a pipeline (GPipe) for training; needs LOOP.")
-        p.Define("microbatches", 1, "The parts of a batch that pass through the pipeline.")
-        return p
+    class Params(BaseLayer.Params):
+        dim: int = setting(REQUIRED, "M, the model dimension.")
+        num_layers: int = setting(REQUIRED, "The number of layers, counted as in the paper.")
+        layer: TransformerLayer.Params = setting(
+            TransformerLayer.Params(), "All layers, except their feed_forward."
+        )
+        # Any layer with a dim and this FProp may take its place.
+        dense: AnyParams = setting(
+            FeedForwardLayer.Params(), "The feed-forward of layers without experts."
+        )
+        moe: MoELayer.Params | None = setting(
+            MoELayer.Params(), "That of every n-th layer; None if all are dense."
+        )
+        moe_every: int = setting(2, "n: layers n - 1, 2n - 1, ..., counted from 0, have experts.")
+        moe_layers: tuple[int, ...] | None = setting(
+            None, "The layers with experts, counted from 0: (1, 2, 5), say; None by moe_every."
+        )
+        layers_as: Layers = setting(Layers.UNROLLED, "How the program applies the layers.")
+        remat: Remat = setting(Remat.NONE, "What the backward pass recomputes.")
+        kept_hidden_dtype: str | None = setting(
+            None, "The dtype in which remat keeps what is inside a layer; None for its own."
+        )
+        stages: int = setting(1, "The stages of a pipeline (GPipe) for training; needs LOOP.")
+        microbatches: int = setting(1, "The parts of a batch that pass through the pipeline.")
 
-    def __init__(self, params: InstantiableParams, annotator: Any, path: str = "") -> None:
+    p: Params
+
+    def __init__(self, params: Params, annotator: Any, path: str = "") -> None:
         # The table may have rows for this stack alone, by its path.
         super().__init__(params, annotator.in_stack(path), path)
         p = self.p
-        if p.num_layers < 1:
-            raise ValueError(f"{self.path}: num_layers must be 1 or more, got {p.num_layers}.")
-
-        if p.moe_every < 1:
-            raise ValueError(f"{self.path}: moe_every must be 1 or more, got {p.moe_every}.")
-
-        # A block is the shortest part of the stack that repeats.
-        if p.moe is None:
-            feed_forwards = [p.dense]
-        else:
-            feed_forwards = [p.dense] * (p.moe_every - 1) + [p.moe]
-        self._block_size = len(feed_forwards)
-        self._num_blocks = p.num_layers // self._block_size
-        check_pipeline(self.path, p, self._block_size)
+        self._order = order = layer_order(p, self.path)
+        _check_pipeline(self.path, p, order.num_blocks)
 
         layers = []
-        for i in range(p.num_layers):
-            feed_forward = feed_forwards[i % self._block_size].Copy()
-            layers.append(p.layer.Copy().Set(dim=p.dim, feed_forward=feed_forward))
+        for has_experts in order.have_experts:
+            feed_forward: InstantiableParams = p.dense
+            if has_experts:
+                assert p.moe is not None, self.path
+                feed_forward = p.moe
+            layers.append(p.layer.Copy().Set(dim=p.dim, feed_forward=feed_forward.Copy()))
 
         if p.layers_as is Layers.UNROLLED:
             self.CreateChildren("layers", layers)
-        elif p.num_layers % self._block_size:
+        elif not order.is_whole:
             raise ValueError(
-                f"{self.path}: LOOP needs whole blocks of {self._block_size} layers, got "
+                f"{self.path}: LOOP needs whole blocks of {order.block_size} layers, got "
                 f"num_layers {p.num_layers}; choose a multiple, or UNROLLED."
             )
         else:
-            self.CreateChildren("block", layers[: self._block_size], stacked=self._num_blocks)
+            # Without layers before the blocks, theta has no list of them.
+            first = layers[: order.num_first]
+            if first:
+                self.CreateChildren("layers", first)
+            else:
+                self.layers = []
+            block = layers[order.num_first :][: order.block_size]
+            self.CreateChildren("block", block, stacked=order.num_blocks)
         self.CreateChild("norm", p.layer.norm.Copy().Set(dim=p.dim))
 
     def FProp(
@@ -97,25 +111,48 @@ class TransformerStack(BaseLayer):
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         """Applies all layers to x [B, L, M]; see TransformerLayer.FProp.
 
-        Returns [B, L, M], and one report for each layer.
+        Returns [B, L, M], and one report for each layer. Raises ValueError in a microbatch whose
+        context was not `counted`.
         """
+        if context.whole is not None and self.path not in context.stack_tokens:
+            raise ValueError(
+                f"train.gradient_accumulation_steps: the task gives no tokens of the {self.path}, "
+                "over which its layers take means; see Context.counted."
+            )
+
+        # The stack's settings decide what its blocks keep for their gradients.
+        numerics = dataclasses.replace(
+            context.numerics, remat=self.p.remat, hidden_dtype=self.p.kept_hidden_dtype
+        )
+        context = dataclasses.replace(context, numerics=numerics)
+
         # The encoded source has a gradient, so it passes through the blocks like x; masks do not.
         shared = [] if attended.encoded is None else [attended.encoded]
 
-        if self.p.layers_as is Layers.UNROLLED:
-            x, reports = self._unrolled(theta, Carried(x, shared), attended, context)
-        else:
+        # All layers, or those before the first block.
+        reports: list[LayerReport] = []
+        for layers, block, weights in self._blocks(theta, attended, context):
+            result = block(Carried(x, shared, weights))
+            x = result.x
+            reports += _layer_reports(layers, result.reports)
+
+        if self.p.layers_as is Layers.LOOP:
             inputs = Carried(x, shared, NestedMap(layers=theta.block).Flatten())
             if self.p.stages > 1 and context.training:
                 pipeline = self._pipeline(theta, attended, context)
-                result = pipeline(inputs, self.p.remat)
+                result = pipeline(inputs)
             else:
                 loop = self._loop(theta, attended, context)
-                result = loop(inputs, self.p.remat)
+                result = loop(inputs)
             x = result.x
-            reports = self._reports_of_stacks(result.reports)
+            reports += self._reports_of_stacks(result.reports)
 
         return self.norm.FProp(theta.norm, x), reports
+
+    @property
+    def traced_layers(self) -> list[TransformerLayer]:
+        """All layers, or in a LOOP the first ones and the layers of one block."""
+        return self.layers if self.p.layers_as is Layers.UNROLLED else self.layers + self.block
 
     def InitCache(
         self, theta: NestedMap, encoded: tf.Tensor, cache_len: int, context: Context
@@ -147,9 +184,8 @@ class TransformerStack(BaseLayer):
 
     def GrowCache(self, cache: NestedMap, cache_len: int) -> NestedMap:
         """Returns the caches of all layers padded to length P."""
-        # Padding needs no weights, so any layer can do it for the caches of all.
-        layers = self.layers if self.p.layers_as is Layers.UNROLLED else self.block
-        any_layer = layers[0]
+        # Weights play no part, so any layer can pad the caches of all.
+        any_layer, *_ = self.traced_layers
         caches = [
             cached_decoding.grow_cache(any_layer, layer_cache, cache_len)
             for layer_cache in cache.layers
@@ -184,56 +220,54 @@ class TransformerStack(BaseLayer):
         mean_attention = tf.add_n(attentions) / len(attentions) if attentions else None
         return self.norm.FProp(theta.norm, x), NestedMap(layers=caches), mean_attention
 
-    def _unrolled(
-        self,
-        theta: NestedMap,
-        inputs: Carried[tf.Tensor],
-        attended: Attended,
-        context: Context,
-    ) -> tuple[tf.Tensor, list[LayerReport]]:
-        """Applies block after block; the last one may have dense layers alone."""
-        x = inputs.x
-        reports: list[LayerReport] = []
-        for index, first in enumerate(range(0, self.p.num_layers, self._block_size)):
-            layers = self.layers[first : first + self._block_size]
-            weights = NestedMap(layers=theta.layers[first : first + self._block_size])
+    def _blocks(
+        self, theta: NestedMap, attended: Attended, context: Context
+    ) -> Iterator[tuple[list[TransformerLayer], _BlockFn, list[tf.Tensor]]]:
+        """Yields the layers of each block that is not in a loop, the block, and its weights.
 
+        The last one may have dense layers alone.
+        """
+        for part in self._order.parts():
+            if part.start >= len(self.layers):
+                break
+            layers = [self.layers[i] for i in part]
+            weights = NestedMap(layers=[theta.layers[i] for i in part])
             block = functools.partial(self._apply, layers, weights, attended, context)
-            entered = Carried(x, inputs.shared, weights.Flatten())
-            result = apply_block(block, index, entered, self.p.remat, self.p.kept_hidden_dtype)
-
-            x = result.x
-            reports += _layer_reports(layers, result.reports)
-        return x, reports
+            yield layers, unrolled(block, part.start, context.numerics), weights.Flatten()
 
     def _loop(self, theta: NestedMap, attended: Attended, context: Context) -> Loop:
         stacks = NestedMap(layers=theta.block)
         return Loop(
-            functools.partial(self._apply, self.block, stacks, attended, context),
-            self._num_blocks,
+            self._in_loop(functools.partial(self._apply, self.block, stacks, attended, context)),
+            self._order.num_blocks,
             self._annotator,
             Carried(
                 "BLM",
                 shared=[] if attended.encoded is None else ["BTM"],
                 weights=self._weight_dims(stacks),
             ),
-            hidden_dtype=self.p.kept_hidden_dtype,
+            [spec.is_matrix for spec in self._weights_of_block().Flatten()],
+            context.numerics,
         )
 
     def _pipeline(self, theta: NestedMap, attended: Attended, context: Context) -> Pipeline:
-        # The masks of all microbatches, from which a stage reads those of its own.
+        # The masks of all microbatches: a stage reads its own microbatch's.
         masks = {
             name: microbatches_of(mask, dims, self.p.microbatches, self._annotator)
             for name, dims in _MASK_DIMS.items()
             if (mask := getattr(attended, name)) is not None
         }
-        # Layers whose tensors are annotated as a stage's part of those of all stages.
+        # Layers that annotate their tensors as one stage's part of all stages' tensors.
         annotator = self._annotator.over(STACKED)
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
         stacks = NestedMap(layers=theta.block)
+        context = context.divided(self.path, attended.valid_mask, self.p.microbatches)
 
         def block(
-            microbatch: tf.Tensor, index: tf.Tensor, inputs: Carried[tf.Tensor]
+            microbatch: tf.Tensor,
+            index: tf.Tensor,
+            numerics: Numerics,
+            inputs: Carried[tf.Tensor],
         ) -> Carried[tf.Tensor]:
             own_masks = {}
             for name, mask in masks.items():
@@ -241,16 +275,29 @@ class TransformerStack(BaseLayer):
                 own_masks[name] = annotator.annotate(own_mask, _MASK_DIMS[name])
             own_context = context.in_microbatch(microbatch)
             own_attended = Attended(**own_masks)
-            return self._apply(layers, stacks, own_attended, own_context, index, computed, inputs)
+            apply = functools.partial(self._apply, layers, stacks, own_attended, own_context)
+            return self._in_loop(apply)(index, numerics, inputs)
 
         return Pipeline(
             block,
-            self._num_blocks,
+            self._order.num_blocks,
             self.p.stages,
             self.p.microbatches,
             self._annotator,
             self._weight_dims(stacks),
+            context.numerics,
         )
+
+    def _in_loop(self, apply: Block) -> Block:
+        """Returns a repeat.Block by a block's index, given one by its first layer's number."""
+
+        def block(
+            index: int | tf.Tensor, numerics: Numerics, inputs: Carried[tf.Tensor]
+        ) -> Carried[tf.Tensor]:
+            order = self._order
+            return apply(order.num_first + index * order.block_size, numerics, inputs)
+
+        return block
 
     def _apply(
         self,
@@ -258,15 +305,15 @@ class TransformerStack(BaseLayer):
         structure: NestedMap,
         attended: Attended,
         context: Context,
-        index: int | tf.Tensor,
-        products: Products,
+        first: int | tf.Tensor,
+        numerics: Numerics,
         inputs: Carried[tf.Tensor],
     ) -> Carried[tf.Tensor]:
-        """Applies the layers of block `index`: a repeat.Block, once the first four are given.
+        """Applies the layers of a block, of which the first one has the number `first`.
 
         `structure`.layers is a tree for each layer, in which inputs.weights belong.
         """
-        # The source comes from what the blocks share, which has a gradient.
+        # The source is among the shared tensors, which have gradients.
         if inputs.shared:
             (encoded,) = inputs.shared
             attended = dataclasses.replace(attended, encoded=encoded)
@@ -275,59 +322,79 @@ class TransformerStack(BaseLayer):
         x = inputs.x
         reports: list[tf.Tensor] = []
         # The random numbers of a layer follow from its index in the whole stack.
-        first = index * self._block_size
         for j, (layer, theta) in enumerate(zip(layers, thetas, strict=True)):
             layer_context = context.in_layer(self.path, first + j, layer.path)
-            layer_context = dataclasses.replace(layer_context, product=products)
+            layer_context = dataclasses.replace(layer_context, numerics=numerics)
             x, report = layer.FProp(theta, x, attended, layer_context)
             reports += report.tensors()
         return Carried(x, reports=reports)
 
     def _weight_dims(self, stacks: NestedMap) -> list[str]:
         """Returns the dims of each weight of one block, as they are kept in `stacks`."""
-        weight_specs = NestedMap(layers=[layer.weight_specs for layer in self.block])
-        specs = stored_weights.specs(weight_specs, stored_weights.numbers_of(stacks))
+        numbers = stored_weights.numbers_of(stacks)
+        specs = stored_weights.specs(self._weights_of_block(), numbers)
         return [spec.dims for spec in specs.Flatten()]
+
+    def _weights_of_block(self) -> NestedMap:
+        """Returns the WeightSpecs of one block."""
+        return NestedMap(layers=[layer.weight_specs for layer in self.block])
 
     def _reports_of_stacks(self, stacks: Tensors) -> list[LayerReport]:
         """Returns one report for each layer, from all blocks' reports [R, ...]."""
         reports: list[LayerReport] = []
-        for i in range(self._num_blocks):
+        for i in range(self._order.num_blocks):
             reports += _layer_reports(self.block, [stack[i] for stack in stacks])
         return reports
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
         """Returns each layer with its weights.
 
-        In a LOOP these are slices of the stacks, or for some of the experts', Items of them.
+        In a LOOP these are elements of the stacks, which are read unless they stay.
         """
+        layers_and_weights = list(zip(self.layers, theta.get("layers", []), strict=True))
         if self.p.layers_as is Layers.UNROLLED:
-            return list(zip(self.layers, theta.layers, strict=True))
+            return layers_and_weights
 
-        # Decoding is unrolled in any case: each layer has a cache of its own.
+        # Decoding is unrolled in any case: each layer has its own cache.
         stacks = NestedMap(layers=theta.block)
 
-        items_stay = [self._item_stays(dims) for dims in self._weight_dims(stacks)]
-        layers_and_weights: list[tuple[TransformerLayer, NestedMap]] = []
-        for i in range(self._num_blocks):
-            items = [Item(stack, i) for stack in stacks.Flatten()]
-            weights = [
-                item if stays else item.read()
-                for item, stays in zip(items, items_stay, strict=True)
-            ]
-            layers_and_weights += zip(self.block, stacks.Pack(weights).layers, strict=True)
+        stay = self._weights_of_block().Transform(lambda spec: self._stays(spec.dims))
+        for i in range(self._order.num_blocks):
+            weights = weights_of_layer(stacks, i, stay)
+            layers_and_weights += zip(self.block, weights.layers, strict=True)
         return layers_and_weights
 
-    def _item_stays(self, dims: str) -> bool:
+    def _stays(self, dims: str) -> bool:
         """Returns whether a layer's weight of these dims stays in its stack until it is used.
 
-        Experts read theirs one by one, so that a step copies none that no token has chosen. But a
+        Experts' weights are read one by one, so that a step copies only chosen ones. But a
         partition needs an expert whole: where it has a part of each, or of the stack, it gathers
-        them before, and then those of one layer are less than those of all.
+        them first, and one layer's weights are fewer than all layers'.
         """
         factors = zip(STACKED + dims, self._annotator.factor(STACKED + dims), strict=True)
         split = {letter for letter, factor in factors if factor > 1}
         return dims.startswith("E") and split <= {"E"}
+
+
+def _check_pipeline(name: str, p: TransformerStack.Params, num_blocks: int) -> None:
+    """Raises ValueError if the stack called `name` can't have its stages or microbatches."""
+    if p.stages < 1 or p.microbatches < 1 or p.stages == 1 < p.microbatches:
+        raise ValueError(
+            f"{name}: stages={p.stages} and microbatches={p.microbatches}: both must be 1 or "
+            "more, and microbatches need 2 stages or more."
+        )
+    if p.stages == 1:
+        return
+
+    requirements = {
+        "layers_as=LOOP": p.layers_as is Layers.LOOP,
+        "remat=BLOCK": p.remat is Remat.BLOCK,
+        "moe.dispatch=EINSUM": p.moe is None or p.moe.dispatch is Dispatch.EINSUM,
+        f"a number of stages that divides its {num_blocks} blocks": num_blocks % p.stages == 0,
+    }
+    for requirement, is_met in requirements.items():
+        if not is_met:
+            raise ValueError(f"{name}: a pipeline of stages={p.stages} needs {requirement}.")
 
 
 def _layer_reports(layers: list[TransformerLayer], tensors: Tensors) -> list[LayerReport]:

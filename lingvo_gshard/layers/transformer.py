@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core.base_layer import BaseLayer
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import MultiHeadAttention, Positions
@@ -18,17 +18,17 @@ from lingvo_gshard.layers.context import Context, LayerReport
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.moe import MoELayer
-from lingvo_gshard.layers.norms import LayerNorm, RMSNorm
+from lingvo_gshard.layers.norms import LayerNorm, Norm, RMSNorm
 from lingvo_gshard.layers.positions import NoPositions
 from lingvo_gshard.layers.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True)
 class Attended:
-    """What tokens x [B, L, M] attend to. Masks are float32: 1 where they may, else 0."""
+    """The tensors that tokens x [B, L, M] attend to. Masks are float32, 1 where they may."""
 
     mask: tf.Tensor  # For self-attention: [B, L, L], or [B, k, P] in a flat beam.
-    valid_mask: tf.Tensor  # [B, L]: 0 for padding, and for what should take no expert.
+    valid_mask: tf.Tensor  # [B, L]: 0 for padding, and for tokens that should not take experts.
     source_mask: tf.Tensor | None = None  # [B, L, T]; None in an encoder.
     encoded: tf.Tensor | None = None  # [B, T, M], the source; None in an encoder or a flat beam.
     # int32 positions of x, [B, L], for layers whose self-attention reads them, and of the places of
@@ -54,18 +54,23 @@ class TransformerLayer(BaseLayer):
     feed_forward: FeedForwardLayer | MoELayer
     feed_forward_dropout: DropoutLayer
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("dim", REQUIRED, "M, the model dimension.")
-        p.Define("norm", LayerNorm.Params(), "LayerNorm.Params() or RMSNorm.Params().")
-        p.Define("attention", MultiHeadAttention.Params(), "Self- and source attention.")
-        p.Define("feed_forward", REQUIRED, "FeedForwardLayer.Params() or MoELayer.Params().")
-        p.Define("has_source", False, "Whether this is a decoder's layer.")
-        p.Define("residual_dropout", DropoutLayer.Params(), "Dropout before each residual sum.")
-        return p
+    class Params(BaseLayer.Params):
+        dim: int = setting(REQUIRED, "M, the model dimension.")
+        norm: Norm.Params = setting(LayerNorm.Params(), "LayerNorm.Params() or RMSNorm.Params().")
+        attention: MultiHeadAttention.Params = setting(
+            MultiHeadAttention.Params(), "Self- and source attention."
+        )
+        feed_forward: InstantiableParams = setting(
+            REQUIRED, "FeedForwardLayer.Params() or MoELayer.Params()."
+        )
+        has_source: bool = setting(False, "Whether this is a decoder's layer.")
+        residual_dropout: DropoutLayer.Params = setting(
+            DropoutLayer.Params(), "Dropout before each residual sum."
+        )
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+    p: Params
+
+    def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
         # Params are copied where they become a child's, so each child has its own.
@@ -78,7 +83,7 @@ class TransformerLayer(BaseLayer):
 
         if p.has_source:
             self.CreateChild("source_norm", norm)
-            # Positions in two different texts have no distance.
+            # Between positions in two different texts there is no distance.
             source_attention = attention.Copy().Set(positions=NoPositions.Params())
             self.CreateChild("source_attention", source_attention)
             self.CreateChild("source_dropout", p.residual_dropout)
@@ -124,8 +129,8 @@ class TransformerLayer(BaseLayer):
         x, routing = self.FeedForward(theta, x, attended.valid_mask, context)
 
         # Its growth is a sign of instability (section 4.3).
-        rms = tf.reduce_mean(tf.square(tf.cast(x, tf.float32))) ** 0.5
-        return x, LayerReport(rms, routing)
+        mean_square = tf.reduce_mean(tf.square(tf.cast(x, tf.float32)))
+        return x, LayerReport(mean_square, routing)
 
     def FeedForward(
         self, theta: NestedMap, x: tf.Tensor, valid_mask: tf.Tensor, context: Context
@@ -133,7 +138,7 @@ class TransformerLayer(BaseLayer):
         """Applies the feed-forward or MoE layer to x [B, L, M], with its norm and residual.
 
         Returns [B, L, M], and how the tokens were routed if there are experts. Tokens where
-        `valid_mask`, float32 [B, L], is 0 take no expert.
+        `valid_mask`, float32 [B, L], is 0 do not take experts.
         """
         routing: Routing | None = None
         h = self.feed_forward_norm.FProp(theta.feed_forward_norm, x)

@@ -1,21 +1,23 @@
 """A batch's loss and gradients, at once or as the sum over its microbatches, in a loop.
 
-With N microbatches, activations exist for one of them at a time, and the gradients are those of the
-whole batch to rounding. The batch's loss is the mean of theirs,
+With N microbatches, activations exist for one of them at a time, and the gradients equal the whole
+batch's up to rounding. The batch's loss is the mean of the microbatches' losses,
 
     L = 1/n * sum over tokens of l_nll + k * l_aux = 1/N * sum_i L_i
     L_i = N/n * sum over microbatch i's tokens of l_nll + k * l_aux_i
 
 where n is the number of tokens of the whole batch: a token weighs the same in whichever microbatch
-it is. l_aux is a mean over groups, of which all microbatches have as many.
+it is. l_aux is a mean over groups, and all microbatches have the same number of groups. A layer's
+sum over the tokens of its stack, such as a router's z-loss, is divided by n/N of that stack. So
+every term is linear in the rows. Other metrics are computed from the means: see Task.Metrics.
 
-Each device cuts its own rows into N parts, so that no row moves. Experts' groups lie within a
-microbatch; they are those of the whole batch if a device's part holds whole groups.
+Each device cuts its own rows into N parts, so rows do not move. Experts' groups are formed within a
+microbatch; they equal the whole batch's groups if a device's part holds whole groups.
 
 Nothing in the loop needs the sum of a weight's gradient over the devices. The compilers for TPUs
-and GPUs see that it is only added to those before, and sum most of them once, after the loop. They
-do not see through a loop over layers, nor does the compiler for CPUs: there, every microbatch has
-sums of its own.
+and GPUs see that each gradient is only added to the earlier ones, and sum most gradients over the
+devices once, after the loop. They do not see through a loop over layers, nor does the compiler for
+CPUs: there, the devices sum in every microbatch.
 
 N microbatches, B batch, D partitions of its rows.
 """
@@ -29,13 +31,20 @@ from typing import Any
 from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.context import Context
+from lingvo_gshard.layers.context import Context, Whole
+from lingvo_gshard.layers.routing import at_least_one
 from lingvo_gshard.sharding.annotator import Annotator
 
-# (theta, features, labels, context) -> (loss, metrics), as a task's Loss.
+# (theta, features, labels, context) -> (loss, terms of metrics), like a task's Loss.
 LossFn = Callable[[NestedMap, NestedMap, NestedMap, Context], "tuple[tf.Tensor, NestedMap]"]
+# (theta, features, labels, context) -> (loss, terms of metrics, gradients). The gradients are split
+# by Annotator.gradient_dims. The terms are means over the N microbatches, like a pipeline's
+# reports, and so the whole batch's. Counts, whose names begin with `num_`, are sums.
+GradientsFn = Callable[
+    [NestedMap, NestedMap, NestedMap, Context], "tuple[tf.Tensor, NestedMap, NestedMap]"
+]
 
-# Microbatches of a pipeline draw the random numbers of the indices below this one.
+# A pipeline's microbatches use the random numbers of the indices below this one.
 _INDEX_STEP = 2**16
 
 
@@ -50,100 +59,86 @@ def check(count: int, rows: int, partitions: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """Computes a batch's gradients in `count` microbatches, N; with 1, of the batch at once."""
+    """Computes a batch's gradients in `count` (N) microbatches; 1 stands for the batch at once."""
 
     loss_fn: LossFn
-    num_tokens: Callable[[NestedMap], tf.Tensor]  # Over which the loss is a mean, by the labels.
+    num_tokens: Callable[[NestedMap], tf.Tensor]  # The number of tokens in the loss's mean.
     weight_specs: NestedMap  # WeightSpecs.
     annotator: Annotator
     count: int
 
-    def __call__(
+    @property
+    def gradients(self) -> GradientsFn:
+        """Returns the function of a batch to its gradients."""
+        return self._at_once if self.count == 1 else self._in_microbatches
+
+    def _in_microbatches(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap, NestedMap]:
-        """Returns the loss, its metrics and its gradients, annotated as Annotator.gradient_dims.
-
-        The metrics of N microbatches are means, as a pipeline's reports are. Counts, whose names
-        begin with `num_`, are sums. A mean over tokens is that of the whole batch, as the
-        loss is. Raises ValueError if N does not divide the rows that a partition has.
-        """
-        if self.count == 1:
-            return self._at_once(theta, features, labels, context)
-
-        # Each token's share of the mean does not depend on the microbatch that it is in.
-        num_tokens = self.num_tokens(labels)
-        mean_tokens = tf.maximum(num_tokens, 1.0) / self.count
-        context = dataclasses.replace(context, mean_tokens=mean_tokens)
+        """See GradientsFn; raises ValueError if N does not divide the rows that a partition has."""
+        # Each token's share of a mean does not depend on the microbatch that it is in.
+        mean_tokens = at_least_one(self.num_tokens(labels)) / self.count
+        whole_batch = Whole(features, self.count, tf.compat.v1.get_default_graph())
+        context = dataclasses.replace(context, mean_tokens=mean_tokens, whole=whole_batch)
         whole = NestedMap(features=features, labels=labels)
         microbatches = whole.Transform(self._divided)
 
-        loss, metrics, gradients = self._loop(theta, microbatches, context)
-        # Counts are sums over the microbatches, all other metrics means.
-        for name in metrics:
+        loss, terms, gradients = self._loop(theta, microbatches, context)
+        # Counts are sums over the microbatches; all other terms are means.
+        for name in terms:
             if name.startswith("num_"):
-                metrics[name] *= self.count
-        return loss, metrics, gradients
+                terms[name] *= self.count
+        return loss, terms, gradients
 
     def _at_once(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap, NestedMap]:
-        """Returns the loss of some rows, its metrics, and the gradients of its share, 1 / N."""
-        weights = theta.Flatten()
+        """Returns the loss of some rows, its terms, and the gradients of its share, 1 / N."""
         with tf.GradientTape() as tape:
-            tape.watch(weights)
-            loss, metrics = self.loss_fn(theta, features, labels, context)
-            # Not the gradients: between a sum over devices and that over microbatches, a division
-            # would keep the compilers from moving the former out of the loop.
+            tape.watch(theta)
+            loss, terms = self.loss_fn(theta, features, labels, context)
+            # The gradients are not divided here: a division between the sum over devices and the
+            # sum over microbatches would keep the compilers from moving the former out of the loop.
             share = loss if self.count == 1 else loss / self.count
-        gradients = self.weight_specs.Pack(tape.gradient(share, weights))
-        return loss, metrics, gradients.Transform(self._annotate_gradient, self.weight_specs)
+        gradients = tape.gradient(share, theta)
+        return loss, terms, gradients.Transform(self._annotate_gradient, self.weight_specs)
 
     def _loop(
         self, theta: NestedMap, microbatches: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap, NestedMap]:
-        """Returns the mean loss of the microbatches, [N, B / N, ...], and as `__call__`."""
-        results: list[NestedMap] = []
+        """Returns the results of `gradients` for microbatches [N, B / N, ...]."""
 
-        # Theta is an argument, since a function that captured it could be traced in no other graph.
-        def flat_terms(i: tf.Tensor, *leaves: tf.Tensor) -> list[tf.Tensor]:
+        # Theta is an argument, since a function that captures it cannot be traced in another graph.
+        def shares(i: tf.Tensor, theta: NestedMap) -> NestedMap:
             rows = microbatches.Transform(lambda stack: self._microbatch(stack, i))
-            loss, metrics, gradients = self._at_once(
-                theta.Pack(leaves),
-                rows.features,
-                rows.labels,
-                context.in_microbatch(i * _INDEX_STEP),
+            loss, terms, gradients = self._at_once(
+                theta, rows.features, rows.labels, context.in_microbatch(i * _INDEX_STEP)
             )
-            metrics = NestedMap(metrics, loss=loss)
-            metrics = metrics.Transform(lambda value: tf.cast(value, tf.float32) / self.count)
-            result = NestedMap(metrics=metrics, gradients=gradients)
-            results.append(result)
-            return result.Flatten()
+            terms = NestedMap(terms, loss=loss)
+            terms = terms.Transform(lambda value: tf.cast(value, tf.float32) / self.count)
+            return NestedMap(terms=terms, gradients=gradients)
 
         # The loop needs the results' shapes beforehand; a microbatch is traced only once.
-        weights = theta.Flatten()
-        signature = [tf.TensorSpec((), tf.int32)]
-        signature += [tf.TensorSpec(weight.shape, weight.dtype) for weight in weights]
-        terms_of = tf.function(flat_terms, autograph=False, input_signature=signature)
-        shapes = terms_of.get_concrete_function().outputs
-        result = results[0]
+        weights = theta.Transform(lambda weight: tf.TensorSpec(weight.shape, weight.dtype))
+        signature = [tf.TensorSpec((), tf.int32), weights]
+        once = tf.function(shares, autograph=False, input_signature=signature)
+        shapes = once.get_concrete_function().structured_outputs
+        zeros = shapes.Transform(lambda share: tf.zeros(share.shape, share.dtype))
 
-        def body(i: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
-            totals = self._annotated(result.Pack(sums))
-            terms = result.Pack(terms_of(i, *weights))
-            added = self._annotated(totals.Transform(tf.add, terms))
-            return [i + 1, *added.Flatten()]
+        def body(i: tf.Tensor, sums: NestedMap) -> tuple[tf.Tensor, NestedMap]:
+            added = self._annotated(sums).Transform(tf.add, once(i, theta))
+            return i + 1, self._annotated(added)
 
-        _, *sums = tf.while_loop(
-            lambda i, *_: i < self.count,
+        _, totals = tf.while_loop(
+            lambda i, _: i < self.count,
             body,
-            [tf.constant(0), *(tf.zeros(term.shape, term.dtype) for term in shapes)],
+            (tf.constant(0), zeros),
             maximum_iterations=self.count,
         )
-        totals = result.Pack(sums)
-        return totals.metrics.loss, totals.metrics, totals.gradients
+        return totals.terms.loss, totals.terms, totals.gradients
 
     def _annotated(self, result: NestedMap) -> NestedMap:
-        """Annotates the gradients, as both ends of a loop's body need it."""
+        """Annotates the gradients, which both ends of a loop's body need."""
         gradients = result.gradients.Transform(self._annotate_gradient, self.weight_specs)
         return NestedMap(result, gradients=gradients)
 
@@ -170,6 +165,6 @@ class Accumulation:
         return tf.reshape(by_microbatch, [self.count, rows // self.count, *inner])
 
     def _microbatch(self, stack: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of microbatch i, split as a batch's are."""
+        """Returns the rows of microbatch i, split like a batch's rows."""
         rows = tf.gather(stack, i)
         return self.annotator.annotate(rows, "B" + "_" * (rows.shape.rank - 1))

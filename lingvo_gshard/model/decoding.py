@@ -7,9 +7,9 @@ from typing import Protocol
 from lingvo_gshard.beam_search import flat_beam_search
 from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.beam_search.flat_beam_search import Annotate, DecodeStep, Grow
-from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.decode_params import SearchParams
 
 
 class FirstState(Protocol):
@@ -18,13 +18,13 @@ class FirstState(Protocol):
     def __call__(self, cache_len: int, *, attention_beam: int) -> NestedMap:
         """Returns a state with caches of `cache_len` places.
 
-        With `attention_beam`, k, it has `attention`, as flat_beam_search.search reads it.
+        With `attention_beam`, k, the state has `attention`, for flat_beam_search.search.
         """
         ...
 
 
 def search(
-    decode: Params,
+    decode: SearchParams,
     first_state: FirstState,
     decode_step: DecodeStep,
     grow: Grow,
@@ -35,11 +35,11 @@ def search(
 ) -> NestedMap:
     """Returns the best hypotheses: ids, lengths, scores, token_log_probs, and perhaps attention.
 
-    `has_input`, int32 [B], is 1 for rows with an input and 0 for those that fill up a batch, which
-    get no steps. `seeds`, int32 [B, 2], are those of each row's sampling; None: all rows have
+    `has_input`, int32 [B], is 1 for rows with an input and 0 for filler rows, which are not
+    decoded. `seeds`, int32 [B, 2], seed each row's sampling. If it is None, all rows use
     decode.seed, and a sample depends on its place in the batch. `first_ids`, int32 [B], are the
-    tokens that each row's hypotheses begin with; see Requests. Raises ValueError for a setting out
-    of its range.
+    tokens that each row's hypotheses begin with; see Requests. Raises ValueError if a setting is
+    out of its range.
     """
     config = BeamSearch(
         beam_size=decode.beam_size,
@@ -74,7 +74,7 @@ def search(
 
 
 def _requests(
-    decode: Params,
+    decode: SearchParams,
     has_input: tf.Tensor,
     seeds: tf.Tensor | None,
     first_ids: tf.Tensor | None,

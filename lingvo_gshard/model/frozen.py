@@ -1,4 +1,4 @@
-"""Weights that training leaves as they are, such as all but the tables of a pretrained model."""
+"""Weights that training does not change, such as a pretrained model's, except its tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 def frozen(weight_specs: NestedMap, pattern: str | None) -> NestedMap:
-    """Returns the specs of all weights, with those frozen whose paths match.
+    """Returns the specs of all weights, and marks as frozen the weights whose paths match.
 
     The pattern must match a whole path, such as theta.softmax; None freezes none. Raises ValueError
-    if it is no pattern, or if no weight matches, or all of them do.
+    if it is not a regular expression, or if it matches no weight or all of them.
     """
     if pattern is None:
         return weight_specs

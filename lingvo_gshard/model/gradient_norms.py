@@ -14,16 +14,16 @@ def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
     """Returns the norm of all gradients of each layer, float32 scalars.
 
     They are named `encoder_3` for layer 3 of a stack, `encoder_norm` for a stack's other children,
-    and `softmax` for weights outside of stacks. A gradient that is not finite makes its norm so.
-    Those of weights that take signed steps, or none, count as 0.
+    and `softmax` for weights outside of stacks. A gradient that is not finite makes its norm not
+    finite. Gradients of weights that take signed steps, or no steps, count as 0.
     """
-    # Reduced before they are added up, so that partitions exchange nothing but scalars.
+    # Each gradient is reduced before the sum, so that partitions exchange only scalars.
     squares = gradients.Transform(_sum_of_squares, weight_specs)
 
     norms = NestedMap()
     for name, group in _groups(squares).items():
         leaves = NestedMap(group=group).Flatten()
-        if leaves:  # A layer such as dropout has no weights.
+        if leaves:  # Layers such as dropout lack weights.
             norms[name] = tf.add_n(leaves) ** 0.5
     return norms
 
@@ -35,7 +35,7 @@ def _sum_of_squares(gradient: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
 
 
 def _groups(squares: NestedMap) -> dict[str, Any]:
-    """Returns the parts of the model that have a norm each: NestedMaps or leaves."""
+    """Returns the parts of the model that get one norm each: NestedMaps or leaves."""
     groups: dict[str, Any] = {}
     for name, child in squares.items():
         layers = _layers(child) if isinstance(child, NestedMap) else []
@@ -52,11 +52,11 @@ def _groups(squares: NestedMap) -> dict[str, Any]:
 
 
 def _layers(stack: NestedMap) -> list[NestedMap]:
-    """Returns a stack's layers, taken apart if it is a loop; none of a child that is no stack."""
+    """Returns a stack's layers, unstacked if it is a loop; empty for any other child."""
+    layers = list(stack.get("layers", []))
     if "block" not in stack:
-        return stack.get("layers", [])
+        return layers
 
-    layers = []
     num_blocks = stack.block[0].Flatten()[0].shape[0]
     for i in range(num_blocks):
         for stacked_layer in stack.block:

@@ -5,34 +5,32 @@ B batch, L length, M model, V vocabulary, k beam size, T length of a prompt, P c
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import Use, gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import stored_weights
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, LayerReport
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.stack import TransformerStack
-from lingvo_gshard.layers.stored_weights import Weight
 from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer
+from lingvo_gshard.layers.weight import Weight
 from lingvo_gshard.model import decoding
+from lingvo_gshard.model.decode_params import ContinuationDecodeParams
 from lingvo_gshard.model.spec import MetricSums
 from lingvo_gshard.model.token_loss import named, valid_mask
-from lingvo_gshard.model.token_task import TokenTask
+from lingvo_gshard.model.token_task import TokenTask, known_size
 from lingvo_gshard.sharding.layout import TensorSpec
 
 
 class LanguageModelTask(TokenTask):
-    """Predicts each token of packed documents from those before it."""
+    """Predicts each token of packed documents from the tokens before it."""
 
     STACKS: ClassVar[Mapping[str, str]] = {"decoder": "row_len"}
     VOCABULARIES: ClassVar[Mapping[str, str]] = {"vocab_size": r"theta\.(embedding\..*|softmax)"}
@@ -42,33 +40,37 @@ class LanguageModelTask(TokenTask):
     dropout: DropoutLayer
     decoder: TransformerStack
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("vocab_size", REQUIRED, "V, the vocabulary's pieces.", optional=int)
-        p.Define("embedding", EmbeddingLayer.Params(), "The embedding of tokens.")
-        p.Define("decoder", TransformerStack.Params(), "The layers.")
-        p.Define("tied_softmax", False, "Whether the softmax's weights are the embedding's table.")
-        p.Define("scaled_logits", False, "Whether logits are divided by sqrt(M), as T5's are.")
-        return p
+    class Params(TokenTask.Params):
+        vocab_size: int | None = setting(REQUIRED, "V, the vocabulary's pieces.")
+        embedding: EmbeddingLayer.Params = setting(
+            EmbeddingLayer.Params(), "The embedding of tokens."
+        )
+        decoder: TransformerStack.Params = setting(TransformerStack.Params(), "The layers.")
+        tied_softmax: bool = setting(
+            False, "Whether the softmax's weights are the embedding's table."
+        )
+        scaled_logits: bool = setting(False, "Whether logits are divided by sqrt(M), as T5's are.")
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+    p: Params
+
+    def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
-        embedding = p.embedding.Copy().Set(vocab_size=p.vocab_size, dim=p.dim)
+        vocab_size = known_size("vocab_size", p.vocab_size)
+        embedding = p.embedding.Copy().Set(vocab_size=vocab_size, dim=p.dim)
         self.CreateChild("embedding", embedding)
         self.CreateChild("dropout", p.input_dropout)
         self.CreateChild("decoder", p.decoder.Copy().Set(dim=p.dim))
         if not p.tied_softmax:
-            softmax = gaussian((p.dim, p.vocab_size), "MV", fan_in=p.dim, use=Use.FACTOR)
+            softmax = gaussian((p.dim, vocab_size), "MV", fan_in=p.dim, use=Use.FACTOR)
             self.CreateVariable("softmax", softmax)
 
     @classmethod
-    def DecodeLength(cls, decode: hyperparams.Params) -> int:
+    def DecodeLength(cls, decode: ContinuationDecodeParams) -> int:
         return int(decode.max_prompt_len)
 
     @classmethod
-    def DecodeSpecs(cls, decode: hyperparams.Params, rows: int, length: int) -> NestedMap:
+    def DecodeSpecs(cls, decode: ContinuationDecodeParams, rows: int, length: int) -> NestedMap:
         """Returns the specs of prompts: ids, segment_ids, positions and seeds; see Predict."""
         del decode
         spec = TensorSpec((rows, length), "int32", "BL")
@@ -83,10 +85,10 @@ class LanguageModelTask(TokenTask):
         `features` are ids (the labels shifted right), segment_ids and positions, int32 [B, L].
         Segment 0 is padding. Each layer's report has a name such as `decoder_1`.
         """
-        context = dataclasses.replace(context, arithmetic=self._arithmetic)
+        context = self._with_numerics(context).counted(_stack_tokens)
         x = self._embed(theta, features.ids, features.positions, context)
         x, reports = self.decoder.FProp(theta.decoder, x, _attended(features), context)
-        return self._logits(theta, x), named("decoder", reports)
+        return self._logits(theta, x, context), named("decoder", reports)
 
     def NumTokens(self, labels: NestedMap) -> tf.Tensor:
         return tf.reduce_sum(labels.weights)
@@ -94,33 +96,32 @@ class LanguageModelTask(TokenTask):
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns L of a batch, and its metrics; see token_loss.
+        """Returns L of a batch, and the terms of its metrics; see token_loss.
 
         `labels` are labels, int32 [B, L]; weights, float32 [B, L], 0 at padding; and num_bytes,
-        int32 [B, L], the bytes of text that each label stands for. Metrics of our own are
+        int32 [B, L], the bytes of text that each label stands for. This task adds the terms
         num_bytes, their sum, and padding.target, the share of positions without a token.
         """
         logits, reports = self.FProp(theta, features, context)
-        loss, metrics = self._token_loss(logits, labels.labels, labels.weights, reports, context)
+        loss, terms = self._token_loss(logits, labels.labels, labels.weights, reports, context)
         padding = 1.0 - tf.reduce_mean(valid_mask(features.segment_ids))
-        metrics.padding = NestedMap(target=padding)
-        metrics.num_bytes = tf.reduce_sum(tf.cast(labels.num_bytes, tf.float32))
-        return loss, metrics
+        terms.padding = NestedMap(target=padding)
+        terms.num_bytes = tf.reduce_sum(tf.cast(labels.num_bytes, tf.float32))
+        return loss, terms
 
     def EvalMetrics(self, metrics: NestedMap) -> MetricSums:
-        """As TokenTask's, and bits_per_byte: all nats over all bytes, in bits."""
+        """Returns TokenTask's metrics, and bits_per_byte: all nats over all bytes, in bits."""
         total_bits = metrics.nll * metrics.num_tokens / math.log(2)
         bits_per_byte = (total_bits, metrics.num_bytes)
         return {**super().EvalMetrics(metrics), "bits_per_byte": bits_per_byte}
 
     def Predict(
-        self, theta: NestedMap, features: NestedMap, decode: hyperparams.Params
+        self, theta: NestedMap, features: NestedMap, decode: ContinuationDecodeParams
     ) -> NestedMap:
         """Continues prompts by flat beam search (A.1) or by sampling; see decoding.search.
 
-        `features` are those of InitDecode, and seeds, int32 [B, 2]. A sample depends on its prompt
-        and its seed, and not on the batch. A row has one sample: for several, there are several
-        rows with the prompt.
+        `features` are InitDecode's and seeds, int32 [B, 2]. A sample depends on its prompt and its
+        seed, and not on the batch. A row gives one sample: for several samples, repeat the row.
         """
         if decode.temperature is not None:
             decode = decode.Copy().Set(num_best=1)
@@ -141,8 +142,8 @@ class LanguageModelTask(TokenTask):
         """Reads the prompts once, and makes caches of them and of P empty places for DecodeStep.
 
         `features` are ids, segment_ids and positions, int32 [B, T]. A prompt is one segment from
-        position 0 on: BOS and its tokens, then padding. Its last token is the first step's. Raises
-        ValueError for an `attention_beam`, since there is no source.
+        position 0 on: BOS and its tokens, then padding. Its last token is the input of the first
+        step. Raises ValueError for an `attention_beam`, since there is no source.
         """
         if attention_beam:
             raise ValueError(
@@ -153,7 +154,8 @@ class LanguageModelTask(TokenTask):
         x = self._embed(theta, features.ids, features.positions, context)
         cache = self.decoder.PromptCache(theta.decoder, x, _attended(features), cache_len, context)
 
-        # The last token of each prompt, which is attended to only at the place of its own step.
+        # The last token of each prompt. Later tokens attend to it only at the place of its own
+        # step.
         is_token = tf.cast(features.segment_ids > 0, tf.int32)
         last = tf.maximum(tf.reduce_sum(is_token, 1) - 1, 0)
         is_before = tf.range(features.ids.shape[1]) < last[:, None]
@@ -175,16 +177,16 @@ class LanguageModelTask(TokenTask):
     ) -> tuple[tf.Tensor, NestedMap]:
         """Decodes one step of a flat beam (A.1): the next token's logits, float32 [B, k, V].
 
-        `ids`, int32 [B, k], are the newest tokens of the hypotheses, of which step 0 has the
-        prompts' last ones instead. `mask`, float [B, k, P], is 1 at the places of the flat beam
-        that each one attends to; all of them attend to the prompt. An all-zero row is an absent
+        `ids`, int32 [B, k], are the newest tokens of the hypotheses; step 0 uses the prompts' last
+        tokens instead. `mask`, float [B, k, P], is 1 at the places of the flat beam to which each
+        hypothesis attends; all hypotheses attend to the prompt. An all-zero row is an absent
         hypothesis, which takes no expert.
         """
         context = self._decoding_context
         beam_size = ids.shape[1]
         ids = tf.where(step == 0, state.last_ids[:, None], ids)
 
-        # Places T, T + 1, ... go on from the prompt's last position, k places at a time.
+        # Places T, T + 1, ... continue from the prompt's last position, k places at a time.
         prompt_len = state.prompt_mask.shape[1]
         place = tf.range(mask.shape[-1])[None]
         last = state.last_positions[:, None]
@@ -204,34 +206,32 @@ class LanguageModelTask(TokenTask):
         x, cache, _ = self.decoder.ExtendStep(
             theta.decoder, x, state.cache, attended, prompt_len + step * beam_size, context
         )
-        return self._logits(theta, x), NestedMap(state, cache=cache)
-
-    def TrainStepFlops(self, rows: int, source_len: int, target_len: int) -> float:
-        flops = super().TrainStepFlops(rows, source_len, target_len)
-        if self.p.tied_softmax:
-            # The table of the embedding is also a factor; backward takes twice forward.
-            flops += 2.0 * 3 * rows * target_len * self.p.dim * self.p.vocab_size
-        return flops
+        return self._logits(theta, x, context), NestedMap(state, cache=cache)
 
     def _embed(
         self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context
     ) -> tf.Tensor:
-        x = self.embedding.FProp(theta.embedding, ids, positions)
+        x = self.embedding.FProp(theta.embedding, ids, positions, context)
         x = tf.cast(x, self.p.activation_dtype)  # All later layers follow the dtype of their input.
         return self.dropout.FProp(theta.dropout, x, "BLM", context)
 
     def _softmax(self, theta: NestedMap) -> Weight:
         if self.p.tied_softmax:
-            return stored_weights.as_factor(theta.embedding.table)
+            return Weight.of(theta.embedding.table).transposed()
         return super()._softmax(theta)
 
-    def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        logits = super()._logits(theta, x)
-        return logits * self.p.dim**-0.5 if self.p.scaled_logits else logits
+    @property
+    def _logit_scale(self) -> float:
+        return float(self.p.dim**-0.5) if self.p.scaled_logits else 1.0
+
+
+def _stack_tokens(features: NestedMap) -> dict[str, tf.Tensor]:
+    """Returns the number of tokens that the stack sees; see Context.counted."""
+    return {"decoder": tf.reduce_sum(valid_mask(features.segment_ids))}
 
 
 def _attended(features: NestedMap) -> Attended:
-    """Returns what tokens attend to: those before them, of their own document."""
+    """Returns the attended tokens: for each token, the earlier ones of its own document."""
     segments = features.segment_ids
     mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
     return Attended(mask, valid_mask(segments), positions=features.positions)

@@ -9,9 +9,9 @@ from lingvo_gshard.core.late import tf
 
 
 def mean(values: tf.Tensor, weights: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the sum of all values times their weights, and that of the weights.
+    """Returns the sum of all values times their weights, and the sum of the weights.
 
-    `weights` have the shape of `values`; None weighs all of them 1.
+    `weights` have the shape of `values`; None gives every value the weight 1.
     """
     values = tf.cast(values, tf.float32)
     if weights is None:
@@ -23,5 +23,5 @@ def mean(values: tf.Tensor, weights: tf.Tensor | None = None) -> tuple[tf.Tensor
 def accuracy(
     labels: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns `mean` of where labels and predictions, of one shape and dtype, are equal."""
+    """Returns the `mean` of matches between labels and predictions of one shape and dtype."""
     return mean(tf.equal(labels, predictions), weights)

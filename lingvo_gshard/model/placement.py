@@ -1,15 +1,16 @@
-"""How an experiment's model lies on its devices."""
+"""The placement of an experiment's model on its devices."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.layers import moe
+from lingvo_gshard.layers import moe_sizes
 from lingvo_gshard.model import accumulation
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh, names_of
+from xla_spmd.mesh import Mesh, names_of
 
 _BATCHES = ("input", "eval_input", "decode")
 
@@ -18,11 +19,13 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
     """Returns the experiment's table over its mesh of `num_partitions` devices.
 
     On a mesh of one axis and with fewer experts (in the first stack) than devices, the experts are
-    replicated along a second axis, `r`, which every other letter is split over, too. Raises
-    ValueError if mesh or table make no sense or do not fit the devices.
+    replicated along a second axis, `r`; all other letters are split over it, too. Raises ValueError
+    if the mesh or the table is malformed or does not fit the devices, and if the table names a dim
+    or a stack that the model lacks.
     """
     mesh = Mesh.parse(params.mesh, num_partitions, params.device_assignment)
     table = Partitioning.parse(mesh, params.sharding)
+    table.check_letters(f"sharding={params.sharding}", params.task.cls.DIMS)
     stacks = params.task.cls.STACKS
     unknown = sorted(table.stacks - stacks.keys())
     if unknown:
@@ -31,7 +34,7 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
             f"{', '.join(stacks) or 'no stack'} or weights alone."
         )
 
-    # A mesh of several axes says itself which one splits the experts.
+    # With several axes, the table itself names the axis that splits the experts.
     first_stack = next(iter(stacks), None)
     if first_stack is None or len(mesh.axis_names) > 1:
         return table
@@ -39,8 +42,7 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
     if first_moe is None:
         return table
 
-    # The experts may be too many to be replicated, or fit no number of whole copies; then
-    # check_sizes decides whether they can be split over all devices.
+    # If whole copies of the experts do not fit, all devices split them, unevenly.
     num_experts = first_moe.num_experts
     (expert_partitions,) = table.in_stack(first_stack).factor("E")
     copies = expert_partitions // num_experts if num_experts > 0 else 0
@@ -69,10 +71,22 @@ def num_weights(params: Params) -> int:
     return params.task.Instantiate(Annotator(unpartitioned)).num_weights
 
 
+def num_active_weights(params: Params) -> int:
+    """Returns the number of scalars in the weights that a token uses: of experts, k of E.
+
+    Tables count in full.
+    """
+    unpartitioned = Partitioning(Mesh.flat(1), ())
+    specs = params.task.Instantiate(Annotator(unpartitioned)).weight_specs
+    used = [math.prod(spec.shape) * spec.share_used for spec in specs.Flatten()]
+    return round(math.fsum(used))
+
+
 def num_groups(params: Params, name: str = "input") -> dict[str, int]:
     """Returns the number of groups in each MoE stack of the batch called `name`.
 
-    In training, `input`, it is that of a microbatch. Raises ValueError as moe.num_groups.
+    In training (`input`), it is the number in a microbatch. Raises ValueError if the group size
+    does not divide the tokens of the batch.
     """
     batch = params.Get(name)
     groups = {}
@@ -84,12 +98,27 @@ def num_groups(params: Params, name: str = "input") -> dict[str, int]:
         if name == "input":
             rows //= params.train.gradient_accumulation_steps * max(p.microbatches, 1)
         setting = f"{name}: task.{stack}.moe.group_size"
-        groups[stack] = moe.num_groups(p.moe, setting, rows, batch.Get(length))
+        groups[stack] = moe_sizes.num_groups(p.moe, setting, rows, batch.Get(length))
     return groups
 
 
+def dispatch(params: Params) -> str | None:
+    """Returns how tokens reach their experts, such as `EINSUM`; None without experts.
+
+    If the stacks differ, each is named: `EINSUM (encoder), GATHER (decoder)`.
+    """
+    stacks: dict[str, list[str]] = {}
+    for stack in params.task.cls.STACKS:
+        moe = params.task.Get(stack).moe
+        if moe is not None:
+            stacks.setdefault(moe.dispatch.name, []).append(stack)
+    if len(stacks) > 1:
+        return ", ".join(f"{name} ({' and '.join(where)})" for name, where in stacks.items())
+    return next(iter(stacks), None)
+
+
 def bubble(params: Params) -> float:
-    """Returns the share of the time that a pipeline's stages have no microbatch, at worst.
+    """Returns the largest share of the time in which a pipeline's stages are idle.
 
     It is 0 without a pipeline, and without stacks.
     """
@@ -102,7 +131,7 @@ def bubble(params: Params) -> float:
 
 
 def check_sizes(params: Params, table: Partitioning, batches: Collection[str] = _BATCHES) -> None:
-    """Raises ValueError unless there are as many experts on each partition, and no size is 0.
+    """Raises ValueError if a size that the mesh may split is 0.
 
     Also raises it if the group size does not divide the tokens of a batch of training or of
     evaluation, or train.gradient_accumulation_steps the rows of a partition.
@@ -115,19 +144,17 @@ def check_sizes(params: Params, table: Partitioning, batches: Collection[str] = 
         num_groups(params, "eval_input")
 
     for name, (rows, letter, size) in _sizes(params, table, batches).items():
-        # A partition computes whole experts; XLA pads other dims.
-        (partitions,) = rows.factor(letter)
-        if size < 1 or (letter == "E" and size % partitions):
+        if size < 1:  # A larger size need not be divisible: XLA pads it.
             raise ValueError(_not_divided(name, letter, size, rows))
 
 
 def check_divisible(
     params: Params, table: Partitioning, batches: Collection[str] = _BATCHES
 ) -> None:
-    """Raises ValueError unless the mesh divides experts, groups, and the batches named.
+    """Raises ValueError unless the mesh divides experts, groups, and the named batches.
 
-    What it does not divide also works, but then some devices have less to do than others. Raises
-    as check_sizes, too.
+    Sizes that it does not divide also work, but then some devices have less work than others.
+    Raises ValueError also in the cases that check_sizes lists.
     """
     check_sizes(params, table, batches)
     for name, (rows, letter, size) in _sizes(params, table, batches).items():

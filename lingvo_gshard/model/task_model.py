@@ -1,9 +1,10 @@
-"""A task in the estimator's terms: a state, its initializer and a model_fn."""
+"""A task in the estimator's terms: a state, its initializer, and what a program computes."""
 
 from __future__ import annotations
 
+import copy
 import functools
-from typing import Any
+from typing import Self
 
 from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import Params
@@ -14,32 +15,42 @@ from lingvo_gshard.layers.context import Context
 from lingvo_gshard.model.accumulation import Accumulation
 from lingvo_gshard.model.frozen import frozen
 from lingvo_gshard.model.gradient_norms import gradient_norms
-from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
+from lingvo_gshard.model.spec import Mode, as_sums
 from lingvo_gshard.model.weight_average import average_specs, averaged
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
+# The settings of `train` that programs depend on.
+_TRAIN_SETTINGS = (
+    "seed",
+    "scatter_gradients",
+    "gradient_accumulation_steps",
+    "ema_decay",
+    "frozen",
+)
+
 
 class TaskModel:
-    """An experiment on a partitioning; `state_spec` has the specs of step, theta and slots.
+    """An experiment on a partitioning: a Model (train/steps.py).
 
-    With train.ema_decay, the state also has `ema`, the weights' moving averages.
+    `state_spec` has the specs of step, theta and slots. With train.ema_decay, the state also has
+    `ema`, the weights' moving averages.
     """
 
     def __init__(self, params: Params, partitioning: Partitioning) -> None:
-        self._params = params.Copy().Freeze()
+        self.params = params.Copy().Freeze()
         self.partitioning = partitioning
         self._annotator = Annotator(partitioning, params.train.scatter_gradients)
         self.task = params.task.Instantiate(self._annotator)
         self.optimizer = params.optimizer.Instantiate()
         weights = frozen(self.task.weight_specs, params.train.frozen)
-        self._accumulated = Accumulation(
+        self._gradients = Accumulation(
             self.task.Loss,
             self.task.NumTokens,
             weights,
             self._annotator,
             params.train.gradient_accumulation_steps,
-        )
+        ).gradients
 
         self._weight_specs = weights
         self.state_spec = NestedMap(
@@ -61,25 +72,29 @@ class TaskModel:
             state.ema = state.theta
         return state
 
-    def model_fn(
-        self, state: NestedMap, features: NestedMap, labels: NestedMap, mode: Mode, params: Any
-    ) -> TPUEstimatorSpec:
-        """Trains one step, or evaluates or decodes one batch."""
-        del params  # The layers have their own.
-        if mode is Mode.TRAIN:
-            return self._train(state, features, labels)
-        if mode is Mode.EVAL:
-            return self._evaluate(state, features, labels)
-        predictions = self.task.Predict(self._decoded(state), features, self._params.decode)
-        return TPUEstimatorSpec(mode=Mode.PREDICT, predictions=predictions)
+    def settings(self, *groups: str) -> Params:
+        """Returns the settings that all programs depend on, and these groups of settings."""
+        settings = Params()
+        for group in ("task", "optimizer", *groups):
+            settings.Define(group, self.params.Get(group), self.params.Describe(group))
 
-    def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
-        """Takes one step. If the loss or a gradient is not finite, only the step count changes."""
+        train = Params()
+        for name in _TRAIN_SETTINGS:
+            train.Define(name, self.params.train.Get(name), self.params.train.Describe(name))
+        settings.Define("train", train, self.params.Describe("train"))
+        return settings
+
+    def train(self, state: NestedMap, batch: NestedMap) -> NestedMap:
+        """Takes one step, and returns the new `state` and `metrics`.
+
+        If the loss or a gradient is not finite, only the step count changes.
+        """
         weight_specs = self._weight_specs
 
         # Loss and gradients. The seed differs by step, and so do dropout and random routing.
-        context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))
-        loss, metrics, gradients = self._accumulated(state.theta, features, labels, context)
+        context = Context(Mode.TRAIN, tf.stack([self.params.train.seed, state.step]))
+        loss, terms, gradients = self._gradients(state.theta, batch.features, batch.labels, context)
+        metrics = self.task.Metrics(terms)
 
         # Signs of instability (section 4.3).
         metrics.gradient_norms = gradient_norms(gradients, weight_specs)
@@ -88,8 +103,7 @@ class TaskModel:
         is_finite = tf.math.is_finite(loss) & tf.math.is_finite(metrics.gradient_norm)
         metrics.skipped = 1.0 - tf.cast(is_finite, tf.float32)
 
-        # The update, where weights are split as their slots are, then back to the weights' own
-        # layout.
+        # The update, in the layout of the slots. Then the weights return to their own layout.
         with tf.name_scope("optimizer"):
             old_theta = state.theta.Transform(self._annotate_update, weight_specs)
             gradients = gradients.Transform(self._annotate_update, weight_specs)
@@ -103,50 +117,54 @@ class TaskModel:
             slots = slots.Transform(if_finite, state.slots)
             new_state = NestedMap(step=state.step + 1, theta=theta, slots=slots)
             if "ema" in state:
-                decay = self._params.train.ema_decay
-                new_state.ema = averaged(state.ema, theta, state.step, decay)
+                decay = self.params.train.ema_decay
+                ema = averaged(state.ema, theta, state.step, decay)
+                new_state.ema = ema.Transform(if_finite, state.ema)
 
-        return TPUEstimatorSpec(
-            mode=Mode.TRAIN,
-            loss=loss,
-            train_op=new_state,
-            metrics=metrics,
-        )
+        return NestedMap(state=new_state, metrics=NestedMap(metrics, loss=loss))
+
+    def evaluate(self, state: NestedMap, batch: NestedMap) -> NestedMap:
+        """Returns the metrics' `sums` over one batch, and their `weights`."""
+        theta = self._evaluated(state)
+        _, terms = self.task.Loss(theta, batch.features, batch.labels, Context(Mode.EVAL))
+        return as_sums(self.task.EvalMetrics(self.task.Metrics(terms)))
+
+    def predict(self, state: NestedMap, batch: NestedMap) -> NestedMap:
+        """Returns the `predictions` of one batch."""
+        theta = self._decoded(state)
+        predictions = self.task.Predict(theta, batch.features, self.params.decode)
+        return NestedMap(predictions=predictions)
 
     def _annotate_update(self, tensor: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
-        """Splits a weight or its gradient where the update is computed, as its slots are split."""
+        """Splits a weight or its gradient for the update, like its slots."""
         return self._annotator.in_stack(spec.stack).annotate(tensor, spec.dims.lower())
 
     def _evaluated(self, state: NestedMap) -> NestedMap:
-        """Returns the weights to evaluate and predict with: their averages, if there are any."""
+        """Returns the weights for evaluation and prediction: their averages, if kept."""
         if "ema" not in state:
             return state.theta
-        # From the slots' layout to that of weights.
+        # Moves the averages from the slots' layout to the weights'.
         return state.ema.Transform(self._annotator.annotate_as, self.task.weight_specs)
 
     def decoder_spec(self) -> NestedMap:
-        """Returns the specs of theta alone, as decode.weights has a decoder keep it."""
-        specs = stored_weights.specs(self.task.weight_specs, self._params.decode.weights)
+        """Returns the specs of theta alone, in the decoder's form that decode.weights chooses."""
+        specs = stored_weights.specs(self.task.weight_specs, self.params.decode.weights)
         return NestedMap(theta=specs)
 
+    def weights_alone(self) -> Self:
+        """Returns the model whose state is `decoder_spec`."""
+        model = copy.copy(self)
+        model.state_spec = self.decoder_spec()
+        return model
+
     def decoder_state(self, theta: NestedMap) -> NestedMap:
-        """Returns what decoder_spec describes, from the float32 weights to decode with."""
+        """Returns the state that decoder_spec describes, from the float32 weights."""
         weight_specs = self.task.weight_specs
-        return NestedMap(
-            theta=stored_weights.kept(theta, weight_specs, self._params.decode.weights)
-        )
+        return NestedMap(theta=stored_weights.kept(theta, weight_specs, self.params.decode.weights))
 
     def _decoded(self, state: NestedMap) -> NestedMap:
-        """Returns the weights to decode with; a decoder keeps them as they are."""
+        """Returns the weights to decode with; a decoder's state already has them."""
         theta = self._evaluated(state)
-        if stored_weights.numbers_of(theta) is self._params.decode.weights:
+        if stored_weights.numbers_of(theta) is self.params.decode.weights:
             return theta
         return self.decoder_state(theta).theta
-
-    def _evaluate(
-        self, state: NestedMap, features: NestedMap, labels: NestedMap
-    ) -> TPUEstimatorSpec:
-        """Evaluates one batch."""
-        theta = self._evaluated(state)
-        _, metrics = self.task.Loss(theta, features, labels, Context(Mode.EVAL))
-        return TPUEstimatorSpec(mode=Mode.EVAL, eval_metrics=self.task.EvalMetrics(metrics))

@@ -1,4 +1,4 @@
-"""The loss of tasks that predict tokens (section 2.2), and what they tell of a batch.
+"""The loss of tasks that predict tokens (section 2.2), and their metrics of a batch.
 
 B batch, L length, V vocabulary.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, LayerReport
+from lingvo_gshard.layers.routing import statistics
 from lingvo_gshard.layers.vocabulary import cross_entropies
 from lingvo_gshard.model.spec import MetricSums
 
@@ -21,8 +22,12 @@ def token_loss(
     *,
     label_smoothing: float,
     aux_loss_weight: float,
+    z_loss_weight: float = 0.0,
 ) -> tuple[tf.Tensor, NestedMap]:
     """L = l_nll + k * l_aux + the layers' own router_loss, summed over the MoE layers; a scalar.
+
+    The softmax's z-loss, if it has a weight, is a token's (log sum_v exp z_v)^2, which keeps the
+    normalizer of logits z near 1.
 
     l_aux is 1 / E^2 in perfect balance, so k is aux_loss_weight * E^2 with the E of the layer: it
     weighs balance equally for any E, which may differ between stacks.
@@ -31,31 +36,34 @@ def token_loss(
       logits: float32 [B, L, V].
       labels: int32 [B, L].
       weights: float32 [B, L], 0 at padding.
-      reports: What the layers tell, by layer.
-      context: Of the pass, which may be over one of a batch's microbatches.
+      reports: The layers' reports, by layer.
+      context: The context of the pass, which may be over one of a batch's microbatches.
       label_smoothing: The share of the target's mass that is spread over all pieces.
       aux_loss_weight: k / E^2.
+      z_loss_weight: The weight of the softmax's z-loss.
 
     Returns:
-      The loss, and metrics: loss; nll, in nats a token, without smoothing; aux_loss, the sum of
-      l_aux without weights; num_tokens; activation_norms, the root mean square of each layer's
+      The loss, and the terms of its metrics (see Task.Loss): loss; nll, in nats a token, without
+      smoothing; aux_loss, the unweighted sum of l_aux; num_tokens; mean_squares, of each layer's
       output; and routing, by field of Routing and layer.
     """
     # l_nll of each token, with a share of the target's mass spread over all pieces.
     with tf.name_scope("softmax"):
-        nll, spread = cross_entropies(logits, labels)
-    smoothed = nll + label_smoothing * (spread - nll)
+        nll, spread, normalizer = cross_entropies(logits, labels)
+    token_losses = nll + label_smoothing * (spread - nll)
+    if z_loss_weight:
+        token_losses += z_loss_weight * tf.square(normalizer)
 
-    # Its mean over the tokens, which are none in a batch of padding.
+    # Its mean over the tokens; a batch of padding has 0 tokens.
     num_tokens = tf.reduce_sum(weights)
     per_token = 1.0 / context.tokens_of_mean(num_tokens)
 
-    # l_aux, of which a dense model has none.
+    # l_aux, which a dense model lacks.
     routings = [report.routing for report in reports.values() if report.routing is not None]
     aux_loss = _sum([routing.aux_loss for routing in routings])
     balance_loss = _sum([routing.balance_loss for routing in routings])
 
-    loss = tf.reduce_sum(smoothed * weights) * per_token + aux_loss_weight * balance_loss
+    loss = tf.reduce_sum(token_losses * weights) * per_token + aux_loss_weight * balance_loss
     for routing in routings:
         if routing.router_loss is not None:
             loss += routing.router_loss
@@ -64,9 +72,26 @@ def token_loss(
         nll=tf.reduce_sum(nll * weights) * per_token,
         aux_loss=aux_loss,
         num_tokens=num_tokens,
-        activation_norms=NestedMap({name: report.rms for name, report in reports.items()}),
+        mean_squares=NestedMap({name: report.mean_square for name, report in reports.items()}),
         routing=_routing_by_field(reports),
     )
+
+
+def metrics(terms: NestedMap) -> NestedMap:
+    """Returns the metrics of a batch, given the terms of token_loss; see Task.Metrics.
+
+    activation_norms, the root mean square of each layer's output, replace mean_squares; and routing
+    has the statistics of a Routing by name and layer.
+    """
+    routing = NestedMap(terms.routing)
+    for layer, sent_E in routing.pop("sent_E", NestedMap()).items():
+        for name, tensor in statistics({"sent_E": sent_E}).items():
+            by_layer = routing.setdefault(name, NestedMap())
+            by_layer[layer] = tensor
+
+    rest = {name: value for name, value in terms.items() if name != "mean_squares"}
+    norms = terms.mean_squares.Transform(lambda mean_square: mean_square**0.5)
+    return NestedMap(rest, activation_norms=norms, routing=routing)
 
 
 def eval_metrics(metrics: NestedMap) -> MetricSums:
@@ -91,7 +116,7 @@ def named(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
 
 
 def _sum(losses: list[tf.Tensor]) -> tf.Tensor:
-    """Returns the sum of scalars, of which there may be none."""
+    """Returns the sum of scalars, 0 for an empty list."""
     return tf.add_n(losses) if losses else tf.constant(0.0)
 
 

@@ -1,21 +1,22 @@
-"""What tasks that predict tokens share: settings, arithmetic, and the softmax.
+"""The common parts of tasks that predict tokens: settings, arithmetic, and the softmax.
 
 B batch, L length, M model, V vocabulary.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core import hyperparams
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.products import Arithmetic
-from lingvo_gshard.layers.stored_weights import Weight
+from lingvo_gshard.layers.numerics import Numerics
+from lingvo_gshard.layers.vocabulary import capped, check_cap
+from lingvo_gshard.layers.weight import Weight
 from lingvo_gshard.model import token_loss
 from lingvo_gshard.model.spec import MetricSums
 from lingvo_gshard.model.task import Task
@@ -29,41 +30,57 @@ class TokenTask(Task):
 
     MODES = frozenset(Mode)
     UNIT = "target token"
+    DIMS = "BLTGSMECHNDVRU"
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("dim", REQUIRED, "M, the model dimension.")
-        p.Define("input_dropout", DropoutLayer.Params(), "Dropout of the embeddings.")
+    class Params(Task.Params):
+        dim: int = setting(REQUIRED, "M, the model dimension.")
+        input_dropout: DropoutLayer.Params = setting(
+            DropoutLayer.Params(), "Dropout of the embeddings."
+        )
 
         # The loss.
-        p.Define("label_smoothing", 0.0, "The target's probability mass spread over all pieces.")
-        p.Define("aux_loss_weight", REQUIRED, "k / E^2, where k is the weight of a layer's l_aux.")
+        label_smoothing: float = setting(
+            0.0, "The target's probability mass spread over all pieces."
+        )
+        aux_loss_weight: float = setting(
+            REQUIRED, "k / E^2, where k is the weight of a layer's l_aux."
+        )
+
+        z_loss_weight: float = setting(0.0, "The weight of the softmax's z-loss; 1e-4 in Lingvo.")
+        logit_cap: float | None = setting(
+            None, "A bound of the softmax's logits z, as cap * tanh(z / cap); None for no bound."
+        )
 
         # The arithmetic.
-        p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
-        p.Define(
-            "product_dtype",
+        activation_dtype: str = setting("float32", "Or bfloat16. Weights and router stay float32.")
+        product_dtype: str = setting(
             "float32",
             "What products round float32 factors to; auto: bfloat16 in runs on CPUs fast at it.",
         )
-        return p
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+    p: Params
+
+    def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
         _check_dtype("activation_dtype", p.activation_dtype, _ACTIVATION_DTYPES)
         _check_dtype("product_dtype", p.product_dtype, _PRODUCT_DTYPES)
         if not 0 <= p.label_smoothing < 1:
             raise ValueError(f"task.label_smoothing must be in [0, 1), got {p.label_smoothing}.")
-        self._arithmetic = Arithmetic(p.product_dtype)
-        # PREDICT chooses groups that divide the batch: any number and length of rows will do.
-        decoding = Arithmetic(p.product_dtype, has_gradients=False)
-        self._decoding_context = Context(Mode.PREDICT, arithmetic=decoding)
+        if p.z_loss_weight < 0:
+            raise ValueError(f"task.z_loss_weight must be 0 or more, got {p.z_loss_weight}.")
+        check_cap("task.logit_cap", p.logit_cap)
+
+        # PREDICT chooses groups that divide the batch, so any number and length of rows works.
+        decoding = Numerics(p.product_dtype, is_decoding=True)
+        self._decoding_context = Context(Mode.PREDICT, numerics=decoding)
 
     @classmethod
-    def ProductDtype(cls, p: hyperparams.Params) -> str:
+    def ProductDtype(cls, p: Params) -> str:
         return "bfloat16" if "bfloat16" in (p.product_dtype, p.activation_dtype) else "float32"
+
+    def Metrics(self, terms: NestedMap) -> NestedMap:
+        return token_loss.metrics(terms)
 
     def EvalMetrics(self, metrics: NestedMap) -> MetricSums:
         return token_loss.eval_metrics(metrics)
@@ -76,7 +93,7 @@ class TokenTask(Task):
         reports: dict[str, LayerReport],
         context: Context,
     ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns L and its metrics by the task's settings; see token_loss."""
+        """Returns L and the terms of its metrics by the task's settings; see token_loss."""
         return token_loss.token_loss(
             logits,
             labels,
@@ -85,20 +102,36 @@ class TokenTask(Task):
             context,
             label_smoothing=self.p.label_smoothing,
             aux_loss_weight=self.p.aux_loss_weight,
+            z_loss_weight=self.p.z_loss_weight,
         )
 
     def _softmax(self, theta: NestedMap) -> Weight:
         """Returns the softmax's weights, [M, V]."""
-        softmax: Weight = theta.softmax
-        return softmax
+        return Weight.of(theta.softmax)
 
-    def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+    def _with_numerics(self, context: Context) -> Context:
+        """Returns the context with the settings' dtype of products."""
+        numerics = dataclasses.replace(context.numerics, dtype=self.p.product_dtype)
+        return dataclasses.replace(context, numerics=numerics)
+
+    def _logits(self, theta: NestedMap, x: tf.Tensor, context: Context) -> tf.Tensor:
         """Returns float32 [B, L, V] of x [B, L, M]."""
         with tf.name_scope("softmax"):
-            # The sums of products of 16-bit activations stay float32.
-            arithmetic = Arithmetic("bfloat16") if x.dtype == tf.bfloat16 else self._arithmetic
-            logits = arithmetic.project("BLM,MV->BLV", tf.cast(x, tf.float32), self._softmax(theta))
-        return self.annotate(logits, "ULV")
+            logits_ULV = context.einsum("ULM,MV->ULV", x, self._softmax(theta), wide=True)
+            logits_ULV *= self._logit_scale
+        return capped(self.annotate(logits_ULV, "ULV"), self.p.logit_cap)
+
+    @property
+    def _logit_scale(self) -> float:
+        """What the products of the softmax's weights are multiplied by."""
+        return 1.0
+
+
+def known_size(setting: str, size: int | None) -> int:
+    """Returns a vocabulary's size. Raises ValueError if it is None, as it is without any data."""
+    if size is None:
+        raise ValueError(f"task.{setting}: set the number of pieces, or give the data: --data_dir.")
+    return size
 
 
 def _check_dtype(setting: str, dtype: str, allowed: Sequence[str]) -> None:

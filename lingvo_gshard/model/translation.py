@@ -6,27 +6,25 @@ length.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import Use, gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import stored_weights
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, LayerReport
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.stack import TransformerStack
-from lingvo_gshard.layers.stored_weights import Weight
 from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer
+from lingvo_gshard.layers.weight import Weight
 from lingvo_gshard.model import decoding
+from lingvo_gshard.model.decode_params import TranslationDecodeParams
 from lingvo_gshard.model.token_loss import named, valid_mask
-from lingvo_gshard.model.token_task import TokenTask
+from lingvo_gshard.model.token_task import TokenTask, known_size
 from lingvo_gshard.sharding.layout import TensorSpec
 
 
@@ -46,69 +44,55 @@ class TranslationTask(TokenTask):
     encoder: TransformerStack
     decoder: TransformerStack
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("source_vocab_size", REQUIRED, "The source vocabulary's pieces.", optional=int)
-        p.Define("target_vocab_size", REQUIRED, "V, the target vocabulary's pieces.", optional=int)
-        p.Define("embedding", EmbeddingLayer.Params(), "The embeddings, except their sizes.")
-        shared = "Whether one table embeds both sides' pieces and is the softmax's weights, too."
-        p.Define("shared_embeddings", False, shared)
-        start = "The piece whose embedding BOS has, at a target's first position; None: its own."
-        p.Define("start_piece", None, start, optional=int)
-        p.Define("encoder", TransformerStack.Params(), "The encoder.")
-        p.Define("decoder", TransformerStack.Params(), "The decoder.")
-        return p
+    class Params(TokenTask.Params):
+        source_vocab_size: int | None = setting(REQUIRED, "The source vocabulary's pieces.")
+        target_vocab_size: int | None = setting(REQUIRED, "V, the target vocabulary's pieces.")
+        embedding: EmbeddingLayer.Params = setting(
+            EmbeddingLayer.Params(), "The embeddings, except their sizes."
+        )
+        shared_embeddings: bool = setting(
+            False, "Whether one table embeds both sides' pieces and is the softmax's weights, too."
+        )
+        start_piece: int | None = setting(
+            None, "The piece whose embedding BOS has, at a target's first position; None: its own."
+        )
+        encoder: TransformerStack.Params = setting(TransformerStack.Params(), "The encoder.")
+        decoder: TransformerStack.Params = setting(TransformerStack.Params(), "The decoder.")
 
-    def __init__(self, params: InstantiableParams, *args: Any) -> None:
+    p: Params
+
+    def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
-        self._check_pieces()
+        source_vocab_size = known_size("source_vocab_size", p.source_vocab_size)
+        target_vocab_size = known_size("target_vocab_size", p.target_vocab_size)
+        _check_pieces(p, source_vocab_size, target_vocab_size)
 
         # The source's side.
         if not p.shared_embeddings:
-            source_embedding = p.embedding.Copy().Set(vocab_size=p.source_vocab_size, dim=p.dim)
+            source_embedding = p.embedding.Copy().Set(vocab_size=source_vocab_size, dim=p.dim)
             self.CreateChild("source_embedding", source_embedding)
         self.CreateChild("source_dropout", p.input_dropout)
         self.CreateChild("encoder", p.encoder.Copy().Set(dim=p.dim))
 
-        # The target's side, with a softmax of its own unless the table is shared.
-        target_embedding = p.embedding.Copy().Set(vocab_size=p.target_vocab_size, dim=p.dim)
+        # The target's side, with a separate softmax unless the table is shared.
+        target_embedding = p.embedding.Copy().Set(vocab_size=target_vocab_size, dim=p.dim)
         self.CreateChild("target_embedding", target_embedding)
         self.CreateChild("target_dropout", p.input_dropout)
         decoder = p.decoder.Copy().Set(dim=p.dim)
         decoder.layer.has_source = True
         self.CreateChild("decoder", decoder)
         if not p.shared_embeddings:
-            shape = (p.dim, p.target_vocab_size)
+            shape = (p.dim, target_vocab_size)
             softmax = gaussian(shape, "MV", fan_in=p.dim, use=Use.FACTOR)
             self.CreateVariable("softmax", softmax)
 
-    def _check_pieces(self) -> None:
-        """Raises ValueError if the vocabularies do not fit the settings about their pieces."""
-        p = self.p
-        if p.shared_embeddings and p.source_vocab_size != p.target_vocab_size:
-            raise ValueError(
-                "task.shared_embeddings needs one vocabulary for sources and targets, got "
-                f"source_vocab_size {p.source_vocab_size} and target_vocab_size "
-                f"{p.target_vocab_size}."
-            )
-        if p.start_piece is not None and not 0 <= p.start_piece < p.target_vocab_size:
-            raise ValueError(
-                f"task.start_piece must be 0 to {p.target_vocab_size - 1}, got {p.start_piece}."
-            )
-
     @classmethod
-    def ReadsSource(cls, path: str) -> bool:
-        is_memory = path.endswith(("source_attention.wk", "source_attention.wv"))
-        return path.startswith(("source_embedding", "encoder")) or is_memory
-
-    @classmethod
-    def DecodeLength(cls, decode: hyperparams.Params) -> int:
+    def DecodeLength(cls, decode: TranslationDecodeParams) -> int:
         return int(decode.max_source_len)
 
     @classmethod
-    def DecodeSpecs(cls, decode: hyperparams.Params, rows: int, length: int) -> NestedMap:
+    def DecodeSpecs(cls, decode: TranslationDecodeParams, rows: int, length: int) -> NestedMap:
         """Returns the specs of source_ids, source_segment_ids and source_positions.
 
         With decode.forces_first there are first_ids as well; see Predict.
@@ -129,10 +113,16 @@ class TranslationTask(TokenTask):
         target_ids (the labels shifted right), target_segment_ids and target_positions [B, L].
         Segment 0 is padding. Each layer's report has a name such as `encoder_1`.
         """
-        context = dataclasses.replace(context, arithmetic=self._arithmetic)
+        context = self._with_numerics(context).counted(_stack_tokens)
         encoded, reports = self._encode(theta, features, context)
+        logits, decoder_reports = self._decode(theta, features, encoded, context)
+        return logits, reports | decoder_reports
 
-        # A target token attends to those before it, and to the source, of its own example.
+    def _decode(
+        self, theta: NestedMap, features: NestedMap, encoded: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
+        """Returns FProp's logits, and the decoder's reports, given the encoded source [B, T, M]."""
+        # A target token attends to the earlier tokens and the source of its own example.
         segments = features.target_segment_ids
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
         source_mask = segment_mask(segments, features.source_segment_ids)
@@ -144,10 +134,8 @@ class TranslationTask(TokenTask):
             encoded,
             positions=features.target_positions,
         )
-        x, decoder_reports = self.decoder.FProp(theta.decoder, x, attended, context)
-
-        reports |= named("decoder", decoder_reports)
-        return self._logits(theta, x), reports
+        x, reports = self.decoder.FProp(theta.decoder, x, attended, context)
+        return self._logits(theta, x, context), named("decoder", reports)
 
     def NumTokens(self, labels: NestedMap) -> tf.Tensor:
         return tf.reduce_sum(labels.target_weights)
@@ -155,28 +143,32 @@ class TranslationTask(TokenTask):
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns L of a batch, and its metrics; see token_loss.
+        """Returns L of a batch, and the terms of its metrics; see token_loss.
 
         `labels` are target_labels, int32 [B, L], and target_weights, float32 [B, L], 0 at padding.
-        Metrics of our own are padding, the share of positions without a token, by side.
+        This task adds the term padding, the share of positions without a token, by side.
         """
-        logits, reports = self.FProp(theta, features, context)
-        loss, metrics = self._token_loss(
+        layer_context = self._with_numerics(context).counted(_stack_tokens)
+        encoded, reports = self._encode(theta, features, layer_context)
+        logits, decoder_reports = self._decode(theta, features, encoded, layer_context)
+        reports |= decoder_reports
+
+        loss, terms = self._token_loss(
             logits, labels.target_labels, labels.target_weights, reports, context
         )
-        metrics.padding = NestedMap(
+        terms.padding = NestedMap(
             source=1.0 - tf.reduce_mean(valid_mask(features.source_segment_ids)),
             target=1.0 - tf.reduce_mean(valid_mask(features.target_segment_ids)),
         )
-        return loss, metrics
+        return loss, terms
 
     def Predict(
-        self, theta: NestedMap, features: NestedMap, decode: hyperparams.Params
+        self, theta: NestedMap, features: NestedMap, decode: TranslationDecodeParams
     ) -> NestedMap:
         """Translates by flat beam search (A.1); see decoding.search.
 
         If `features` have first_ids, int32 [B], a translation begins with its row's id, such as a
-        language's token, at no cost; a row whose id is negative begins with any.
+        language's token, at no cost; a row whose id is negative may begin with any token.
         """
         has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         return decoding.search(
@@ -217,8 +209,8 @@ class TranslationTask(TokenTask):
         """Decodes one step of a flat beam (A.1): the next token's logits, float32 [B, k, V].
 
         `ids`, int32 [B, k], are the newest tokens of the hypotheses, at position `step`, an int32
-        scalar. `mask`, float [B, k, P], is 1 at the places of the flat beam that each one attends
-        to. An all-zero row is an absent hypothesis, which takes no expert.
+        scalar. `mask`, float [B, k, P], is 1 at the places of the flat beam to which each
+        hypothesis attends. An all-zero row is an absent hypothesis, which takes no expert.
         """
         context = self._decoding_context
         # All rows have one position, so its sinusoids are computed once.
@@ -242,22 +234,15 @@ class TranslationTask(TokenTask):
         state = NestedMap(state, cache=cache)
         if "attention" in state:
             state.attention = self.annotate(attention, "B__")
-        return self._logits(theta, x), state
-
-    def TrainStepFlops(self, rows: int, source_len: int, target_len: int) -> float:
-        flops = super().TrainStepFlops(rows, source_len, target_len)
-        if self.p.shared_embeddings:
-            # The table is also the softmax's factor; backward takes twice forward.
-            flops += 2.0 * 3 * rows * target_len * self.p.dim * self.p.target_vocab_size
-        return flops
+        return self._logits(theta, x, context), state
 
     def _encode(
         self, theta: NestedMap, features: NestedMap, context: Context
     ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
-        """Encodes the source; as FProp, but returns [B, T, M] and the encoder's reports."""
+        """Encodes the source of FProp's `features`; returns [B, T, M] and the encoder's reports."""
         side = "target_embedding" if self.p.shared_embeddings else "source_embedding"
         embedding: EmbeddingLayer = getattr(self, side)
-        x = embedding.FProp(theta[side], features.source_ids, features.source_positions)
+        x = embedding.FProp(theta[side], features.source_ids, features.source_positions, context)
         x = tf.cast(x, self.p.activation_dtype)  # All later layers follow the dtype of their input.
         x = self.source_dropout.FProp(theta.source_dropout, x, "BLM", context)
 
@@ -275,11 +260,34 @@ class TranslationTask(TokenTask):
     ) -> tf.Tensor:
         if self.p.start_piece is not None:
             ids = tf.where(positions == 0, self.p.start_piece, ids)
-        x = self.target_embedding.FProp(theta.target_embedding, ids, positions)
+        x = self.target_embedding.FProp(theta.target_embedding, ids, positions, context)
         x = tf.cast(x, self.p.activation_dtype)
         return self.target_dropout.FProp(theta.target_dropout, x, "BLM", context)
 
     def _softmax(self, theta: NestedMap) -> Weight:
         if self.p.shared_embeddings:
-            return stored_weights.as_factor(theta.target_embedding.table)
-        return theta.softmax
+            return Weight.of(theta.target_embedding.table).transposed()
+        return super()._softmax(theta)
+
+
+def _check_pieces(
+    p: TranslationTask.Params, source_vocab_size: int, target_vocab_size: int
+) -> None:
+    """Raises ValueError if the vocabularies do not fit the settings about their pieces."""
+    if p.shared_embeddings and source_vocab_size != target_vocab_size:
+        raise ValueError(
+            "task.shared_embeddings needs one vocabulary for sources and targets, got "
+            f"source_vocab_size {source_vocab_size} and target_vocab_size {target_vocab_size}."
+        )
+    if p.start_piece is not None and not 0 <= p.start_piece < target_vocab_size:
+        raise ValueError(
+            f"task.start_piece must be 0 to {target_vocab_size - 1}, got {p.start_piece}."
+        )
+
+
+def _stack_tokens(features: NestedMap) -> dict[str, tf.Tensor]:
+    """Returns the number of tokens that each stack sees; see Context.counted."""
+    return {
+        "encoder": tf.reduce_sum(valid_mask(features.source_segment_ids)),
+        "decoder": tf.reduce_sum(valid_mask(features.target_segment_ids)),
+    }

@@ -1,4 +1,4 @@
-"""A moving average of the weights, which is evaluated, decoded with and exported in their place.
+"""A moving average of the weights, which replaces them in evaluation, decoding and export.
 
 After step t, it is the mean of theta_1, ..., theta_t, each of which weighs d times as much as the
 next:
@@ -8,6 +8,9 @@ next:
 
 Its factors add up to 1 from the first step on, as in Adam's correction of the bias (Kingma and Ba
 2015, section 3). So it never depends on the initial weights, and a high d is right for a short run.
+
+A step that is skipped, because its loss or a gradient is not finite, leaves the average unchanged,
+as if the step's weights had been the average.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from lingvo_gshard.sharding.layout import TensorSpec
 
 
 def average_specs(weight_specs: NestedMap) -> NestedMap:
-    """Returns the TensorSpecs of the averages: split as the optimizer's slots are."""
+    """Returns the TensorSpecs of the averages, which are split like the optimizer's slots."""
 
     def average(spec: WeightSpec) -> TensorSpec:
         return TensorSpec(spec.shape, "float32", spec.dims.lower(), spec.stack)
@@ -30,7 +33,7 @@ def average_specs(weight_specs: NestedMap) -> NestedMap:
 
 
 def averaged(ema: NestedMap, theta: NestedMap, step: tf.Tensor, decay: float) -> NestedMap:
-    """Returns the averages with the weights that came of one more step; both are float32.
+    """Returns the averages, updated with the weights after one more step; both are float32.
 
     `step`, an int32 scalar, is the number of earlier steps; `decay` is d, from 0 to below 1.
     """

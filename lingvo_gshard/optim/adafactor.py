@@ -1,9 +1,9 @@
 """Adafactor (Shazeer and Stern 2018) with the paper's settings (A.2), as pure functions.
 
 The slots of a matrix average its squared gradient over the columns (`row`) and over the rows
-(`column`), of which either may be several dims: attention's weights are M by N * D. Dims before
-those, such as E, are a batch of matrices, because experts see different tokens. A slot has its
-weight's dims without the averaged ones, as the optimizer's lowercase letters. The weights in a
+(`column`). Rows and columns may each be several dims: attention's weights are M by N * D. Any dims
+before them, such as E, form a batch of matrices, because experts see different tokens. A slot has
+its weight's dims without the averaged ones, as the optimizer's lowercase letters. The weights in a
 stack are updated like single weights: each has its own clipping and its own scale.
 
 A.2 (c) wants a decay of "0.99 with 1 - t^-0.8 schedule". With exactly these settings, Lingvo
@@ -16,30 +16,31 @@ import math
 from typing import Any
 
 from lingvo_gshard.core.base_layer import WeightSpec
-from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.hyperparams import setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.optimizer import Optimizer, WeightStep, count, slot
 
 _EPSILON_1 = 1e-30  # Keeps the second moment above 0.
-_EPSILON_2 = 1e-3  # The smallest scale of a weight, so that a zero one can move.
+_EPSILON_2 = 1e-3  # The smallest scale of a weight, so that a zero weight can move.
 
 
 class Adafactor(Optimizer):
     """Factored second moments, no momentum, clipped updates, step sizes relative to the weights.
 
-    The slots of a matrix are `row` and `column`; vectors and scalars have `full`.
+    The slots of a matrix are `row` and `column`; biases and scales, of any dims, have `full`.
     """
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("beta2", 1.0, "The decay at step t is min(beta2, 1 - t^-decay_exponent).")
-        p.Define("decay_exponent", 0.8, "See beta2.")
-        p.Define("clipping_threshold", 1.0, "The maximum root mean square of an update (A.2d).")
-        return p
+    class Params(Optimizer.Params):
+        beta2: float = setting(1.0, "The decay at step t is min(beta2, 1 - t^-decay_exponent).")
+        decay_exponent: float = setting(0.8, "See beta2.")
+        clipping_threshold: float = setting(
+            1.0, "The maximum root mean square of an update (A.2d)."
+        )
 
-    def __init__(self, params: InstantiableParams) -> None:
+    p: Params
+
+    def __init__(self, params: Params) -> None:
         super().__init__(params)
         p = self.p
         self._check_range("clipping_threshold", p.clipping_threshold > 0, "above 0")
@@ -62,7 +63,7 @@ class Adafactor(Optimizer):
         decay = tf.minimum(self.p.beta2, 1.0 - t**-self.p.decay_exponent)
         rate = self.learning_rate(step)
 
-        # Algorithm 4 of Adafactor's paper for matrices, 5 for vectors and scalars.
+        # Algorithm 4 of Adafactor's paper for matrices, 5 for biases and scales.
         def step_of(
             weight: tf.Tensor,
             gradient: tf.Tensor,
@@ -87,9 +88,9 @@ class Adafactor(Optimizer):
 def _averaged(spec: WeightSpec) -> dict[str, tuple[int, ...]]:
     """Returns the axes over which each slot is a mean, by the slot's name in sorted order.
 
-    Axes are counted from the last one, -1, so that they are those of a stack's weights, too.
+    Axes count back from the last one, -1, so that they also hold for a stack of weights.
     """
-    if len(spec.axes) < 2:
+    if not spec.is_matrix:
         return {"full": ()}
     row_axes = range(-spec.columns - spec.rows, -spec.columns)
     column_axes = range(-spec.columns, 0)
@@ -105,7 +106,7 @@ def _decayed(
     """Returns the slots, moving averages of the squared gradient's means, after one more step."""
     squared = tf.square(gradient)
     means = {name: _mean(squared, axes) if axes else squared for name, axes in averaged.items()}
-    # Epsilon_1 is added to the means, as the squares would be one more tensor as large.
+    # Epsilon_1 is added to the means; adding it to the squares would make another large tensor.
     means = {name: mean + _EPSILON_1 for name, mean in means.items()}
     return {name: decay * slot + (1.0 - decay) * means[name] for name, slot in slots.items()}
 
@@ -115,17 +116,17 @@ def _inverse_root(slots: dict[str, tf.Tensor], averaged: dict[str, tuple[int, ..
     if "full" in slots:
         return slots["full"] ** -0.5
 
-    # A column was averaged over the dims of rows, and a row over those of columns.
+    # `column` was averaged over the dims of the rows, and `row` over the dims of the columns.
     num_rows = len(averaged["column"])
     num_columns = len(averaged["row"])
     row = slots["row"]
     column = slots["column"]
 
-    # The row's mean would otherwise be a factor of both.
+    # Otherwise the row's mean would be a factor of both.
     row_axes = tuple(range(-num_rows, 0))
     row = (row / _mean(row, row_axes, keepdims=True)) ** -0.5
 
-    # Both with all dims of the weight: [..., rows, 1] and [..., 1, columns].
+    # Give both all dims of the weight: [..., rows, 1] and [..., 1, columns].
     batch = column.shape[:-num_columns]
     columns = column.shape[-num_columns:]
     row = tf.reshape(row, [*row.shape, *[1] * num_columns])
@@ -134,16 +135,16 @@ def _inverse_root(slots: dict[str, tf.Tensor], averaged: dict[str, tuple[int, ..
 
 def _rms(x: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
     """Returns the root mean square over the axes, which stay as dims of size 1."""
-    # Powers of vectors and scalars: exporting takes 7 ms for each tf.sqrt or tf.math.rsqrt.
+    # ** 0.5 of vectors and scalars: exporting takes 7 ms for each tf.sqrt or tf.math.rsqrt.
     return _mean(tf.square(x), axes, keepdims=True) ** 0.5
 
 
 def _mean(x: tf.Tensor, axes: tuple[int, ...], keepdims: bool = False) -> tf.Tensor:
     """Returns tf.reduce_mean, computed with a scalar divisor.
 
-    TensorFlow's own divisor has the shape of the result, and all results of that shape share it.
-    It would carry the sharding of one weight's means, such as the experts' [R, E], over to
-    another's, such as the router's, which then would be updated in parts and gathered.
+    TensorFlow's own divisor has the shape of the result, and all results of that shape share it. So
+    it would carry the sharding of one weight's means, such as the experts' [R, E], over to
+    another's, such as the router's, which would then be updated in parts and gathered.
     """
     count = math.prod(x.shape[axis] for axis in axes)
     return tf.reduce_sum(x, axes, keepdims=keepdims) / float(count)

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from lingvo_gshard.core.base_layer import WeightSpec
-from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.hyperparams import setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.optimizer import Optimizer, WeightStep, count, slot
@@ -19,25 +19,22 @@ from lingvo_gshard.optim.optimizer import Optimizer, WeightStep, count, slot
 class AdamW(Optimizer):
     """Adam's moments, and a decay of the weights that does not pass through them."""
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = super().Params()
-        p.Define("beta1", 0.9, "The decay of the gradient's average.")
-        p.Define("beta2", 0.999, "The decay of the squared gradient's average.")
-        p.Define("epsilon", 1e-8, "Added to the root of the squared gradient's average.")
-        p.Define(
-            "weight_decay",
-            0.01,
-            "The share of a weight that a step takes away, at a learning rate of 1.",
+    class Params(Optimizer.Params):
+        beta1: float = setting(0.9, "The decay of the gradient's average.")
+        beta2: float = setting(0.999, "The decay of the squared gradient's average.")
+        epsilon: float = setting(1e-8, "Added to the root of the squared gradient's average.")
+        weight_decay: float = setting(
+            0.01, "The share of the weight that a step subtracts, at a learning rate of 1."
         )
-        p.Define(
-            "undecayed",
+        undecayed: str = setting(
             r".*embedding.*",
-            "The weights without decay: a pattern of whole paths. Vectors never have any.",
+            "The matrices that never decay: a regular expression for their whole paths. Biases and "
+            "scales never decay.",
         )
-        return p
 
-    def __init__(self, params: InstantiableParams) -> None:
+    p: Params
+
+    def __init__(self, params: Params) -> None:
         super().__init__(params)
         p = self.p
         self._check_range("beta1", 0 <= p.beta1 < 1, "in [0, 1)")
@@ -48,7 +45,7 @@ class AdamW(Optimizer):
             self._undecayed = re.compile(p.undecayed)
         except re.error as error:
             raise ValueError(
-                f"AdamW: undecayed, {p.undecayed!r}, is no pattern: {error}."
+                f"AdamW: undecayed, {p.undecayed!r}, is not a regular expression: {error}."
             ) from None
 
     def _slot_specs(self, spec: WeightSpec) -> NestedMap:
@@ -56,8 +53,7 @@ class AdamW(Optimizer):
         return NestedMap(m=moment, v=moment)
 
     def _facts(self, path: str, spec: WeightSpec) -> dict[str, Any]:
-        is_matrix = len(spec.axes) > 1
-        is_decayed = is_matrix and not self._undecayed.fullmatch(path)
+        is_decayed = spec.is_matrix and not self._undecayed.fullmatch(path)
         return {"weight_decay": self.p.weight_decay if is_decayed else 0.0}
 
     def _weight_step(self, step: tf.Tensor) -> WeightStep:

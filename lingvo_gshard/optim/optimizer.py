@@ -1,7 +1,7 @@
-"""What all optimizers share: a learning rate, clipping by the global norm, a walk over the weights.
+"""The common part of optimizers: learning rate, clipping by the global norm, loop over the weights.
 
 An optimizer is a set of pure functions. A subclass gives the slots of a weight and the step of one
-weight; everything here applies them to whole trees, whose structure is that of theta.
+weight; this class applies them to whole trees, which have theta's structure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_gshard.core.base_layer import WeightSpec
-from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.configured import Configured
+from lingvo_gshard.core.hyperparams import InstantiableParams, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.schedules import SqrtDecay
@@ -21,22 +22,18 @@ from lingvo_gshard.sharding.layout import TensorSpec
 WeightStep = Callable[..., tuple[Any, dict[str, Any]]]
 
 
-class Optimizer(abc.ABC):
+class Optimizer(Configured, abc.ABC):
     """Turns gradients into new weights and new slots."""
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = InstantiableParams(cls)
-        p.Define("schedule", SqrtDecay.Params(), "The learning rate.")
-        p.Define(
-            "max_gradient_norm",
-            None,
-            "All gradients are scaled down so that their joint norm is at most this.",
-            optional=float,
+    class Params(Configured.Params):
+        schedule: InstantiableParams = setting(SqrtDecay.Params(), "The learning rate.")
+        max_gradient_norm: float | None = setting(
+            None, "The maximum joint norm of all gradients; above it, all of them are scaled down."
         )
-        return p
 
-    def __init__(self, params: InstantiableParams) -> None:
+    p: Params
+
+    def __init__(self, params: Params) -> None:
         self.p = p = params.Copy().Freeze()
         if p.max_gradient_norm is not None:
             self._check_range("max_gradient_norm", p.max_gradient_norm > 0, "above 0")
@@ -48,11 +45,11 @@ class Optimizer(abc.ABC):
 
     @abc.abstractmethod
     def _weight_step(self, step: tf.Tensor) -> WeightStep:
-        """Returns the function that takes update number `step`, an int32 scalar, of one weight."""
+        """Returns the function that makes update number `step`, an int32 scalar, of one weight."""
 
     @abc.abstractmethod
     def _facts(self, path: str, spec: WeightSpec) -> dict[str, Any]:
-        """Returns what the weight's step has to know of it: arguments that are no tensors."""
+        """Returns the facts of a weight that its step needs: arguments that are not tensors."""
 
     def slot_specs(self, weight_specs: NestedMap) -> NestedMap:
         """Returns the TensorSpecs of all slots: a NestedMap in the place of each weight."""
@@ -65,8 +62,8 @@ class Optimizer(abc.ABC):
     def clipped(self, gradients: NestedMap, norm: tf.Tensor) -> NestedMap:
         """Returns the gradients, whose joint norm is `norm`, scaled to at most max_gradient_norm.
 
-        That is Pascanu et al.'s clipping (2013, algorithm 1). A norm that is not finite makes all
-        gradients so.
+        This is the clipping of Pascanu et al. (2013, algorithm 1). If the norm is not finite, no
+        gradient is.
         """
         largest = self.p.max_gradient_norm
         if largest is None:
@@ -85,13 +82,13 @@ class Optimizer(abc.ABC):
     ) -> tuple[NestedMap, NestedMap]:
         """Returns the new theta and slots after one update of all weights, which are float32.
 
-        `step`, an int32 scalar, is the number of earlier updates. The results are not annotated,
-        because they are results of a program, for which the caller gives the shardings.
+        `step`, an int32 scalar, is the number of earlier updates. The results are not annotated:
+        they are results of a program, whose shardings the caller gives.
         """
-        # A function of its own, since it is traced once for all weights of equal shape.
+        # A tf.function, so that it is traced once for all weights of equal shape.
         weight_step = tf.function(self._weight_step(step), autograph=False)
 
-        # Each weight takes its own slots from the list of all, where they follow each other.
+        # Each weight takes its slots from the flat list, which has the same order.
         old_slots = iter(slots.Flatten())
         new_slots: list[tf.Tensor] = []
         new_weights: list[tf.Tensor] = []
@@ -113,18 +110,18 @@ class Optimizer(abc.ABC):
         return theta.Pack(new_weights), slots.Pack(new_slots)
 
     def _own_slot_specs(self, spec: WeightSpec) -> NestedMap:
-        """Returns the specs of a weight's slots: none, unless the optimizer takes its steps."""
+        """Returns the specs of a weight's slots; no slots if the optimizer does not update it."""
         return self._slot_specs(spec) if spec.is_optimized else NestedMap()
 
     def _check_range(self, name: str, is_right: bool, expected: str) -> None:
-        """Raises ValueError, which names the setting and its value, unless `is_right`."""
+        """Raises ValueError, which names the setting and its value, if not `is_right`."""
         if not is_right:
             kind = type(self).__name__
             raise ValueError(f"{kind}: {name} must be {expected}, got {self.p.Get(name)}.")
 
 
 def slot(spec: WeightSpec, axes: Sequence[int]) -> TensorSpec:
-    """Returns the TensorSpec of a float32 slot that has the axes of a weight that are listed."""
+    """Returns the TensorSpec of a float32 slot that has the given axes of a weight."""
     shape = tuple(spec.shape[axis] for axis in axes)
     dims = "".join(spec.dims[axis] for axis in axes)
     # Lowercase letters are the optimizer's: its slots may be split further than weights.

@@ -5,27 +5,27 @@ from __future__ import annotations
 import abc
 import math
 
-from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.configured import Configured
+from lingvo_gshard.core.hyperparams import setting
 from lingvo_gshard.core.late import tf
 
 
-class SqrtDecay:
+class SqrtDecay(Configured):
     """multiplier / sqrt(max(t, decay_start)); the paper has 1.0 and 10,000 (A.2e).
 
-    A run of fewer steps than that has a constant rate, apart from linear changes at both ends.
+    A run shorter than decay_start has a constant rate, apart from linear changes at both ends.
     """
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = InstantiableParams(cls)
-        p.Define("multiplier", 1.0, "The rate at step 1 if decay_start were 1.")
-        p.Define("decay_start", 10_000, "The step at which the decay begins.")
-        p.Define("ramp_up_steps", 0, "Steps of a linear rise from zero at the start.")
-        p.Define("cool_down_steps", 0, "Steps of a linear fall to zero at the end.")
-        p.Define("total_steps", 0, "The step at which the fall ends; 0 without one.")
-        return p
+    class Params(Configured.Params):
+        multiplier: float = setting(1.0, "The rate at step 1 if decay_start were 1.")
+        decay_start: int = setting(10_000, "The step at which the decay begins.")
+        ramp_up_steps: int = setting(0, "Steps of a linear rise from zero at the start.")
+        cool_down_steps: int = setting(0, "Steps of a linear fall to zero at the end.")
+        total_steps: int = setting(0, "The step at which the fall ends; 0 if there is no fall.")
 
-    def __init__(self, params: InstantiableParams) -> None:
+    p: Params
+
+    def __init__(self, params: Params) -> None:
         self.p = p = params.Copy().Freeze()
         for name in ("multiplier", "decay_start", "ramp_up_steps", "cool_down_steps"):
             value = p.Get(name)
@@ -41,7 +41,7 @@ class SqrtDecay:
 
     @property
     def zero_from(self) -> int | None:
-        """The step from which the rate is zero; None if it never is."""
+        """The step from which the rate is zero; None if it never becomes zero."""
         return self.p.total_steps if self.p.cool_down_steps else None
 
     def rate(self, t: tf.Tensor) -> tf.Tensor:
@@ -53,7 +53,7 @@ class SqrtDecay:
         if p.ramp_up_steps:
             rate *= tf.minimum(1.0, t / p.ramp_up_steps)
 
-        # The rate is zero at total_steps, and stays so.
+        # The rate is zero from total_steps on.
         if p.cool_down_steps:
             steps_left = tf.maximum(float(p.total_steps) - t, 0.0)
             rate *= tf.minimum(1.0, steps_left / p.cool_down_steps)
@@ -61,19 +61,18 @@ class SqrtDecay:
         return rate
 
 
-class _Decay(abc.ABC):
-    """A linear rise to the peak, then a fall that ends at total_steps, after which all is flat."""
+class _Decay(Configured, abc.ABC):
+    """A linear rise to the peak, then a fall that ends at total_steps; constant after that."""
 
-    @classmethod
-    def Params(cls) -> InstantiableParams:
-        p = InstantiableParams(cls)
-        p.Define("peak", 1e-3, "The rate at the end of the rise.")
-        p.Define("ramp_up_steps", 0, "Steps of a linear rise from zero at the start.")
-        p.Define("total_steps", 0, "The step at which the fall ends.")
-        p.Define("final_share", 0.0, "The rate at the end, as a share of the peak.")
-        return p
+    class Params(Configured.Params):
+        peak: float = setting(1e-3, "The rate at the end of the rise.")
+        ramp_up_steps: int = setting(0, "Steps of a linear rise from zero at the start.")
+        total_steps: int = setting(0, "The step at which the fall ends.")
+        final_share: float = setting(0.0, "The rate at the end, as a share of the peak.")
 
-    def __init__(self, params: InstantiableParams) -> None:
+    p: Params
+
+    def __init__(self, params: Params) -> None:
         self.p = p = params.Copy().Freeze()
         name = type(self).__name__
         if p.peak < 0:
@@ -88,11 +87,11 @@ class _Decay(abc.ABC):
 
     @abc.abstractmethod
     def _fall(self, done: tf.Tensor) -> tf.Tensor:
-        """Returns what is left of the fall, from 1 to 0, after the share `done` of its steps."""
+        """Returns the remaining height, from 1 to 0, after the share `done` of the fall's steps."""
 
     @property
     def zero_from(self) -> int | None:
-        """The step from which the rate is zero; None if it never is."""
+        """The step from which the rate is zero; None if it never becomes zero."""
         return None if self.p.final_share else self.p.total_steps
 
     def rate(self, t: tf.Tensor) -> tf.Tensor:

@@ -1,1 +1,1 @@
-"""What a run's folder is: its launch record, its modes, its kept bundle."""
+"""Runs: their record, the trainer's modes, pruning, and the bundles and SavedModels of decoders."""

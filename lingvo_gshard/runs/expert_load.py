@@ -1,6 +1,6 @@
 """Pictures of how a run routed its tokens: the load of every expert, every statistic by layer.
 
-L is the number of MoE layers, E that of a layer's experts.
+L MoE layers, E experts of a layer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 # Metrics are named routing.FIELD.LAYER, with the fields of layers/gating.Routing.
 _ROUTING = "routing."
 _LOAD = "load_E"
-_DEV = "dev_"  # The evaluation of a language of dev is called dev_CODE.
+_DEV = "dev_"  # The evaluation of dev in the language CODE is called dev_CODE.
 _PANELS_PER_ROW = 3
 _WIDTH_INCHES = 10.0  # In a wider picture, letters are smaller on a screen.
-# The title of each field and a factor; other fields are shown as they are.
+# The title of each field, and a factor for its values. Other fields are drawn under their names.
 _TITLES = {
     "overflow": ("tokens dropped by all their experts, %", 100),
     "overflow_first": ("tokens dropped by their first expert, %", 100),
@@ -53,7 +53,7 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def rows(line: dict[str, Any]) -> list[list[str]]:
-    """Returns a table of a line's statistics, with a row for each MoE layer, after the header."""
+    """Returns a table of a line's statistics: a header, and a row for each MoE layer."""
     layers = by_layer(line)
     fields = _fields(layers)
 
@@ -73,7 +73,7 @@ def rows(line: dict[str, Any]) -> list[list[str]]:
 
 
 def _fields(layers: dict[str, dict[str, Any]]) -> list[str]:
-    """Returns all layers' fields but the load, in the order of _TITLES; those without come last."""
+    """Returns all fields except the load, in the order of _TITLES, and untitled fields last."""
     present: set[str] = set().union(*layers.values()) - {_LOAD}
     titled = [field for field in _TITLES if field in present]
     return titled + sorted(present - _TITLES.keys())
@@ -100,8 +100,8 @@ def by_language(
 ) -> dict[str, dict[str, list[float]]]:
     """Returns {layer: {language: load by expert}}, ordered as `codes`.
 
-    `evaluations` are the lines of eval_metrics.jsonl; each language's last one counts. Raises
-    ValueError for a load that is no list of numbers.
+    `evaluations` are the lines of eval_metrics.jsonl; each language's last line counts. Raises
+    ValueError for a load that is not a list of numbers.
     """
     # Later lines replace earlier ones.
     latest = {str(line.get("name", "")): line for line in evaluations}
@@ -114,13 +114,15 @@ def by_language(
                 if not isinstance(value, list) or not all(
                     isinstance(x, int | float) for x in value
                 ):
-                    raise ValueError(f"{EVAL_METRICS}: {metric} of {code} is no list of numbers.")
+                    raise ValueError(
+                        f"{EVAL_METRICS}: {metric} of {code} is not a list of numbers."
+                    )
                 layers.setdefault(metric.removeprefix(f"{_LOAD}_"), {})[code] = value
     return {layer: layers[layer] for layer in sorted(layers, key=_natural)}
 
 
 def draw_by_language(figure: Figure, layers: dict[str, dict[str, list[float]]]) -> None:
-    """Draws what `by_language` returns: a panel for each layer, with a row for each language."""
+    """Draws the result of `by_language`: a panel for each layer, with a row for each language."""
     num_languages = max(len(loads) for loads in layers.values())
     # A row's label needs 0.17 inches; the title and the axis need the rest.
     height_inches = max(1 + 0.17 * num_languages, 2.5)
@@ -157,20 +159,20 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     for panel, field in zip(field_panels, fields, strict=True):
         title, factor = _title(field)
         for layer in layers:
-            path = f"{_ROUTING}{field}.{layer}"  # A curve has gaps where it is missing.
+            path = f"{_ROUTING}{field}.{layer}"  # The curve has a gap if it is missing.
             values = [factor * line["metrics"].get(path, np.nan) for line in lines]
             panel.plot(steps, values, label=layer, linewidth=1)
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("step", fontsize=8)
         panel.set_ylim(0, None)
 
-    # The colors of the layers are the same in all of these panels: one legend is enough.
+    # A layer has the same color in all panels, so that one legend is enough.
     handles, labels = field_panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8)
 
 
 def _panels(figure: Figure, count: int, height_inches: float) -> list[Axes]:
-    """Returns `count` panels of a height, three in a row, and sets the figure's size to match."""
+    """Returns `count` panels, three in a row, and sets the figure's size to match."""
     num_rows = math.ceil(count / _PANELS_PER_ROW)
     figure.set_size_inches(_WIDTH_INCHES, num_rows * height_inches)
     return [figure.add_subplot(num_rows, _PANELS_PER_ROW, i + 1) for i in range(count)]
@@ -178,13 +180,13 @@ def _panels(figure: Figure, count: int, height_inches: float) -> list[Axes]:
 
 def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], title: str) -> None:
     """Draws a row for each entry of `loads`, with a cell for each expert."""
-    # Layers with fewer experts have shorter rows: NaN is left white.
+    # A layer with fewer experts has a shorter row, since NaN is drawn white.
     num_experts = max(len(load_E) for load_E in loads.values())
     load_LE = np.full((len(loads), num_experts), np.nan)
     for row_E, load_E in zip(load_LE, loads.values(), strict=True):
         row_E[: len(load_E)] = load_E
 
-    # The scale is the same in all pictures without a load above twice the mean.
+    # Pictures have the same scale unless a load is above twice the mean.
     largest = max(2.0, np.nanmax(load_LE))
     image = panel.imshow(load_LE, aspect="auto", vmin=0, vmax=largest, cmap="viridis")
     panel.set_yticks(range(len(loads)), list(loads), fontsize=8)

@@ -1,13 +1,13 @@
-"""Which experts of a layer stay when a model is pruned for some languages, and what they become.
+"""The experts of a layer that remain when a model is pruned for some languages, and their weights.
 
-The experts stay that most choices of tokens fall on, in the mean over the languages (Koishekenov et
-al., 2023, arXiv:2212.09811, whose top-1 activity counts first choices alone). The others are
-dropped, or merged into those that stay as in M-SMoE (Li et al., 2024, arXiv:2310.01334): into the
-one whose gate is most alike, weighted by how often they are chosen. Unlike M-SMoE, the likeness is
-that of the gates' weights, so that no text is needed; hidden units are not permuted to match; and a
-gate sends no token to the expert that a dropped one was merged into.
+The remaining experts are the ones that tokens choose most often, in the mean over the languages
+(Koishekenov et al., 2023, arXiv:2212.09811, whose top-1 activity counts only first choices). The
+other experts are dropped, or merged as in M-SMoE (Li et al., 2024, arXiv:2310.01334): into the
+remaining expert with the most similar gate, weighted by how often each is chosen. This differs from
+M-SMoE in three ways: gates are compared by their weights, which needs no text; hidden units are not
+permuted to match; and a token that would choose a dropped expert is not sent to the merged one.
 
-E experts of the layer, K that stay, M model.
+E experts of the layer, K remaining experts, M model.
 """
 
 import dataclasses
@@ -21,19 +21,19 @@ _SMALLEST_NORM = 1e-30
 
 @dataclasses.dataclass(frozen=True)
 class KeptExperts:
-    """The experts of one layer that stay."""
+    """The remaining experts of one layer."""
 
-    ids: tuple[int, ...]  # Increasing.
-    # For each of them, what it becomes the mean of: experts and their weights, which add up to 1.
+    ids: tuple[int, ...]  # The experts' old numbers, in increasing order.
+    # Each remaining expert is a mean: the experts of the mean, and their weights, whose sum is 1.
     members: tuple[tuple[tuple[int, float], ...], ...]
-    share: float  # Of all choices, those that fell on them.
+    share: float  # The share of all choices that fell on the remaining experts.
 
 
 def num_kept(num_experts: int, keep: float, num_choices: int, multiple_of: int = 1) -> int:
     """Returns K: the share `keep` of E, rounded up to a multiple of `multiple_of`.
 
-    It is at least `num_choices`, the experts of a token, and at most E. Raises ValueError for a
-    share out of (0, 1], or a multiple that E is not.
+    It is at least `num_choices`, the experts of a token, and at most E. Raises ValueError if `keep`
+    is not in (0, 1], or if E is not a multiple of `multiple_of`.
     """
     if not 0 < keep <= 1:
         raise ValueError(f"keep={keep}: expected a share above 0 and up to 1.")
@@ -48,16 +48,17 @@ def num_kept(num_experts: int, keep: float, num_choices: int, multiple_of: int =
 
 
 def shares(loads: Mapping[str, Sequence[float]]) -> np.ndarray:
-    """Returns the share of all choices that falls on each expert, float64 [E], 1 in all.
+    """Returns the share of all choices that falls on each expert, float64 [E]; their sum is 1.
 
-    `loads` has the load of each expert over the mean load, by language; languages count alike.
+    `loads` has each expert's load, relative to the mean load, by language. All languages have the
+    same weight.
     """
     load_LE = np.array(list(loads.values()), np.float64)
     return np.mean(load_LE, axis=0) / load_LE.shape[1]
 
 
 def busiest(share_E: np.ndarray, count: int) -> KeptExperts:
-    """Returns the `count` experts with the largest shares, as they are; lower ids win ties."""
+    """Returns the `count` experts with the largest shares, unchanged; lower ids win ties."""
     order = np.argsort(-share_E, kind="stable")
     ids = tuple(sorted(order[:count].tolist()))
     return KeptExperts(
@@ -66,10 +67,10 @@ def busiest(share_E: np.ndarray, count: int) -> KeptExperts:
 
 
 def merged(share_E: np.ndarray, count: int, wg_ME: np.ndarray) -> KeptExperts:
-    """Returns the experts of `busiest`, each with the dropped ones that are most like it.
+    """Returns the experts of `busiest`, each merged with the dropped experts most similar to it.
 
-    Likeness is the cosine of two columns of the gate `wg_ME`; lower ids win ties. Experts are
-    weighted by their shares; one without any is left out, but a kept one stays as it is then.
+    The similarity is the cosine of two columns of the gate `wg_ME`; lower ids win ties. Experts are
+    weighted by their shares. If nobody chose a group's experts, the remaining one is unchanged.
     """
     kept = busiest(share_E, count)
     norm_E = np.linalg.norm(wg_ME.astype(np.float64), axis=0)
@@ -87,7 +88,7 @@ def merged(share_E: np.ndarray, count: int, wg_ME: np.ndarray) -> KeptExperts:
 
 
 def _weighted(group: Sequence[int], share_E: np.ndarray) -> tuple[tuple[int, float], ...]:
-    """Returns experts with their shares within the group, of which the first one is kept."""
+    """Returns the experts of a group, whose first one remains, with their shares within it."""
     total = float(share_E[list(group)].sum())
     if not total:
         return ((group[0], 1.0),)

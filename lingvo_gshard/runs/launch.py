@@ -1,24 +1,31 @@
-"""What a user asked to train, and the record of it in the run's folder.
+"""The experiment that a user launches, and its record in the run's folder.
 
-logdir/experiment.json   the model's name, the settings changed, and what it was trained on
-logdir/vocab/*.model     the vocabularies it was trained with, if its input has any
+logdir/experiment.json   the model's name, the changed settings, and facts of the training data
+logdir/vocab/*.model     the vocabularies of the training data, if it has any
 
-Neither TensorFlow nor JAX is imported here, so a mistake is reported within a second.
+This file imports neither TensorFlow nor JAX, so a mistake is reported within a second.
 """
 
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
-from lingvo_gshard.files import atomic_file, digests, json_records, storage
-from lingvo_gshard.files.digests import File
 from lingvo_gshard.input import tokenizer
 from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.spmd import environment
+from xla_spmd.files import atomic_file, digests, json_records, storage
+from xla_spmd.files.digests import File
+from xla_spmd.late import LateModule
+from xla_spmd.runtime import environment
+
+if TYPE_CHECKING:
+    from lingvo_gshard.spmd import processes, product_speed
+else:  # They import JAX.
+    processes = LateModule("lingvo_gshard.spmd.processes")
+    product_speed = LateModule("lingvo_gshard.spmd.product_speed")
 
 _EXPERIMENT = "experiment.json"
 _VERSION = 1
@@ -28,15 +35,15 @@ _WARM_START = "train.warm_start_from"
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What the user asked for: a registered model, `path=value` settings of it, and data for it."""
+    """A registered model, `path=value` settings that the user has changed, and data for it."""
 
     model: str
     overrides: tuple[str, ...]
-    data_dir: str | None  # None if its input reads no folder.
+    data_dir: str | None  # None if the model's input does not read a folder.
     facts: DataFacts
 
     def changed(self, overrides: Iterable[str]) -> Self:
-        """Returns the launch with more settings; only the last one of each path stays."""
+        """Returns the launch with more settings; the last setting of each path counts."""
         last = {}
         for setting in (*self.overrides, *overrides):
             path, _ = parse_setting(setting)
@@ -46,13 +53,13 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Pruned:
-    """How a run was made of one with more experts: see pruning.py."""
+    """How a run was made from a run with more experts: see pruning.py."""
 
-    source: str  # The folder of that run.
+    source: str  # The folder of the run with more experts.
     weights: str  # A digest of its weights' fingerprints.
-    languages: tuple[str, ...]  # Whose loads decided which experts stay.
-    is_merged: bool  # Whether the others are in them, and not dropped.
-    experts: dict[str, tuple[int, ...]]  # By layer: those that stay, as that run counts them.
+    languages: tuple[str, ...]  # The languages whose loads chose the remaining experts.
+    is_merged: bool  # Whether the other experts were merged into them, not dropped.
+    experts: dict[str, tuple[int, ...]]  # The remaining experts' old numbers, by layer.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,23 +74,25 @@ class _Record:
 def launch_of(
     model: str | None, overrides: tuple[str, ...], data_dir: str | None, logdir: str
 ) -> Launch:
-    """Returns what the user asked for, completed by what is recorded with the run in `logdir`.
+    """Returns a user's launch, completed from the record of the run in `logdir`.
 
-    The recorded settings hold unless the model is named again. Paths become absolute, so that what
-    is recorded holds in every folder that a later command is given in. Raises ValueError if model
-    or data_dir is missing and logdir holds no run; if the model's input reads no data_dir; and as
-    BaseInput.Facts and `experiment_params`.
+    The recorded settings hold unless `model` is given. Paths become absolute, so that a later
+    command finds them from any folder. Raises ValueError if `model` or `data_dir` is missing and
+    `logdir` holds no run, if the model's input does not read `data_dir`, if the data there is
+    missing or damaged, or if a setting or the data does not fit the model.
     """
     overrides = tuple(map(_with_absolute_path, overrides))
     if data_dir is not None:
         data_dir = storage.absolute(data_dir)
 
-    # What is not given is as it was in this folder.
+    # The record completes a launch without a model.
     if model is None:
         before = _before(logdir)
         model = before.model
         overrides = before.changed(overrides).overrides
 
+    # A later command may not import what this one does.
+    model = registry.full_name(model)
     batches = registry.get_params(model).input
     if DATA_DIR not in batches:
         if data_dir is not None:
@@ -114,12 +123,12 @@ def _with_absolute_path(setting: str) -> str:
     path, value = parse_setting(setting)
     if path != _WARM_START or not isinstance(value, str):
         return setting
-    return f"{path}={storage.absolute(value)}"
+    return f"{path}={storage.absolute(storage.expanded(value))}"
 
 
 def _before(logdir: str) -> Launch:
     """Returns the launch of the run in a folder; ValueError if there is none."""
-    if not pathlib.Path(logdir, _EXPERIMENT).is_file():
+    if not holds_run(logdir):
         raise ValueError(
             f"{logdir} holds no run yet (no {_EXPERIMENT}): give both --model and --data_dir."
         )
@@ -129,19 +138,24 @@ def _before(logdir: str) -> Launch:
 def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
     """Returns the launch and its Params, with a dtype in place of `task.product_dtype=auto`.
 
-    A run that the folder holds keeps its dtype, and so its program, on every machine. A new one
-    gets what suits this machine. Raises ValueError as `experiment_params`.
+    An existing run has the same dtype, and so the same program, on every machine. A new run gets
+    the dtype with which this machine multiplies faster, or with several processes the machine of
+    process 0. Raises ValueError if a setting or the data does not fit.
     """
     params = experiment_params(launch)
     if "product_dtype" not in params.task or params.task.product_dtype != "auto":
         return launch, params
 
-    # Rounding factors to bfloat16 pays only where the CPU has instructions for such products.
-    dtype: Any = "bfloat16" if environment.has_fast_bfloat16() else "float32"
-    if pathlib.Path(logdir, _EXPERIMENT).is_file():
+    if holds_run(logdir):
         # One that recorded none had an experiment's own dtype, and not `auto`.
         settings = dict(map(parse_setting, recorded(logdir).overrides))
         dtype = settings.get(_PRODUCT_DTYPE, "float32")
+    else:
+        # Several processes have one program, which is process 0's choice.
+        rounds = environment.multiplies_bfloat16() and (
+            product_speed.fastest_dtype(params.task.dim) == "bfloat16"
+        )
+        dtype = "bfloat16" if processes.of_first(rounds) else "float32"
 
     params.task.product_dtype = dtype
     return launch.changed([f"{_PRODUCT_DTYPE}={dtype}"]), params
@@ -150,7 +164,8 @@ def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
 def experiment_params(launch: Launch) -> Params:
     """Returns a launch's Params with vocabulary sizes.
 
-    Raises ValueError for a wrong setting, for data of another task, or of another vocabulary.
+    Raises ValueError for a wrong setting, and for data of another task or with a vocabulary of
+    another size.
     """
     params = registry.get_params(launch.model, launch.overrides)
     kind = params.input.cls.KIND
@@ -160,15 +175,15 @@ def experiment_params(launch: Launch) -> Params:
             f"{launch.facts.kind}: give other data or another --model."
         )
 
-    # What an experiment cannot know by itself: where its data is, and how many pieces it has.
+    # An experiment does not know the data's folder or the sizes of its vocabularies.
     for batches in (params.input, params.eval_input):
         _bind(batches, launch)
 
-    # A task with one vocabulary has that of what it predicts.
+    # A task with one vocabulary uses the targets'.
     names = list(params.task.cls.VOCABULARIES)
     sizes = [launch.facts.source_vocab_size, launch.facts.target_vocab_size]
     for name, size in zip(reversed(names), reversed(sizes), strict=False):
-        # The paper's models say what their vocabularies are; others take any.
+        # The paper's models set their vocabularies' sizes; other models accept any size.
         wanted = params.task.Get(name)
         if wanted not in (None, size):
             raise ValueError(
@@ -177,31 +192,36 @@ def experiment_params(launch: Launch) -> Params:
             )
         params.task.Set(**{name: size})
 
-    # A translation into one of many languages begins with the token of its own.
+    # A translation into one of many languages begins with that language's token.
     if launch.facts.language_tokens and "decode" in params:
         params.decode.forces_first = True
     return params
 
 
 def _bind(batches: Params, launch: Launch) -> Params:
-    """Returns the settings of an input, with the folder of the data if it reads one."""
+    """Returns the settings of an input, with the data's folder if it reads one."""
     if DATA_DIR in batches:
         batches.Set(**{DATA_DIR: launch.data_dir})
     return batches
 
 
+def is_decoded(params: Params) -> bool:
+    """Returns whether an experiment's task predicts text."""
+    return Mode.PREDICT in params.task.cls.MODES and params.input.cls.KIND is not None
+
+
 def check_decoded(model: str, params: Params) -> None:
-    """Raises ValueError for an experiment whose task predicts no text."""
-    if Mode.PREDICT not in params.task.cls.MODES or params.input.cls.KIND is None:
+    """Raises ValueError if an experiment's task does not predict text."""
+    if not is_decoded(params):
         raise ValueError(f"{model}: {params.task.cls.__name__} is trained and evaluated alone.")
 
 
 def evaluated_input(launch: Launch, params: Params, split: str) -> Params:
-    """Returns the settings of the input that has a split, dev or test, given a launch's Params.
+    """Returns the settings of the input for a split, dev or test, given a launch's Params.
 
-    For dev these are `params.eval_input`, and for test the experiment's Test(), to which the user's
-    settings of eval_input apply as well. Raises ValueError for another split, or an experiment
-    without Test().
+    The settings for dev are `params.eval_input`. The settings for test are the experiment's Test(),
+    with the user's settings of eval_input. Raises ValueError for another split, or for an
+    experiment without Test().
     """
     if split == "dev":
         return params.eval_input
@@ -227,8 +247,8 @@ def trained_on(launch: Launch, params: Params) -> tuple[str, ...]:
 def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
     """Returns the data's vocabularies by their paths in a run.
 
-    Raises ValueError if the run in `logdir` has other vocabularies, or was trained on other data:
-    its position in the data would mean another one, and its results would be written over.
+    Raises ValueError if the run in `logdir` has other vocabularies or was trained on other data,
+    where its position in the data would be wrong, or if a vocabulary's file is missing or damaged.
     """
     data_dir = launch.data_dir
     if data_dir is None:
@@ -236,7 +256,7 @@ def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
     files = registry.get_params(launch.model).input.cls.VocabularyFiles(data_dir)
     digests.verify(data_dir, files)
 
-    # A model's rows of embeddings belong to the pieces of one vocabulary, if its data has any.
+    # The rows of a model's embeddings belong to the pieces of one vocabulary.
     contents = {}
     copies = tokenizer.vocabulary_files(logdir, launch.facts.kind)
     for file, copy in zip(files, copies, strict=False):
@@ -249,7 +269,7 @@ def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
             )
 
     # Two folders may share their vocabularies, and a folder may be made again.
-    if pathlib.Path(logdir, _EXPERIMENT).is_file():
+    if holds_run(logdir):
         before = recorded(logdir)
         fingerprint = registry.get_params(launch.model).input.cls.Facts(data_dir).fingerprint
         if before.facts.fingerprint not in ("", fingerprint):
@@ -266,10 +286,11 @@ def record(
     vocabularies: Sequence[bytes] = (),
     pruned: Pruned | None = None,
 ) -> None:
-    """Writes what decoding needs to logdir; raises as `check_data`.
+    """Writes the record of a launch, and its vocabularies, to logdir; decoding needs both.
 
-    `vocabularies` of sources and of targets, if any are given, take the place of the data's, which
-    need not be there. A run that was pruned stays recorded as such.
+    If `vocabularies` of sources and targets are given, they are used in place of the data's, which
+    may then be absent. A record of pruning is preserved. Raises ValueError if the run in `logdir`
+    has other vocabularies or other data.
     """
     folder = pathlib.Path(logdir)
     if vocabularies:
@@ -277,16 +298,16 @@ def record(
         contents = dict(zip(copies, vocabularies, strict=False))
     else:
         contents = check_data(launch, logdir)
-    if pruned is None and (folder / _EXPERIMENT).is_file():
+    if pruned is None and holds_run(logdir):
         pruned = recorded_pruning(logdir)
 
-    # Copies, as the data may be moved or deleted once the model is trained.
+    # The vocabularies are copied, as the data may be moved or deleted after training.
     folder.mkdir(parents=True, exist_ok=True)
     for copy, content in contents.items():
         copy.parent.mkdir(exist_ok=True)
         atomic_file.write(copy, content)
 
-    # Last: a folder with a record has its vocabularies.
+    # The record is written last, so that a folder with a record has its vocabularies.
     settings = dataclasses.asdict(launch)
     facts = settings.pop("facts")
     files = [digests.describe(folder, f"vocab/{copy.name}") for copy in contents]
@@ -300,18 +321,23 @@ def record(
     digests.write_json(folder / _EXPERIMENT, _VERSION, fields)
 
 
+def holds_run(logdir: str) -> bool:
+    """Returns whether a folder has the record of a run."""
+    return pathlib.Path(logdir, _EXPERIMENT).is_file()
+
+
 def recorded(logdir: str) -> Launch:
-    """Returns what `record` wrote; ValueError if there is none, or it is damaged."""
+    """Returns a run's recorded launch; raises ValueError if it is missing or damaged."""
     return _read(logdir).launch
 
 
 def recorded_pruning(logdir: str) -> Pruned | None:
-    """Returns how a run was pruned, None if it was not; raises as `recorded`."""
+    """Returns how a run was pruned, or None; raises ValueError if its record is damaged."""
     return _read(logdir).pruned
 
 
 def vocabularies(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the paths of a run's vocabularies; ValueError as `recorded`, or for a damaged one."""
+    """Returns the paths of a run's vocabularies; raises ValueError if a file is damaged."""
     run = _read(logdir)
     digests.verify(logdir, run.files)
     return tokenizer.vocabulary_files(logdir, run.launch.facts.kind)

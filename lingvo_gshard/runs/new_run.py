@@ -1,7 +1,4 @@
-"""The folder of a run that is not trained from the first step, but made of given weights.
-
-They may be another program's, or another run's.
-"""
+"""The folder of a run that starts from the weights of another program or another run."""
 
 import contextlib
 import pathlib
@@ -14,7 +11,7 @@ from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch, Pruned
 from lingvo_gshard.train import config as train_config
 
-STEP = 0  # The checkpoint that such a run begins with.
+STEP = 0  # The step of such a run's first checkpoint.
 
 
 @contextlib.contextmanager
@@ -25,7 +22,7 @@ def claimed(
     vocabularies: Sequence[bytes],
     pruned: Pruned | None = None,
 ) -> Iterator[None]:
-    """Locks a folder and records the launch in it; on ValueError, it is as it was before.
+    """Locks a folder and records the launch in it; on ValueError, removes all new files.
 
     Raises ValueError if the folder has checkpoints, holds another model, or is locked.
     """

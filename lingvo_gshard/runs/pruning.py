@@ -1,14 +1,15 @@
-"""Makes a run with fewer experts: those that some languages use.
+"""Makes a run with only the experts that some languages use.
 
     logdir/eval_metrics.jsonl   how often each language of dev chose each expert
-    out/experiment.json         the settings with fewer experts, and which ones they are
-    out/checkpoints/0           their weights, and their columns of the gates
+    out/experiment.json         the settings with fewer experts, and the experts' old numbers
+    out/checkpoints/0           the weights of these experts, and their columns of the gates
 
-All layers of a stack keep as many experts, chosen layer by layer: see kept_experts.py. The result
-is a run like any other. Its weights are those that the old run decodes with; its optimizer starts
-anew. They are copied expert by expert, so that a model may be larger than this machine's memory.
+All layers of a stack keep the same number of experts, and each layer's are chosen on their own: see
+kept_experts.py. The result is a run like any other. It gets the weights that the old run decodes
+with, and a new optimizer. They are copied expert by expert, so that the model may be larger than
+this machine's memory.
 
-R blocks of a stack that is a LOOP, J layers of a block.
+R blocks of a stack that is a LOOP.
 """
 
 import dataclasses
@@ -17,15 +18,17 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import tensorstore
+from tensorstore import TensorStore
 
 from lingvo_gshard.checkpoints import stack_forms, streamed
+from lingvo_gshard.checkpoints.checked_array import CheckedArray, Index, computed_view
 from lingvo_gshard.checkpoints.checkpoints import Contents
-from lingvo_gshard.checkpoints.stored import Index, SavedArray
-from lingvo_gshard.core.base_layer import STACKED
+from lingvo_gshard.checkpoints.stack_forms import Form
+from lingvo_gshard.core.base_layer import STACKED, Use
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import digests, storage
-from lingvo_gshard.layers import moe
+from lingvo_gshard.layers import moe_sizes
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import expert_load, kept_experts, new_run
@@ -35,29 +38,29 @@ from lingvo_gshard.runs.launch import Launch, Pruned
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
+from xla_spmd.files import digests, storage
 
 _THETA = "theta."
-_GATE = "wg"
 _EXPERTS = "E"
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is kept."""
+    """How many experts to keep, and for which languages."""
 
-    languages: tuple[str, ...]  # As evaluation names them.
-    keep: float  # The share of a layer's experts that stay.
-    is_merged: bool = False  # Whether the others are merged into them.
-    multiple_of: int = 1  # The number of experts that stay is a multiple of it.
+    languages: tuple[str, ...]  # The names that evaluation gives them.
+    keep: float  # The share of a layer's experts that remain.
+    is_merged: bool = False  # Whether the other experts are merged into these.
+    multiple_of: int = 1  # The number of remaining experts is a multiple of it.
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was written."""
+    """The new run, and the old one's sizes."""
 
     model: str
-    kept: dict[str, KeptExperts]  # By layer, such as encoder_1.
-    num_experts: dict[str, int]  # Those of a layer before, by stack.
+    kept: dict[str, KeptExperts]  # The remaining experts by layer, such as encoder_1.
+    num_experts: dict[str, int]  # The old number of a layer's experts, by stack.
     num_weights_before: int
     num_weights: int
 
@@ -65,9 +68,9 @@ class Result:
 def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     """Writes a run with fewer experts to `out`, a new folder.
 
-    If the process is killed, the same call continues. Raises ValueError for a model without
-    experts, a share out of its range, a run or a language without loads, a folder that exists, and
-    a damaged checkpoint. Then nothing is left in `out`.
+    After a kill, the same call continues. Raises ValueError for a model without experts, a share
+    out of its range, a run or a language without loads, a folder that exists, and a damaged
+    checkpoint; then it removes `out`.
     """
     stacks = _moe_stacks(run.params)
     if not stacks:
@@ -75,23 +78,25 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     counts = {}
     for stack, p in stacks.items():
         counts[stack] = kept_experts.num_kept(
-            p.moe.num_experts, request.keep, moe.num_choices(p.moe), request.multiple_of
+            p.moe.num_experts, request.keep, moe_sizes.num_choices(p.moe), request.multiple_of
         )
     loads = _loads(run, request.languages)
     _check_new(pathlib.Path(out))
 
-    # Of arrays, headers alone are read until the new run's are written.
+    # The arrays themselves are only read while the new run's are written.
     arrays = run.estimator.saved_weights(**run.averaged)
-    block_sizes = {f"{_THETA}{stack}": p.moe_every for stack, p in stacks.items()}
-    kept = _kept(arrays, block_sizes, loads, counts, request)
+    of_all = stack_forms.forms_of(arrays)
+    forms = {path: of_all[path] for path in (f"{_THETA}{stack}" for stack in stacks)}
+    routers = {path: arrays[path] for path in _router_paths(run.params)}
+    kept = _kept(routers, forms, loads, counts, request)
     launch = _pruned_launch(run, counts)
     params = launches.experiment_params(launch)
     partitioning = placement.partitioning(params, 1)
     state_spec = TaskModel(params, partitioning).state_spec
-    theta = _pruned_weights(arrays, state_spec, block_sizes, kept)
+    theta = _pruned_weights(arrays, state_spec, forms, kept)
 
     record = _record(run, arrays, request, kept)
-    # Means of checkpoints have no fingerprints: they are identified by what they are means of.
+    # Means of checkpoints lack fingerprints, and are identified by their checkpoints.
     identity = digests.of_json(dataclasses.asdict(record), run.averaged, run.done)
     vocabularies = [
         path.read_bytes() for path in launches.vocabularies(run.logdir) if path.is_file()
@@ -119,8 +124,15 @@ def _moe_stacks(params: Params) -> dict[str, Params]:
     return {name: p for name, p in stacks.items() if p.moe is not None}
 
 
+def _router_paths(params: Params) -> list[str]:
+    """Returns the paths of the weights that are declared as routers, the encoder's first."""
+    task = TaskModel(params, placement.partitioning(params, 1)).task
+    items = task.weight_specs.FlattenItems()
+    return [f"{_THETA}{path}" for path, spec in items if spec.use is Use.ROUTER]
+
+
 def _check_new(out: pathlib.Path) -> None:
-    """Raises ValueError for a folder that holds anything but what an earlier call has left."""
+    """Raises ValueError for a folder that has other files than an interrupted call's."""
     unfinished = streamed.partial_folder(out, new_run.STEP)
     if out.exists() and not unfinished.is_dir() and (out.is_file() or any(out.iterdir())):
         raise ValueError(f"{out} exists already: choose a new folder.")
@@ -129,7 +141,7 @@ def _check_new(out: pathlib.Path) -> None:
 def _loads(run: Run, languages: Sequence[str]) -> dict[str, dict[str, list[float]]]:
     """Returns {layer: {language: load by expert}} of all MoE layers and the languages.
 
-    Raises ValueError for languages that dev was not evaluated on.
+    Raises ValueError for languages on which dev was not evaluated.
     """
     evaluations = read_lines(pathlib.Path(run.logdir, EVAL_METRICS))
     evaluated = expert_load.evaluated_languages(evaluations)
@@ -141,35 +153,31 @@ def _loads(run: Run, languages: Sequence[str]) -> dict[str, dict[str, list[float
     if missing or not languages:
         given = ", ".join(missing) or "none"
         raise ValueError(
-            f"languages={','.join(languages)}: no loads of {given} in {run.logdir}; there are "
-            f"those of {', '.join(evaluated)}."
+            f"languages={','.join(languages)}: no loads of {given} in {run.logdir}; it has the "
+            f"loads of {', '.join(evaluated)}."
         )
     return expert_load.by_language(evaluations, languages)
 
 
 def _kept(
-    arrays: Mapping[str, SavedArray],
-    block_sizes: Mapping[str, int],
+    routers: Mapping[str, CheckedArray],
+    forms: Mapping[str, Form],
     loads: Mapping[str, Mapping[str, Sequence[float]]],
     counts: Mapping[str, int],
     request: Request,
 ) -> dict[str, KeptExperts]:
-    """Returns the experts that stay by layer, of all layers that have a gate, the encoder first."""
+    """Returns the experts that stay by layer, of all layers with a router, the encoder first."""
     kept: dict[str, KeptExperts] = {}
     for stack, count in counts.items():
         prefix = f"{_THETA}{stack}."
-        gates = {
-            path: array
-            for path, array in arrays.items()
-            if path.startswith(prefix) and path.endswith(f".{_GATE}")
-        }
-        for path, gate in gates.items():
-            for block, layer in enumerate(_layers(path, gate, block_sizes)):
-                num_experts = gate.shape[-1]
+        of_stack = {path: router for path, router in routers.items() if path.startswith(prefix)}
+        for path, router in of_stack.items():
+            for block, layer in enumerate(_layers(path, router, forms)):
+                num_experts = router.shape[-1]
                 share_E = _shares(loads.get(layer, {}), layer, num_experts, request.languages)
                 if request.is_merged:
-                    wg = gate[()]
-                    wg_ME = wg[block] if _is_stacked(gate) else wg
+                    wg = router[()]
+                    wg_ME = wg[block] if _is_stacked(router) else wg
                     kept[layer] = kept_experts.merged(share_E, count, wg_ME)
                 else:
                     kept[layer] = kept_experts.busiest(share_E, count)
@@ -182,7 +190,7 @@ def _shares(
     num_experts: int,
     languages: Sequence[str],
 ) -> np.ndarray:
-    """Returns the experts' shares in a layer; ValueError unless all languages tell all loads."""
+    """Returns the experts' shares in a layer; ValueError unless each language has all loads."""
     for language in languages:
         count = len(loads.get(language, ()))
         if count != num_experts:
@@ -193,31 +201,28 @@ def _shares(
     return kept_experts.shares(loads)
 
 
-def _layers(path: str, array: SavedArray, block_sizes: Mapping[str, int]) -> list[str]:
-    """Returns the layers that a weight is of, such as encoder_1, as metrics name them.
+def _layers(path: str, array: CheckedArray, forms: Mapping[str, Form]) -> list[str]:
+    """Returns the names of a weight's layers in metrics, such as encoder_1.
 
-    They are several in a LOOP, and none outside of stacks with experts, or for a stack's norm.
+    A weight of a LOOP has several layers. The list is empty for a weight outside of the stacks with
+    experts, and for a stack's norm.
     """
-    if not path.startswith(tuple(f"{stack}." for stack in block_sizes)):
+    if not path.startswith(tuple(f"{stack}." for stack in forms)):
         return []
-    place = stack_forms.layers_of(path, array.shape, block_sizes)
+    place = stack_forms.layers_of(path, array.shape, forms)
     if place is None:
         return []
     stack, numbers = place
     return [f"{stack.removeprefix(_THETA)}_{number}" for number in numbers]
 
 
-def _is_stacked(array: SavedArray) -> bool:
-    return array.spec.dims.startswith(STACKED)
-
-
 def _record(
     run: Run,
-    arrays: Mapping[str, SavedArray],
+    arrays: Mapping[str, CheckedArray],
     request: Request,
     kept: Mapping[str, KeptExperts],
 ) -> Pruned:
-    """Returns what the new run's launch says of where it comes from."""
+    """Returns the record of the pruning for the new run."""
     fingerprints = {path: array.fingerprints for path, array in arrays.items()}
     return Pruned(
         source=str(storage.origin(run.logdir)),
@@ -231,7 +236,7 @@ def _record(
 def _pruned_launch(run: Run, counts: Mapping[str, int]) -> Launch:
     """Returns the launch of the run with fewer experts."""
     settings = [f"task.{stack}.moe.num_experts={count}" for stack, count in counts.items()]
-    # The new run's only checkpoint is what these settings chose.
+    # These settings have chosen the weights, which are the new run's only checkpoint.
     if run.params.decode.checkpoint_step is not None:
         settings.append("decode.checkpoint_step=None")
     if run.params.decode.average_checkpoints != 1:
@@ -240,93 +245,98 @@ def _pruned_launch(run: Run, counts: Mapping[str, int]) -> Launch:
 
 
 def _pruned_weights(
-    arrays: Mapping[str, SavedArray],
+    arrays: Mapping[str, CheckedArray],
     state_spec: NestedMap,
-    block_sizes: Mapping[str, int],
+    forms: Mapping[str, Form],
     kept: Mapping[str, KeptExperts],
-) -> dict[str, SavedArray]:
-    """Returns the new run's weights by path, with the experts that stay."""
+) -> dict[str, CheckedArray]:
+    """Returns the new run's weights by path, with the remaining experts."""
     theta = {}
     for path, spec in state_spec.FlattenItems():
         if path.startswith(_THETA):
-            layers = _layers(path, arrays[path], block_sizes)
+            layers = _layers(path, arrays[path], forms)
             of_blocks = [kept[layer] for layer in layers if layer in kept]
             theta[path] = _pruned_array(arrays[path], spec, of_blocks)
     return theta
 
 
-def _pruned_array(old: SavedArray, spec: TensorSpec, of_blocks: list[KeptExperts]) -> SavedArray:
-    """Returns the array with the experts that stay along the axis that `spec` has fewer of.
+def _pruned_array(
+    old: CheckedArray, spec: TensorSpec, of_blocks: list[KeptExperts]
+) -> CheckedArray:
+    """Returns the array with the remaining experts along the axis where `spec` has fewer.
 
-    `of_blocks` are the experts of its layer, or of those of all blocks.
-
-    An expert is read when a part of it is. In a LOOP, that reads and checks it in all blocks, since
-    fingerprints are those of all blocks together.
+    `of_blocks` has the experts of the array's layer, in a LOOP of each block. Reading a part of an
+    expert reads and checks all of it; in a LOOP in all blocks, which share its fingerprint.
     """
     if old.shape == spec.shape:
         return old
 
     (axis,) = np.flatnonzero(np.not_equal(old.shape, spec.shape)).tolist()
-    new = dataclasses.replace(old, spec=spec, fingerprints=None)
+    is_copied = all(len(group) == 1 for experts in of_blocks for group in experts.members)
+    is_of_experts = _has_experts(old) and not _is_stacked(old)
+    if old.fingerprints is None or not is_of_experts or not is_copied:
+        open_view = functools.partial(_pruned_view, old, axis, of_blocks)
+        return dataclasses.replace(old, spec=spec, open=open_view, fingerprints=None)
 
     # An expert's fingerprint does not depend on its number. So where each expert is copied whole,
-    # it is checked once it is written, and parts are read without the rest of it.
-    is_copied = all(len(group) == 1 for experts in of_blocks for group in experts.members)
-    if old.fingerprints is None or not is_copied or not _has_experts(old) or _is_stacked(old):
-        return dataclasses.replace(new, read=functools.partial(_read, old, axis, of_blocks))
+    # it is checked when all of it is written, and its parts are read one by one.
     (experts,) = of_blocks
-    unchecked = dataclasses.replace(old, fingerprints=None)
     return dataclasses.replace(
-        new,
+        old,
+        spec=spec,
+        open=lambda: old.unchecked[tensorstore.d[axis][list(experts.ids)]],
         fingerprints=[old.fingerprints[i] for i in experts.ids],
-        read=functools.partial(_read, unchecked, axis, of_blocks),
-        damaged=lambda reason: old.damaged(f"{reason} of those that stay"),
+        damaged=lambda reason: old.damaged(f"{reason} of the remaining ones"),
     )
 
 
-def _has_experts(array: SavedArray) -> bool:
-    """Returns whether an array is of experts; a gate, which has a column for each, is not."""
+def _is_stacked(array: CheckedArray) -> bool:
+    return array.spec.dims.startswith(STACKED)
+
+
+def _has_experts(array: CheckedArray) -> bool:
+    """Returns whether an array has experts; a gate has only a column for each of them."""
     return _EXPERTS in array.spec.dims
 
 
-def _read(old: SavedArray, axis: int, of_blocks: Sequence[KeptExperts], index: Index) -> np.ndarray:
-    """Returns [index] of what `_pruned_array` returns."""
+def _pruned_view(old: CheckedArray, axis: int, of_blocks: Sequence[KeptExperts]) -> TensorStore:
+    """Returns the view of `_pruned_array`."""
+    has_experts = _has_experts(old)
     if not _is_stacked(old):
         (experts,) = of_blocks
-        return _read_layer(old, axis, experts, index)
+        return _pruned_layer(has_experts, axis, experts, old.checked)
 
-    layers = []
-    for block in range(old.shape[0])[index[0]]:
-        of_block = (slice(block, block + 1), *index[1:])
-        layers.append(_read_layer(old, axis, of_blocks[block], of_block))
-    return np.concatenate(layers)
-
-
-def _read_layer(old: SavedArray, axis: int, experts: KeptExperts, index: Index) -> np.ndarray:
-    """Returns [index] of an array, or of one block, whose experts are those that stay."""
-    # A gate is small, and read whole.
-    if not _has_experts(old):
-        columns = old[(*index[:axis], slice(None), *index[axis + 1 :])]
-        return np.take(columns, experts.ids[index[axis]], axis)
-    means = [_mean(old, axis, members, index) for members in experts.members[index[axis]]]
-    return np.concatenate(means, axis)
+    blocks = []
+    for block, experts in enumerate(of_blocks):
+        blocks.append(_pruned_layer(has_experts, axis - 1, experts, old.checked[block]))
+    return tensorstore.stack(blocks)
 
 
-def _mean(
-    old: SavedArray, axis: int, members: Sequence[tuple[int, float]], index: Index
-) -> np.ndarray:
-    """Returns the weighted mean of experts, each with 1 along `axis`, computed in float64."""
+def _pruned_layer(
+    has_experts: bool, axis: int, experts: KeptExperts, view: TensorStore
+) -> TensorStore:
+    """Returns a layer's weight with the remaining experts, or a gate's columns, along `axis`."""
+    along_axis = tensorstore.d[axis]
+    if not has_experts:
+        return view[along_axis[list(experts.ids)]]
 
-    def expert(i: int) -> np.ndarray:
-        return old[(*index[:axis], slice(i, i + 1), *index[axis + 1 :])]
+    merged = []
+    for members in experts.members:
+        views = [view[along_axis[i]] for i, _ in members]
+        weights = [weight for _, weight in members]
+        # A single expert is copied bit by bit.
+        merged.append(views[0] if len(views) == 1 else _weighted_sum(views, weights))
+    return tensorstore.stack(merged, axis)
 
-    if len(members) == 1:
-        ((i, _),) = members
-        return expert(i)  # To the bit.
 
-    # One after the other, as there may be many.
-    (first, first_weight), *others = members
-    total = first_weight * expert(first).astype(np.float64)
-    for i, weight in others:
-        total += weight * expert(i).astype(np.float64)
-    return np.asarray(total, old.dtype)
+def _weighted_sum(experts: Sequence[TensorStore], weights: Sequence[float]) -> TensorStore:
+    """Returns the weighted sum of experts, computed in float64."""
+
+    def compute(index: Index, values: np.ndarray) -> None:
+        # One after the other, since there may be many.
+        total = np.zeros(values.shape, np.float64)
+        for expert, weight in zip(experts, weights, strict=True):
+            total += weight * expert[index].read().result().astype(np.float64)
+        values[...] = total
+
+    return computed_view(compute, experts[0].shape, experts[0].dtype.numpy_dtype)

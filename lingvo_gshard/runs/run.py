@@ -13,14 +13,14 @@ from lingvo_gshard.decoding import bundle, kinds
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
 from lingvo_gshard.decoding.reading import READINGS
 from lingvo_gshard.decoding.text_decoder import TextDecoder
-from lingvo_gshard.files import json_records, storage
 from lingvo_gshard.input import sentences
+from lingvo_gshard.input.base_input import DATA_DIR
+from lingvo_gshard.input.bpe_tokenizer import loaded
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
 from lingvo_gshard.layers.stored_weights import Numbers
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import saved_model
-from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.runs.launch import (
     Launch,
     check_decoded,
@@ -29,8 +29,12 @@ from lingvo_gshard.runs.launch import (
     vocabularies,
     with_product_dtype,
 )
+from lingvo_gshard.spmd import processes
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train.estimator import Estimator
+from lingvo_gshard.train.programs import Programs
+from xla_spmd.files import digests, json_records, storage
+from xla_spmd.runtime import versions
 
 # In a decoder's origin: the launch, from which a bundle can be made again.
 _LAUNCH = "launch"
@@ -38,7 +42,7 @@ _LAUNCH = "launch"
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A launch and the estimator that carries it out."""
+    """A launch and its estimator."""
 
     launch: Launch
     estimator: Estimator
@@ -55,37 +59,38 @@ class Run:
 
     @property
     def done(self) -> int:
-        """Returns the step of the newest whole checkpoint; 0 without one."""
+        """Returns the step of the newest complete checkpoint, or 0."""
         return max(checkpoints.whole_steps(self.logdir), default=0)
 
     @property
     def product_dtype(self) -> str:
-        """Returns the dtype of the numbers that products are made of."""
+        """Returns the dtype of the factors of products."""
         task = self.params.task
         return str(task.cls.ProductDtype(task))
 
     @property
     def averaged(self) -> dict[str, Any]:
-        """Returns which checkpoint is evaluated, decoded and exported, and the mean of how many."""
+        """Returns the checkpoint to evaluate, decode and export, and how many to average."""
         p = self.params.decode
         return {"checkpoint_step": p.checkpoint_step, "average": p.average_checkpoints}
 
     def text_decoder(self) -> TextDecoder:
-        """Returns what decodes lines of text with the weights; raises as `decoder`."""
+        """Returns the decoder of lines of text; raises the errors of `decoder`."""
         return kinds.text_decoder(*self.decoder())
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
-        """Returns a decoder of the weights, and its tokenizers.
+        """Returns a decoder with the run's weights, and its tokenizers.
 
-        Raises as launch.check_decoded and Estimator.restore.
+        Raises ValueError if the task does not predict text, or if the checkpoint is missing,
+        damaged, or another model's.
         """
         p = self.params
         check_decoded(self.launch.model, p)
 
-        # The weights are read first: without a checkpoint there is nothing to decode with.
+        # The weights are read first, since the checkpoint may be missing.
         partitioning = self.estimator.partitioning
         restored = self.estimator.restore(**self.averaged, weights_alone=True)
-        source, target = map(Tokenizer, vocabularies(self.logdir))
+        source, target = map(loaded, vocabularies(self.logdir))
 
         kind = self.launch.facts.kind
         assert kind is not None, "check_decoded"
@@ -104,10 +109,11 @@ class Run:
             sources=tuple(source.languages),
             weights=p.decode.weights.value,
         )
-        programs = ExperimentPrograms(p, partitioning)
+        model = TaskModel(p, partitioning)
+        programs = Programs(model)
         decoder = Decoder(
             spec,
-            kept_weights(programs, restored.state.theta),
+            converted_weights(model, restored.state.theta),
             program_for=programs.decoder,
             share=self.estimator.input_share(p.decode.batch_size),
             origin={
@@ -119,15 +125,16 @@ class Run:
         return decoder, source, target
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
-        """Writes a bundle of the decoder. Raises as `decoder`."""
+        """Writes a bundle of the decoder; raises the errors of `decoder`."""
         with storage.working(folder) as local_folder:
             decoder, _, _ = self.decoder()
             bundle.save(local_folder, decoder, vocabularies(self.logdir))
 
     def export_saved_model(self, folder: str | pathlib.Path) -> None:
-        """Writes a TensorFlow SavedModel of the decoder. Raises as `decoder` and saved_model.save.
+        """Writes a TensorFlow SavedModel of the decoder, which runs on one device.
 
-        It runs on one device, however many this run has.
+        Raises the errors of `decoder`, and ValueError without tensorflow-text, for a model that
+        does not translate, and for a folder with other files.
         """
         saved_model.check_installed()  # Before the weights are read.
         with storage.working(folder) as local_folder:
@@ -135,27 +142,28 @@ class Run:
             saved_model.save(local_folder, decoder, self.params, vocabularies(self.logdir))
 
 
-def kept_weights(programs: ExperimentPrograms, theta: NestedMap) -> NestedMap:
-    """Returns float32 weights as decode.weights has a decoder keep them."""
-    if programs.params.decode.weights is Numbers.FLOAT32:
+def converted_weights(model: TaskModel, theta: NestedMap) -> NestedMap:
+    """Returns float32 weights, converted to the numbers of decode.weights."""
+    if model.params.decode.weights is Numbers.FLOAT32:
         return theta
-    made: NestedMap = compile_program(programs.keeper())(NestedMap(theta=theta)).state.theta
-    return made
+    convert = compile_program(Programs(model).weight_converter())
+    converted: NestedMap = convert(NestedMap(theta=theta)).state.theta
+    return converted
 
 
 def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
     """Writes a bundle with the weights, settings and vocabularies of an older one.
 
-    Its programs are made anew, by the TensorFlow and JAX that are installed. Raises ValueError if
-    the older one is damaged, or does not record its experiment.
+    Its programs are made again, by the installed TensorFlow and JAX. Raises ValueError if the
+    older bundle is damaged, or does not record its experiment.
     """
     with storage.working(older) as source, storage.working(newer) as target:
         decoder, _, _ = bundle.load(source)
 
-        # The partitioning and the beam are those of the older bundle, whatever this machine is.
+        # On any machine, the partitioning and the beam are the older bundle's.
         params = _recorded_params(older, decoder)
         partitioning = placement.partitioning(params, decoder.spec.num_partitions)
-        program_for = ExperimentPrograms(params, partitioning).decoder
+        program_for = Programs(TaskModel(params, partitioning)).decoder
 
         again = dataclasses.replace(decoder, program_for=program_for)
         bundle.save(target, again, vocabulary_files(source, decoder.spec.kind))
@@ -164,7 +172,8 @@ def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
 def export_saved_model_of(bundle_folder: str | pathlib.Path, folder: str | pathlib.Path) -> None:
     """Writes a TensorFlow SavedModel of a bundle's decoder.
 
-    Raises ValueError as `export_again` and saved_model.save.
+    Raises ValueError if the bundle is damaged or does not record its experiment, without
+    tensorflow-text, for a model that does not translate, and for a folder with other files.
     """
     saved_model.check_installed()
     with storage.working(bundle_folder) as source, storage.working(folder) as target:
@@ -175,17 +184,39 @@ def export_saved_model_of(bundle_folder: str | pathlib.Path, folder: str | pathl
 
 
 def _recorded_params(folder: str | pathlib.Path, decoder: Decoder) -> Params:
-    """Returns the settings of the experiment that a bundle records; ValueError if it does not."""
+    """Returns the settings of a bundle's experiment; ValueError if they are not recorded."""
     if _LAUNCH not in decoder.origin:
         raise ValueError(f"{folder} does not record its experiment; export it again with --logdir.")
     launch = json_records.read(Launch, json.loads(decoder.origin[_LAUNCH]))
     return experiment_params(launch)
 
 
+def check_processes(launch: Launch) -> None:
+    """Checks that all processes have the same versions, code, settings and data.
+
+    All must call it before they compute together. Raises ValueError, which names the difference, in
+    a process that differs from process 0.
+    """
+    installed = versions.installed((*versions.COMPILING, "tensorflow"))
+    lines = experiment_params(launch).ToText().splitlines()
+    processes.check_alike(
+        {
+            "versions": "\n".join(f"{name} {version}" for name, version in installed.items()),
+            "code": digests.of_library(),
+            # The machines may have their copies of the data in different folders.
+            "settings": "\n".join(line for line in lines if f".{DATA_DIR} : " not in line),
+            "data": launch.facts.fingerprint,
+        }
+    )
+
+
 def open_run(
     launch: Launch, logdir: str, num_partitions: int, executables: str | None = None
 ) -> Run:
-    """Returns the run of a launch. Raises as experiment_params and make_estimator."""
+    """Returns the run of a launch.
+
+    Raises ValueError if a setting or the data does not fit the model, or a size the devices.
+    """
     launch, params = with_product_dtype(launch, logdir)
     return Run(launch, make_estimator(params, logdir, num_partitions, executables))
 
@@ -193,20 +224,17 @@ def open_run(
 def make_estimator(
     params: Params, logdir: str, num_partitions: int, executables: str | None = None
 ) -> Estimator:
-    """Returns the estimator of a run; ValueError for a size that does not fit the devices."""
+    """Returns the estimator of a run; raises ValueError if a size does not fit the devices."""
     partitioning = placement.partitioning(params, num_partitions)
     placement.check_sizes(params, partitioning)
-    model = TaskModel(params, partitioning)
 
-    # A run that has checkpoints continues from those.
+    # A run with checkpoints continues from its own.
     has_checkpoints = bool(checkpoints.whole_steps(logdir))
     return Estimator(
-        ExperimentPrograms(params, partitioning),
+        TaskModel(params, partitioning),
         logdir,
         params=params,
-        partitioning=partitioning,
-        state_spec=model.state_spec,
-        # In these settings, the model must agree with the folder's checkpoints.
+        # These settings must not change while the folder has checkpoints.
         model_prefixes=("task", "optimizer.cls", "train.frozen"),
         warm_start=None if has_checkpoints else _warm_start(params),
         executables=executables,
@@ -214,12 +242,12 @@ def make_estimator(
 
 
 def _warm_start(params: Params) -> WarmStart | None:
-    """Returns what new weights start from, if anything; ValueError for a wrong rule."""
+    """Returns the weights to start from, or None; raises ValueError for a wrong rule."""
     if params.train.warm_start_from is None:
         return None
     start = WarmStart(params.train.warm_start_from, params.train.warm_start_rules)
 
-    # Exported weights, or a folder of checkpoints alone, have no vocabularies; nor have some tasks.
+    # Some tasks lack vocabularies, and so do exported weights and a folder with only checkpoints.
     patterns = list(params.task.cls.VOCABULARIES.values())
     if not patterns or not pathlib.Path(start.source, "vocab").is_dir():
         if Rule.BY_PIECE in dict(start.rules).values():
@@ -229,9 +257,8 @@ def _warm_start(params: Params) -> WarmStart | None:
             )
         return start
 
-    # For the weights with a row for each piece: the id that each of the new pieces had, or those
-    # that it is to be the mean of.
-    # A task with one vocabulary has that of what it predicts.
+    # Maps each new piece to an old one, or to the old pieces whose mean it starts from. A task with
+    # one vocabulary uses the targets'.
     old_tokenizers = list(map(Tokenizer, vocabularies(start.source)))[-len(patterns) :]
     new_tokenizers = load_pair(params.input.data_dir)[-len(patterns) :]
     old_pieces = []

@@ -2,12 +2,12 @@
 
     loaded = tf.saved_model.load(folder)  # After `import tensorflow_text`.
     loaded.signatures["serving_default"](text=tf.constant(["Guten Morgen."]))
-    loaded.theta["softmax"]  # A weight, by the path that the bundle and checkpoints have.
+    loaded.theta["softmax"]  # A weight, by its path in the bundle and in checkpoints.
 
-Its tokenizers are tensorflow-text's, with the SentencePiece models in the graph. The encoder and
-the flat beam search are compiled by XLA, one program for each length of sources, and the weights
-are variables. Lines are normalized, split and batched as the Translator does, so the translations
-are those of a bundle. It runs on one device.
+Its tokenizers are tensorflow-text's, with the SentencePiece models in the graph. XLA compiles the
+encoder and the flat beam search, one program for each length of sources. The weights are variables.
+Lines are normalized, split and batched like the Translator's, so a bundle has the same
+translations. It runs on one device.
 
 `write` runs in the process that traces (spmd/tracer.py).
 
@@ -28,23 +28,24 @@ from lingvo_gshard.core.late import tf, tf_text
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import text_graph
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
-from lingvo_gshard.files import atomic_file, digests, safetensors_file, storage
+from lingvo_gshard.decoding.outcomes import MIN_END_LOG_PROB, Finish, no_result
+from lingvo_gshard.files import safetensors_file
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, target_token
 from lingvo_gshard.input.manifest import Kind
-from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import tracer
+from xla_spmd.files import atomic_file, digests, storage
+from xla_spmd.mesh import Mesh
 
-# The SHA-256 of all other files, as sha256sum writes them; TensorFlow leaves this folder alone.
+# The SHA-256 of all other files, in sha256sum's format; TensorFlow ignores this folder.
 SUMS = "assets.extra/SHA256SUMS"
-# What is in the folder of a SavedModel.
+# The files and folders in a SavedModel's folder.
 _ENTRIES = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
 
-Vocabularies = tuple[pathlib.Path, pathlib.Path]  # Of the source and of the target.
+Vocabularies = tuple[pathlib.Path, pathlib.Path]  # The source's and the target's.
 # A tf.function from ids, int32 [B, L], and the numbers of tokens, int32 [B], to ids [B, n, T],
-# lengths and scores [B, n].
+# lengths, scores and whether they were cut, [B, n].
 Search: TypeAlias = Any
 
 
@@ -53,9 +54,9 @@ def save(
 ) -> None:
     """Writes a SavedModel with a decoder's weights, settings and vocabularies.
 
-    The folder appears whole, in place of an earlier SavedModel. Raises ValueError without
-    tensorflow-text, for a model that does not translate, for weights that are not kept as FLOAT32,
-    and for a folder that holds anything else, or whose path TensorFlow would take for a pattern.
+    The folder appears at once, and replaces an earlier SavedModel. Raises ValueError without
+    tensorflow-text, for a model that does not translate, for weights other than FLOAT32, for a
+    folder with other files, and for a path that TensorFlow would take for a pattern.
     """
     check_installed()
     spec = decoder.spec
@@ -71,14 +72,14 @@ def save(
         )
     if spec.weights != "float32":
         raise ValueError(
-            f"--export_saved_model: the weights are {spec.weights}, but those of SavedModels are "
+            f"--export_saved_model: the weights are {spec.weights}, and a SavedModel needs "
             "float32; export a bundle."
         )
     _check_is_no_pattern(folder)
     atomic_file.check_holds_only(folder, _ENTRIES, "a SavedModel")
 
     with atomic_file.replacing_folder(folder) as partial:
-        # The other process reads the weights from a file: they may be larger than its messages.
+        # The other process reads the weights from a file, as they may be too large for a message.
         weights = partial / "weights.safetensors"
         safetensors_file.write(weights, dict(decoder.theta.FlattenItems()), {})
         tracer.run(write, partial, weights, params, decoder.spec, vocabularies)
@@ -87,18 +88,18 @@ def save(
 
 
 def _check_is_no_pattern(folder: str | pathlib.Path) -> None:
-    """Raises ValueError for a path that TensorFlow, which loads it, would take for a pattern."""
+    """Raises ValueError for a path that TensorFlow would take for a pattern when it loads it."""
     path = storage.absolute(folder)
     wildcards = sorted(set("*?[\\").intersection(path))
     if wildcards:
         raise ValueError(
             f"--export_saved_model={folder}: TensorFlow takes {' and '.join(wildcards)} in {path} "
-            "for a pattern, and could not load it; choose a folder without."
+            "for a pattern, and could not load it; choose another folder."
         )
 
 
 def _write_sums(folder: pathlib.Path) -> None:
-    """Writes SUMS: TensorFlow checks variables when it loads them, but not the graph."""
+    """Writes SUMS, since TensorFlow checks variables when it loads them, but not the graph."""
     lines = []
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -129,23 +130,28 @@ def write(
     Raises ValueError if tensorflow-text does not fit TensorFlow.
     """
     module = _translating_module(weights, params, spec, vocabularies)
+    # A served model is not trained, so TensorFlow need not trace gradients, which some operators
+    # lack.
     tf.saved_model.save(
-        module, str(folder), {"serving_default": module.translate.get_concrete_function()}
+        module,
+        str(folder),
+        {"serving_default": module.translate.get_concrete_function()},
+        options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
     )
 
 
 def _translating_module(
     weights: pathlib.Path, params: Params, spec: DecoderSpec, vocabularies: Vocabularies
 ) -> tf.Module:
-    """Returns a module whose `translate` is the signature, with all that a SavedModel restores."""
+    """Returns a module with everything in a SavedModel, whose `translate` is the signature."""
     source, target = map(_tokenizer, vocabularies)
 
-    # One device has the whole of every tensor.
+    # One device has all of every tensor.
     model = TaskModel(params, Partitioning.from_dict(Mesh.flat(1), {}))
     arrays = safetensors_file.read(weights).arrays
     variables = {}
     for path, _ in model.state_spec.theta.FlattenItems():
-        name = path.replace("[", ".").replace("]", "")  # TensorFlow allows no brackets.
+        name = path.replace("[", ".").replace("]", "")  # TensorFlow does not allow brackets.
         variables[path] = tf.Variable(arrays[path], name=name)
     theta = model.state_spec.theta.Pack(variables.values())
 
@@ -158,7 +164,7 @@ def _translating_module(
     else:
         translate = tf.function(graph.translate, input_signature=[lines], autograph=False)
 
-    # What a SavedModel keeps must be an attribute of its module.
+    # Only attributes of the module are saved.
     module = tf.Module()
     module.theta = variables
     module.tokenizers = [source, target]
@@ -174,8 +180,8 @@ def _tokenizer(path: pathlib.Path) -> tf_text.SentencepieceTokenizer:
             f"tensorflow-text does not fit TensorFlow {tf.__version__}: {error}"
         ) from None
 
-    # A process that loads SavedModels has one tokenizer of each name: with the same name, the
-    # target's and those of other models would be the one that was loaded first.
+    # A process has only one tokenizer of each name, the first that it loads. So each vocabulary
+    # needs a name of its own.
     model = path.read_bytes()
     name = f"vocabulary_{hashlib.sha256(model).hexdigest()}"
     return make(model, out_type=tf.int32, add_eos=True, name=name)
@@ -194,10 +200,8 @@ def _search(model: TaskModel, theta: NestedMap, params: Params, length: int) -> 
         )
 
         state = NestedMap(theta=theta.Transform(tf.convert_to_tensor))
-        spec = model.model_fn(state, features, NestedMap(), Mode.PREDICT, params)
-        hypotheses = spec.predictions
-        assert hypotheses is not None
-        return hypotheses.ids, hypotheses.lengths, hypotheses.scores
+        hypotheses = model.predict(state, NestedMap(features=features)).predictions
+        return hypotheses.ids, hypotheses.lengths, hypotheses.scores, _is_cut(hypotheses)
 
     batch_size = params.decode.batch_size
     signature = [
@@ -207,17 +211,31 @@ def _search(model: TaskModel, theta: NestedMap, params: Params, length: int) -> 
     return tf.function(search, input_signature=signature, autograph=False, jit_compile=True)
 
 
+def _is_cut(hypotheses: NestedMap) -> tf.Tensor:
+    """Returns whether hypotheses are cut at the maximum length, bool [B, n]; see TextDecoder."""
+    is_longest = hypotheses.lengths == hypotheses.ids.shape[-1]
+    is_end = hypotheses.ids[..., -1] == EOS_ID
+    is_end &= hypotheses.token_log_probs[..., -1] > MIN_END_LOG_PROB
+    return is_longest & ~is_end
+
+
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """The n best hypotheses of P parts or N lines; missing ones have no tokens."""
+    """The n best hypotheses of P parts or N lines; a missing one has 0 tokens."""
 
     text: tf.Tensor  # string [P, n]
     num_tokens: tf.Tensor  # int32 [P, n], with EOS.
     scores: tf.Tensor  # float32 [P, n]
+    is_cut: tf.Tensor  # bool [P, n]
+
+    @property
+    def finishes(self) -> tf.Tensor:
+        """Returns why each text ends, a Finish: string [P, n]."""
+        return tf.where(self.is_cut, Finish.LENGTH.value, Finish.STOP.value)
 
 
 def _distinct(found: _Found) -> _Found:
-    """Returns the hypotheses without those whose text a better one has; see TextDecoder."""
+    """Removes hypotheses whose text a better one has; see TextDecoder."""
     num_best = found.text.shape[1]
     is_equal = found.text[:, :, None] == found.text[:, None, :]
     is_earlier = tf.range(num_best)[None, :] < tf.range(num_best)[:, None]
@@ -229,7 +247,12 @@ def _distinct(found: _Found) -> _Found:
     def moved(values: tf.Tensor, missing: Any) -> tf.Tensor:
         return tf.gather(tf.where(is_repeated, missing, values), order, batch_dims=1)
 
-    return _Found(moved(found.text, ""), moved(found.num_tokens, 0), moved(found.scores, 0.0))
+    return _Found(
+        text=moved(found.text, ""),
+        num_tokens=moved(found.num_tokens, 0),
+        scores=moved(found.scores, 0.0),
+        is_cut=moved(found.is_cut, False),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +265,7 @@ class _TranslatorGraph:
     searches: dict[int, Search]  # By source length.
 
     def translate_to(self, text: tf.Tensor, target_lang: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Translates lines, each into a language of its own, string [N]; see `translate`."""
+        """Translates each line into its own target language, string [N]; see `translate`."""
         is_target = target_lang[:, None] == tf.constant(self.spec.targets)
         expected = f"target_lang: expected one of {', '.join(self.spec.targets)}"
         is_known = tf.debugging.Assert(
@@ -255,28 +278,42 @@ class _TranslatorGraph:
     def translate(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
         """Translates lines of text, string [N].
 
-        Returns `translations`, string [N], and `scores`, float32 [N]. With n above 1 there are also
-        the n best of each line, best first: `nbest_translations`, `nbest_scores` and
-        `nbest_num_tokens` [N, n], where 0 tokens stand for a hypothesis that was not found.
+        Returns `translations`, string [N], `scores`, float32 [N], and `finishes`, string [N]. If n
+        is above 1, also returns the n best of each line, best first: `nbest_translations`,
+        `nbest_scores`, `nbest_finishes` and `nbest_num_tokens` [N, n], where a missing hypothesis
+        has 0 tokens. Fails, and names the line, if the model's numbers for it are not finite.
         """
         return self._translate(text, tf.fill(tf.shape(text), ""))
 
     def _translate(self, text: tf.Tensor, beginnings: tf.Tensor) -> dict[str, tf.Tensor]:
-        """As `translate`, of lines whose tokens begin with those of `beginnings`, string [N]."""
+        """Translates lines after their `beginnings`, string [N], which are tokens."""
         num_lines = tf.size(text, tf.int64)
         parts, lines = self._parts(text_graph.normalize(text), beginnings)
         tokens = self._tokens(tf.gather(beginnings, lines), parts)
 
-        # Parts of a line are decoded each for itself, and lines are joined from their best.
-        of_parts = _distinct(self._decoded(tokens))
-        best = _distinct(self._joined(of_parts, lines, num_lines))
+        # Each part of a line is decoded on its own, and the best ones are joined.
+        of_parts = self._decoded(tokens)
+        with tf.control_dependencies([self._check_found(of_parts, lines)]):
+            best = _distinct(self._joined(_distinct(of_parts), lines, num_lines))
 
-        results = {"translations": best.text[:, 0], "scores": best.scores[:, 0]}
+        results = {
+            "translations": best.text[:, 0],
+            "scores": best.scores[:, 0],
+            "finishes": best.finishes[:, 0],
+        }
         if self.spec.num_best > 1:
             results["nbest_translations"] = best.text
             results["nbest_scores"] = best.scores
+            results["nbest_finishes"] = best.finishes
             results["nbest_num_tokens"] = best.num_tokens
         return results
+
+    def _check_found(self, parts: _Found, lines: tf.Tensor) -> tf.Operation:
+        """Returns an operation that fails, and names the line, if a part lacks a hypothesis."""
+        is_found = (parts.num_tokens[:, 0] > 0) & tf.math.is_finite(parts.scores[:, 0])
+        first = tf.reduce_min(tf.where(is_found, tf.int64.max - 1, lines)) + 1
+        problem = tf.strings.format(f"line {{}} {no_result(self.spec.noun)}", first)
+        return tf.debugging.Assert(tf.reduce_all(is_found), [problem])
 
     def _parts(self, text: tf.Tensor, beginnings: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the parts of normalized lines, string [P], and their lines, int64 [P]."""
@@ -286,7 +323,7 @@ class _TranslatorGraph:
             tokens = self._tokens(tf.gather(beginnings, lines), parts)
             return tokens.row_lengths() <= longest
 
-        # A blank line has no parts.
+        # A blank line does not have parts.
         lines = tf.where(text != "")[:, 0]
         return text_graph.split(tf.gather(text, lines), lines, fits)
 
@@ -295,12 +332,12 @@ class _TranslatorGraph:
         if not self.spec.targets:
             return self.source.tokenize(beginnings + texts)
 
-        # Only a beginning is a token: what looks like one in a text is cut.
+        # Only a beginning becomes a token; the text of a token within a line is split.
         tokens = [target_token(code) for code in self.spec.targets]
         parts = tf.strings.split(beginnings + text_graph.cut_tokens(texts, tokens), text_graph.CUT)
         ids = self.source.tokenize(parts).merge_dims(1, 2)
 
-        # Each part has an EOS, and the text has one.
+        # The text has a single EOS, at its end.
         ids = tf.ragged.boolean_mask(ids, ids != EOS_ID)
         return tf.concat([ids, tf.fill([ids.nrows(), 1], EOS_ID)], 1)
 
@@ -310,12 +347,12 @@ class _TranslatorGraph:
         num_tokens = tf.cast(tokens.row_lengths(), tf.int32)
         ids = tokens.to_tensor(PAD_ID, shape=[None, longest])
 
-        # A single character may be too long: it is cut, and ends with EOS all the same.
+        # A single character may be too long. It is cut, and still ends with EOS.
         is_cut = (num_tokens > longest)[:, None] & (tf.range(longest) == longest - 1)
         ids = tf.where(is_cut, EOS_ID, ids)
         num_tokens = tf.minimum(num_tokens, longest)
 
-        # The shortest length that holds a source, and its batches.
+        # Each source is in a batch of the shortest length that holds it.
         lengths = tf.constant(self.spec.input_lengths)
         row_lengths = tf.gather(lengths, tf.searchsorted(lengths, num_tokens))
         shortest_first = tf.argsort(num_tokens, stable=True)
@@ -330,17 +367,18 @@ class _TranslatorGraph:
         # Back in the order of the sources.
         order = tf.argsort(tf.concat(indices, 0))
         leaves = [tf.concat(leaf, 0) for leaf in zip(*hypotheses, strict=True)]
-        target_ids, target_lengths, scores = [tf.gather(leaf, order) for leaf in leaves]
-        return _Found(self._detokenized(target_ids, target_lengths), target_lengths, scores)
+        target_ids, target_lengths, scores, is_cut = [tf.gather(leaf, order) for leaf in leaves]
+        text = self._detokenized(target_ids, target_lengths)
+        return _Found(text, target_lengths, scores, is_cut)
 
     def _searched(
         self, length: int, ids: tf.Tensor, num_tokens: tf.Tensor, rows: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Returns the hypotheses of the sources in `rows`, in its order, a batch at a time.
+        """Returns the hypotheses of the sources `rows`, in this order, a batch at a time.
 
         `ids` are int32 [P, L], and `num_tokens` int32 [P].
         """
-        # An empty row, which takes no steps, fills the last batch.
+        # Empty rows, which take 0 steps, fill the last batch.
         empty_row = tf.shape(ids)[0]
         ids = tf.pad(ids, [[0, 1], [0, 0]])
         num_tokens = tf.pad(num_tokens, [[0, 1]])
@@ -357,7 +395,7 @@ class _TranslatorGraph:
             parallel_iterations=1,  # A batch has all cores.
         )
 
-        # [batches, B, ...] to the rows asked for.
+        # Reshapes [batches, B, ...], and removes the empty rows.
         found = []
         for result in results:
             by_row = tf.reshape(result, [-1, *result.shape[2:]])
@@ -373,12 +411,11 @@ class _TranslatorGraph:
             is_token &= flat != special
 
         text = self.target.detokenize(tf.ragged.boolean_mask(flat, is_token))
-        # Byte pieces can spell line breaks and tabs.
-        return tf.reshape(text_graph.single_spaces(text), [-1, num_best])
+        return tf.reshape(text_graph.one_line(text), [-1, num_best])
 
     def _joined(self, parts: _Found, lines: tf.Tensor, num_lines: tf.Tensor) -> _Found:
         """Returns the translations of N lines: the i-th best of their parts form the i-th best."""
-        # As many as each of the parts has. A blank line has its best, which is empty.
+        # A line's i-th best needs the i-th best of all its parts. A blank line has an empty one.
         is_found = tf.cast(parts.num_tokens > 0, tf.int32)
         has_all = tf.math.unsorted_segment_min(is_found, lines, num_lines) > 0  # [N, n]
 
@@ -387,14 +424,15 @@ class _TranslatorGraph:
         sums = tf.math.unsorted_segment_sum(weighted, lines, num_lines)
         scores = tf.math.divide_no_nan(sums, tf.cast(num_tokens, tf.float32))
 
-        # TensorFlow's separator is left out after an empty part, so each part begins with its own.
+        num_cut = tf.math.unsorted_segment_sum(tf.cast(parts.is_cut, tf.int32), lines, num_lines)
+
         texts = []
         for i in range(self.spec.num_best):
-            of_line = tf.strings.unsorted_segment_join(" " + parts.text[:, i], lines, num_lines)
-            texts.append(tf.strings.regex_replace(of_line, "^ ", ""))
+            texts.append(text_graph.joined(parts.text[:, i], lines, num_lines))
 
         return _Found(
             text=tf.where(has_all, tf.stack(texts, 1), ""),
             num_tokens=tf.where(has_all, num_tokens, 0),
             scores=tf.where(has_all, scores, 0.0),
+            is_cut=has_all & (num_cut > 0),
         )

@@ -1,4 +1,4 @@
-"""Dynamic batching: fills the rows of each run of a program with the parts of several clients."""
+"""Dynamic batching: fills the rows of each run of a program with parts from several clients."""
 
 import asyncio
 import concurrent.futures
@@ -13,30 +13,30 @@ from lingvo_gshard.serving.fair_queue import Batch, FairQueue, Row
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The largest numbers of source tokens in a line, in a request, of a client and in the queue.
+    """The largest numbers of source tokens in a line, a request, a client's queue and the queue.
 
-    A longer line or request can never be decoded. One that finds too little room in the queue is
-    refused, too, but the client may retry it later.
+    A longer line or request can never be decoded. A request that finds too little room in the queue
+    is refused, too, but the client may retry it later.
     """
 
     line_tokens: int = 4096
     request_tokens: int = 16_384
     client_tokens: int = 32_768
     queued_tokens: int = 65_536
-    # How long parts that do not fill a batch wait for others.
+    # How long parts that do not fill a batch wait for more parts.
     wait_secs: float = 0.005
 
 
 class ShareFull(asyncio.QueueFull):
-    """A client has as many tokens in the queue as it may have."""
+    """A client already has as many tokens in the queue as it may have."""
 
 
 class Batcher:
-    """Forms batches of the parts of all clients, each of which one run of a program decodes.
+    """Forms batches of the parts of all clients; one run of a program decodes a batch.
 
-    Short rows and long ones wait in lanes of their own, whose batches run side by side, so that a
-    line of a few words waits for no batch of long ones. A decoder of several devices has one lane.
-    Leaving its context cancels the waiting requests. `observe` is called with each batch.
+    Short and long rows wait in separate lanes, whose batches run side by side, so that a short line
+    does not wait for a batch of long ones. A decoder on several devices has only one lane. Leaving
+    the context cancels the waiting requests. `observe` is called with each batch.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Batcher:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # A run of a program cannot be interrupted: its thread ends when it is done.
+        # A run of a program cannot be interrupted: its thread ends with the run.
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
@@ -67,20 +67,20 @@ class Batcher:
 
     @property
     def queued_tokens(self) -> int:
-        """The number of waiting tokens, without those being decoded and of cancelled requests."""
+        """The number of waiting tokens, without tokens in decoding and of cancelled requests."""
         return sum(row.tokens for row in self._waiting())
 
     def check_room(self, client: str, added: int) -> None:
-        """Raises asyncio.QueueFull if `added` tokens of a client find no room in the queue now.
+        """Raises asyncio.QueueFull if `added` tokens of a client do not fit into the queue now.
 
-        It is ShareFull if the client's own tokens are in the way. A request that is larger than a
-        limit finds room when no other tokens wait.
+        The error is ShareFull if the client's own tokens are in the way. A request larger than a
+        limit has room when no other tokens wait.
         """
         limits = self._limits
 
         own = sum(row.tokens for row in self._waiting() if row.client == client)
         if own > 0 and own + added > limits.client_tokens:
-            raise ShareFull(f"{own} tokens of yours wait; the limit is {limits.client_tokens}.")
+            raise ShareFull(f"{own} of your tokens wait; the limit is {limits.client_tokens}.")
 
         queued = self.queued_tokens
         if queued > 0 and queued + added > limits.queued_tokens:
@@ -89,7 +89,7 @@ class Batcher:
     async def submit(
         self, client: str, text_decoder: TextDecoder, parts: Sequence[Part]
     ) -> list[NBest]:
-        """Returns the results for a client's parts. Raises as `check_room`."""
+        """Returns the results for a client's parts. Raises asyncio.QueueFull without room."""
         self.check_room(client, sum(len(part.ids) for part in parts))
 
         results: list[asyncio.Future[NBest]] = []
@@ -112,13 +112,13 @@ class Batcher:
         if spec.num_partitions > 1:  # Programs that exchange data must run one after another.
             return self._long
 
-        # The shorter half of the lengths.
+        # The shorter half of the lengths counts as short.
         short_lengths = spec.input_lengths[: len(spec.input_lengths) // 2]
         return self._short if part.row_length in short_lengths else self._long
 
 
 class _Lane:
-    """Rows that wait, and a thread that decodes them, one batch at a time."""
+    """Waiting rows, and a thread that decodes them, one batch at a time."""
 
     def __init__(self, wait_secs: float, observe: Callable[[list[Part]], None]) -> None:
         self.queue = FairQueue()
@@ -135,22 +135,22 @@ class _Lane:
         return result
 
     async def work(self) -> None:
-        """Decodes the rows of the queue, until it is cancelled."""
+        """Decodes the rows of the queue until the task is cancelled."""
         while True:
             await self._has_rows.wait()
             await self._wait_for_others()
 
-            if len(self.queue) == 0:  # They were cancelled.
+            if len(self.queue) == 0:  # All rows were cancelled.
                 self._has_rows.clear()
                 continue
 
-            # Meanwhile more rows arrive; their turns are counted from the clock before this batch.
+            # Rows that arrive meanwhile get their turns from the clock before this batch.
             batch = self.queue.take()
             await self._decode(batch)
             self.queue.advance(batch)
 
     async def _wait_for_others(self) -> None:
-        """Gives other clients a moment to fill up a batch."""
+        """Gives other clients a moment to fill the batch."""
         first = next(iter(self.queue), None)
         if first is not None and len(self.queue) < first.text_decoder.num_rows:
             await asyncio.sleep(self._wait_secs)
@@ -172,6 +172,6 @@ class _Lane:
                 if not row.result.done():
                     row.result.set_exception(error)
         finally:
-            # If the batcher is closed meanwhile. What is done already stays as it is.
+            # For the case that the batcher is closed meanwhile. Finished results stay.
             for row in batch.rows:
                 row.result.cancel()

@@ -1,4 +1,4 @@
-"""Listens for connections, limits what they may cost, and answers what is not HTTP."""
+"""Listens for connections, limits their cost, and answers requests that are not HTTP."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ from aiohttp import web
 from lingvo_gshard.serving import messages
 
 _LOG_FORMAT = f'%a %{{{messages.REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
-_IDLE_SECS = 75.0  # A connection without a whole request for so long is closed.
-_BACKLOG = 128  # Connections that wait to be accepted.
+_IDLE_SECS = 75.0  # A connection without a complete request for this long is closed.
+_BACKLOG = 128  # The number of connections that wait to be accepted.
 
 
 class Connection(web.RequestHandler):
     """A connection that answers in JSON to anything that aiohttp cannot read as HTTP.
 
-    Such a message is no request yet, so neither a handler nor a middleware sees it.
+    Such input is not a request yet, so neither a handler nor a middleware sees it.
     """
 
     def handle_error(
@@ -29,8 +29,8 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Returns the answer, after which the connection ends."""
-        logging.warning("serving: no request from %s: %r", request.remote, exc)
+        """Returns the answer, after which the connection is closed."""
+        logging.warning("serving: no valid request from %s: %r", request.remote, exc)
         error = messages.one_line(message)
         response = web.json_response({"error": error}, status=status)
         response.force_close()
@@ -41,7 +41,7 @@ class Connection(web.RequestHandler):
 async def listening(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
     """Serves an application on a socket until the block ends; then finishes open requests."""
     loop = asyncio.get_running_loop()
-    # A client that hangs up cancels its handler, and so is not translated for.
+    # A client that hangs up cancels its handler, so that nothing is decoded for it.
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
 
@@ -55,7 +55,7 @@ async def listening(app: web.Application, listener: socket.socket) -> AsyncItera
         )
 
     try:
-        # aiohttp's own sites would make connections of its own class.
+        # aiohttp's own sites would create connections of its own class.
         server = await loop.create_server(connection, sock=listener, backlog=_BACKLOG)
         try:
             yield
@@ -79,6 +79,6 @@ async def _run(app: web.Application, listener: socket.socket) -> None:
 
     async with listening(app, listener):
         await stopped.wait()
-        # Open requests may take a while; a second signal does what it does by default.
+        # Open requests may take a while; a second signal has its default effect.
         for number in signals:
             loop.remove_signal_handler(number)

@@ -1,15 +1,15 @@
-"""A queue in which clients that wait have equal shares of the tokens, however much each one sends.
+"""A queue that gives waiting clients equal shares of the tokens, however many rows each one sends.
 
 This is weighted fair queueing (Demers et al., 1989), with equal weights and a virtual clock. Every
 row has a turn, a time of that clock, and rows are served in the order of their turns:
 
-- The turns of a client follow each other at the distance of their rows' tokens.
+- The turns of one client's rows are as far apart as each row has tokens.
 - A client that has been quiet gets the clock's time as its next turn. It neither saves up turns nor
   pays for earlier ones.
-- A batch of T tokens, decoded while n clients wait, advances the clock by T / n: that is what
-  each of them was due in the meantime.
+- A batch of T tokens, decoded while n clients wait, advances the clock by T / n, each client's
+  share of the batch.
 
-So the line of a new client is in the next batch, whatever the backlog of the others. An example:
+So a new client's line is in the next batch, whatever backlog the others have. An example:
 client x sends rows of 3 tokens, and then client y rows of 1 token; a batch has two rows.
 
     row     x1  x2  x3  x4    y1  y2  y3
@@ -41,10 +41,10 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The rows that one run of a program decodes, and how many clients then waited."""
+    """The rows that one run of a program decodes, and the number of clients that waited."""
 
     rows: list[Row]
-    num_clients: int  # Those of the rows included.
+    num_clients: int  # Including the clients of these rows.
 
     @property
     def tokens(self) -> int:
@@ -53,12 +53,12 @@ class Batch:
 
 
 class FairQueue:
-    """Rows that wait."""
+    """The waiting rows."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
         self._now = 0.0
-        # The next turn of each client that has one later than now.
+        # The next turn of each client, if it is later than now.
         self._next_turns: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -77,9 +77,9 @@ class FairQueue:
         self._rows.append(row)
 
     def take(self) -> Batch:
-        """Removes the next batch: the row whose turn is first, and the next ones that fit to it.
+        """Removes the next batch: the row with the first turn, and the next rows that match it.
 
-        All rows of a batch have one text decoder and one length. The queue must not be empty.
+        All rows of a batch have the same text decoder and length. The queue must not be empty.
         """
         num_clients = len({row.client for row in self._rows})
 
@@ -101,9 +101,9 @@ class FairQueue:
         return Batch(taken, num_clients)
 
     def advance(self, batch: Batch) -> None:
-        """Advances the clock by what each client was due while a batch was decoded."""
+        """Advances the clock by each client's share of a decoded batch."""
         self._now += batch.tokens / batch.num_clients
-        # Clients whose next turn has passed are as new ones.
+        # A client whose next turn has passed counts as new.
         self._next_turns = {
             client: turn for client, turn in self._next_turns.items() if turn > self._now
         }

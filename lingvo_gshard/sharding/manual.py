@@ -1,23 +1,22 @@
 """Manual partitioning inside an automatically partitioned program (section 3.2 of the paper).
 
 Between `auto_to_manual_spmd_partition` and `manual_to_auto_spmd_partition`, code is written for one
-partition: it sees that partition's parts of the tensors, and the compiler adds no communication.
+partition: it sees this partition's parts of the tensors, and the compiler adds no communication.
 
-Gradients are those of the whole computation. If every partition reads a whole copy of a tensor, its
+Gradients are the whole computation's. If every partition reads a whole copy of a tensor, its
 gradient is the sum over the copies; if equal copies leave as one tensor, they share its gradient.
-Therefore every tensor that the code computes with must have entered the region or be constant.
+Therefore every tensor that the code uses must have entered the region or be constant.
 
-A region may hold products, gathers, scatters and elementwise operations. It must not hold
-reductions, pads or slices (whose gradients are pads): XLA merges their scalar zero with that of the
-automatic part into one constant with two shardings, and then aborts the process.
-Use a product (`tf.einsum("b,bh->h", ones, x)`) for a sum. The gradient of a broadcasting operation
-is a reduction, too: write the operation as an einsum. For a sum over partitions, give the terms a
-new dimension (`tf.expand_dims(y, 0)`) that leaves along their axis, and reduce it outside.
+A region may hold any operation except an annotation. The compiler may compute equal operations of
+several regions only once. For a sum over partitions, give the terms a new dimension
+(`tf.expand_dims(y, 0)`) that leaves along their axis, and reduce it outside.
 
-It may hold loops, with reductions in their bodies; each partition runs its own number of trips.
+It may hold loops, in which each partition runs its own number of trips. A loop outside must not
+carry a part: convert it to the whole first. Annotator.locally does so for the gradient of a loop,
+because its gradient computes the region again.
 
-ValueError is raised for code that breaks these rules, for dynamic shapes, and for axes that do not
-fit a tensor.
+The functions raise ValueError for code that breaks these rules, for dynamic shapes, and for axes
+that do not fit a tensor.
 """
 
 from __future__ import annotations
@@ -29,44 +28,18 @@ from collections.abc import Callable
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.tf_private import xla_sharding
 from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
+from xla_spmd.mesh import Axes, Mesh, names_of
 
 # The operations at the borders of a region.
 _ENTRY = "XlaSpmdFullToShardShape"
 _EXIT = "XlaSpmdShardToFullShape"
-# TensorFlow's operations that XLA compiles to reductions, or whose gradients are pads.
-_REDUCTIONS_AND_PADS = frozenset(
-    {
-        "All",
-        "Any",
-        "ArgMax",
-        "ArgMin",
-        "AvgPool",
-        "Cumprod",
-        "Cumsum",
-        "EuclideanNorm",
-        "L2Loss",
-        "LogSoftmax",
-        "Max",
-        "MaxPool",
-        "Mean",
-        "Min",
-        "MirrorPad",
-        "Pad",
-        "PadV2",
-        "Prod",
-        "Softmax",
-        "StridedSlice",
-        "Sum",
-    }
-)
 
 
 def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
     """Begins manual partitioning: converts a whole tensor to this partition's part.
 
-    Dimension i is split along axes[i], which must divide its size, or whole if that is None. Along
-    all other axes, every partition gets a copy.
+    Dimension i is split along axes[i], which must divide its size, or is whole if axes[i] is None.
+    Along all other axes, every partition gets a copy.
     """
     what = "auto_to_manual_spmd_partition"
     annotate.check_axes(what, tensor, mesh, axes)
@@ -84,15 +57,15 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
     if mesh.num_partitions == 1:
         return tf.identity(tensor)
 
-    # New dimensions, split along the other axes, hold one copy for each partition. They are made
-    # without communication, and their gradient is the sum over the copies.
+    # New dimensions, split along the other axes, hold one copy for each partition. The copies are
+    # made without communication, and their gradient is the sum over them.
     copied = _copied(mesh, axes)
     copies = tf.broadcast_to(tensor, [*map(mesh.size, copied), *shape])
     all_axes = [*copied, *axes]
     split = annotate.mesh_split(copies, mesh, all_axes)
     part = xla_sharding.auto_to_manual_spmd_partition(split, _proto(mesh, all_axes))
 
-    # Without the new dimensions, which are of size 1 in a partition's part.
+    # Drop the new dimensions, which have size 1 in a partition's part.
     part_shape = [size // factor for size, factor in zip(shape, factors, strict=True)]
     return tf.reshape(part, part_shape)
 
@@ -100,8 +73,8 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
 def manual_to_auto_spmd_partition(part: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
     """Ends manual partitioning: converts this partition's part to the whole tensor.
 
-    The parts of dimension i lie along axes[i]; None means a whole dimension. Along all other axes,
-    the parts must be equal.
+    The parts of dimension i are split along axes[i]; None means a whole dimension. Along all other
+    axes, the parts must be equal.
     """
     what = "manual_to_auto_spmd_partition"
     annotate.check_axes(what, part, mesh, axes)
@@ -133,21 +106,21 @@ def _share_gradient(part: tf.Tensor, num_copies: int) -> tf.Tensor:
 
 
 def _proto(mesh: Mesh, axes: Axes) -> bytes:
-    """Returns a sharding as the conversions want it, a serialized OpSharding."""
+    """Returns a sharding in the conversions' format, a serialized OpSharding."""
     return annotate.mesh_sharding(mesh, axes).proto.SerializeToString()
 
 
 def _copied(mesh: Mesh, axes: Axes) -> list[str]:
-    """Returns the mesh's axes that a tensor is not split along."""
+    """Returns the mesh axes that do not split a tensor."""
     return [name for name in mesh.axis_names if name not in names_of(axes)]
 
 
 def _check_operations(part: tf.Tensor) -> None:
-    """Raises a ValueError if `part` is not computed as a manual region demands."""
+    """Raises ValueError if `part` does not follow the rules of a manual region."""
     what = f"manual_to_auto_spmd_partition: {part.name}: "
 
-    # The names of operations that compute with something that has entered the region, and of those
-    # that compute with constants alone. All others are outside.
+    # The names of operations whose operands have entered the region, and of operations on constants
+    # alone. All other operations are outside.
     inside: set[str] = set()
     constant: set[str] = set()
     for op in _upstream(part.op):
@@ -165,17 +138,12 @@ def _check_operations(part: tf.Tensor) -> None:
 
 
 def _check_inside(what: str, op: tf.Operation, allowed: set[str]) -> None:
-    """Raises a ValueError, prefixed by `what`, if `op` may not stand in a manual region.
+    """Raises ValueError, prefixed by `what`, if `op` is not allowed in a manual region.
 
-    `allowed` are the names of the operations whose results it may compute with.
+    `allowed` are the names of the operations whose results it may use.
     """
-    if op.type in _REDUCTIONS_AND_PADS:
-        raise ValueError(
-            f"{what}the {op.type} {op.name} may not stand in a manual region; use an "
-            "einsum, or sum outside."
-        )
     if op.type == "XlaSharding":
-        raise ValueError(f"{what}the annotation {op.name} may not stand in a region.")
+        raise ValueError(f"{what}the annotation {op.name} is not allowed in a region.")
 
     for tensor in op.inputs:
         if tensor.op.name not in allowed:
@@ -186,7 +154,7 @@ def _check_inside(what: str, op: tf.Operation, allowed: set[str]) -> None:
 
 
 def _upstream(op: tf.Operation) -> list[tf.Operation]:
-    """Returns `op` and all that it computes with, up to the borders of regions; inputs first."""
+    """Returns `op` and all operations before it, up to the borders of regions; inputs first."""
     inputs: dict[tf.Operation, list[tf.Operation]] = {}
     waiting = [op]
     while waiting:

@@ -1,11 +1,11 @@
-"""Partial results: an einsum's sum over a split dim, kept as terms until it is needed.
+"""Partial results: an einsum's sum over a split dim, kept as terms until the sum is needed.
 
 In section 3.3.2, the partitions' terms are added as soon as a contracting dim is split (Figure 4b).
-What is linear in the sum can be applied to each term instead, and the sum be taken once, at the
-end. This is the state P of OneFlow's SBP (split, broadcast, partial), from "How to Go beyond Data
-Parallelism and Model Parallelism: Starting from GShard"; states.py has its signatures. The terms
-are a tensor with one more dim, P, split along the mesh axis. The compiler partitions it and its
-gradient like any other.
+Operations that are linear in the sum can instead be applied to each term, and the sum can be taken
+once, at the end. This is the state P of OneFlow's SBP (split, broadcast, partial), from "How to Go
+beyond Data Parallelism and Model Parallelism: Starting from GShard"; states.py has its signatures.
+The terms are a tensor with one more dim, P, split along the mesh axis. The compiler partitions it
+and its gradient like any other.
 
 Letters are dims of the logical tensors, as in the table; P counts the terms.
 """
@@ -18,18 +18,18 @@ import string
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, names_of
+from xla_spmd.mesh import Axis, names_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
     """A sum over the partitions of a mesh axis that is not yet computed.
 
-    Sums are added to each other, and multiplied by what is whole along the axis, without
-    communication; `reduce` computes them. All of it has gradients, and belongs to a traced function
-    as annotations do.
+    Sums can be added to each other, and multiplied by tensors that are whole along the axis,
+    without communication; `reduce` computes them. All operations have gradients. Like annotations,
+    they need a traced function.
 
-    A sum in a tf.while_loop is carried as its `terms`.
+    A tf.while_loop carries a sum as its `terms`.
     """
 
     terms: tf.Tensor  # [P, ...], one term for each partition along `axis`.
@@ -43,8 +43,8 @@ class Partial:
     ) -> Partial:
         """Returns tf.einsum(equation, a, b) without the sum over the partitions of `letter`.
 
-        `letter` is a contracting dim of any size; the table gives its axis. Nothing is
-        communicated. Raises ValueError if the equation does not have two operands or does not
+        `letter` is a contracting dim of any size; the table gives its axis. This needs no
+        communication. Raises ValueError if the equation does not have two operands or does not
         contract `letter`, if the table does not split it, if a shape is not static or does not fit
         the equation, or if the operands' sizes of `letter` differ.
         """
@@ -75,8 +75,8 @@ class Partial:
     def from_whole(partitioning: Partitioning, tensor: tf.Tensor, dims: str, axis: Axis) -> Partial:
         """Returns a tensor with these dims, whole along `axis`, as a sum.
 
-        Its first term is the tensor, all others are zero, so that it can be added to another sum.
-        Raises ValueError if the rank differs from that of `dims`, or if the mesh lacks the axis.
+        Its first term is the tensor, and all others are zero, so that it can be added to another
+        sum. Raises ValueError if the rank is not len(dims), or if the mesh lacks the axis.
         """
         expected = f"dims {dims!r} name {len(dims)}"
         annotate.check_rank("Partial.from_whole", tensor, len(dims), expected)
@@ -86,9 +86,9 @@ class Partial:
 
     @staticmethod
     def from_terms(partitioning: Partitioning, terms: tf.Tensor, dims: str, axis: Axis) -> Partial:
-        """Returns the sum of terms [P, ...], such as those that a loop has carried.
+        """Returns the sum of terms [P, ...], for example after a loop has carried them.
 
-        `dims` are those of the sum. Raises ValueError unless there is one term for each partition
+        `dims` are the sum's dims. Raises ValueError unless there is one term for each partition
         along `axis`, and one letter for each of the other dims.
         """
         num_terms = partitioning.mesh.size(axis)
@@ -105,7 +105,10 @@ class Partial:
         return Partial(split_terms, dims, axis, partitioning)
 
     def __add__(self, other: Partial) -> Partial:
-        """Returns the sum of both, not yet computed; ValueError if their dims or axes differ."""
+        """Returns the sum of both, not yet computed.
+
+        Raises ValueError if their dims or axes differ.
+        """
         if (self.dims, self.axis) != (other.dims, other.axis):
             raise ValueError(
                 f"Partial: {self.dims!r} over axis {self.axis!r} can't be added to "
@@ -117,8 +120,9 @@ class Partial:
     def einsum(self, equation: str, other: tf.Tensor) -> Partial:
         """Returns tf.einsum(equation, sum, other), not yet computed.
 
-        `other` is the same for every term, and is therefore whole along the axis. Raises ValueError
-        if the equation does not have two operands, or if the first has other dims than the sum.
+        `other` is the same for every term, so it must be whole along the axis. Raises ValueError if
+        the equation does not have two operands, or if the first operand's dims differ from the
+        sum's.
         """
         left, right, result = _operands("Partial.einsum", equation)
         if left != self.dims:
@@ -136,9 +140,9 @@ class Partial:
     def reduce(self, split: str | None = None) -> tf.Tensor:
         """Returns the sum, whole along the axis or with the dim `split` split over it.
 
-        The former is one all-reduce. The latter is one reduce-scatter on GPUs, and on TPUs along
-        one axis of several; else the compiler makes an all-reduce and a slice. Raises ValueError if
-        the sum has no dim `split`.
+        A whole sum is one all-reduce. A split sum is one reduce-scatter on GPUs, and on TPUs along
+        one axis of several; otherwise the compiler makes an all-reduce and a slice. Raises
+        ValueError if `split` is not a dim of the sum.
         """
         axes = _axes_without(self.partitioning, self.dims, self.axis)
         if split is not None:
@@ -150,11 +154,14 @@ class Partial:
 
 
 def _size(tensor: tf.Tensor, dims: str, letter: str) -> int:
-    """Returns a tensor's size of `letter`; ValueError if its shape is not static or of `dims`."""
+    """Returns a tensor's size along `letter`.
+
+    Raises ValueError if its shape is not static or does not fit `dims`.
+    """
     annotate.check_in_graph("Partial.from_einsum", tensor)
     if not tensor.shape.is_fully_defined() or tensor.shape.rank != len(dims):
         raise ValueError(
-            f"Partial.from_einsum: {tensor.name} has shape {tensor.shape}; a static one of dims "
+            f"Partial.from_einsum: {tensor.name} has shape {tensor.shape}; a static shape of dims "
             f"{dims!r} is expected."
         )
     return tensor.shape.as_list()[dims.index(letter)]
@@ -176,14 +183,14 @@ def _divide(
     axes[index] = axis
     padded = annotate.mesh_split(tf.pad(tensor, pads), partitioning.mesh.grid, axes)
 
-    # [..., P, K / P, ...], then P first: a partition's part stays where it is.
+    # [..., P, K / P, ...], then P first: each part stays on its partition.
     divided = tf.reshape(padded, [*shape[:index], num_parts, part_size, *shape[index + 1 :]])
     order = [index, *range(index), *range(index + 1, len(shape) + 1)]
     return Partial.from_terms(partitioning, tf.transpose(divided, order), dims, axis).terms
 
 
 def _axes_without(partitioning: Partitioning, dims: str, axis: Axis) -> list[Axis | None]:
-    """Returns the mesh axes of `dims`, leaving out those of the terms."""
+    """Returns the mesh axes of `dims`, without the terms' axes."""
     terms_names = names_of([axis])
     axes: list[Axis | None] = []
     for dim_axis in partitioning.axes(dims):
@@ -193,7 +200,10 @@ def _axes_without(partitioning: Partitioning, dims: str, axis: Axis) -> list[Axi
 
 
 def _operands(what: str, equation: str) -> tuple[str, str, str]:
-    """Returns the dims of both operands and of the result; ValueError, prefixed by `what`."""
+    """Returns the dims of both operands and of the result.
+
+    Raises ValueError, prefixed by `what`, if the equation does not have two operands.
+    """
     operands, arrow, result = equation.partition("->")
     left, comma, right = operands.partition(",")
     if not arrow or not comma or not (left + right + result).isalpha():

@@ -1,15 +1,15 @@
-"""OneFlow's states of a tensor along a mesh axis, and what linear operators make of them.
+"""OneFlow's states of a tensor along a mesh axis, and how linear operators transform them.
 
-Each device along the axis has, in state
+In each state, a device along the axis has
 
-    S(i)  its part of the tensor, split along dim i,
-    B     the whole tensor (broadcast),
-    P     a term of the tensor, which is the sum of all terms (partial; see partial.py).
+        S(i)  its part of the tensor, split along dim i,
+        B     the whole tensor (broadcast),
+        P     a term of the tensor, which is the sum of all terms (partial; see partial.py).
 
-An operator's signature has the states of its operands and that of its result, and is computed
-without communication: any other combination needs a conversion first. Along several axes, a tensor
-has a state for each, and signatures hold along each axis by itself. The names and the tables are
-those of "How to Go beyond Data Parallelism and Model Parallelism: Starting from GShard".
+An operator's signature is the states of its operands and of its result. It is computed without
+communication; any other combination needs a conversion first. With several axes, a tensor has a
+state for each axis, and signatures hold along each axis separately. The names and the tables come
+from "How to Go beyond Data Parallelism and Model Parallelism: Starting from GShard".
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class Signature:
 
 
 def split(dim: int) -> str:
-    """Returns the state of a tensor that is split along a dim."""
+    """Returns the state of a tensor split along a dim."""
     return f"S({dim})"
 
 
 def all_states(rank: int) -> list[str]:
-    """Returns the states that a tensor of a rank can have along an axis, splits first."""
+    """Returns the possible states of a tensor of this rank along an axis, splits first."""
     return [*map(split, range(rank)), BROADCAST, PARTIAL]
 
 
 def einsum_state(equation: str, states: Sequence[str]) -> str | None:
-    """Returns the state of tf.einsum's result along an axis, by those of the operands.
+    """Returns the state of tf.einsum's result along an axis, given the operands' states.
 
-    None if the devices can't compute it from what they have. The equation is like "AK,KB->AB", of
-    any number of operands. Raises ValueError if there are more or fewer states than operands, or if
-    an operand can't have its state.
+    Returns None if the devices cannot compute the result without communication. The equation, such
+    as "AK,KB->AB", may have any number of operands. Raises ValueError if the numbers of states and
+    operands differ, or if an operand cannot have its state.
     """
     inputs, _, result = equation.partition("->")
     operands = inputs.split(",")
@@ -56,13 +56,13 @@ def einsum_state(equation: str, states: Sequence[str]) -> str | None:
             known = ", ".join(all_states(len(dims)))
             raise ValueError(f"{equation!r}: operand {dims!r} has state {state!r}; known: {known}.")
 
-    # An einsum is linear in each operand, so it maps terms of one of them to terms of the result.
+    # An einsum is linear in each operand, so it maps an operand's terms to the result's terms.
     if PARTIAL in states:
         others = list(states)
         others.remove(PARTIAL)
         return PARTIAL if set(others) <= {BROADCAST} else None
 
-    # Devices that split an operand along a letter need just this part of it of all others, too.
+    # If a letter splits one operand, the devices need only the same part of all other operands.
     letters = "".join(map(_split_letter, operands, states))
     if not letters:
         return BROADCAST
@@ -73,17 +73,17 @@ def einsum_state(equation: str, states: Sequence[str]) -> str | None:
         if letter in dims and state == BROADCAST:
             return None
 
-    # What is split alike and then summed is a term of the sum.
+    # The sum over a split letter yields one term of the result per device.
     return split(result.index(letter)) if letter in result else PARTIAL
 
 
 def sum_state(states: Sequence[str]) -> str | None:
-    """Returns the state of the sum of tensors, which is theirs if all are equal; else None."""
+    """Returns the common state of tensors, which their sum keeps; None if the states differ."""
     return states[0] if len(set(states)) == 1 else None
 
 
 def einsum_signatures(equation: str) -> list[Signature]:
-    """Returns all signatures of an einsum. Those of "AK,KB->AB" are the article's six."""
+    """Returns all signatures of an einsum. For "AK,KB->AB" they are the article's six."""
     operands = equation.partition("->")[0].split(",")
     signatures: list[Signature] = []
     for states in itertools.product(*(all_states(len(dims)) for dims in operands)):
@@ -94,5 +94,5 @@ def einsum_signatures(equation: str) -> list[Signature]:
 
 
 def _split_letter(dims: str, state: str) -> str:
-    """Returns the letter that a state splits; none for B and P."""
+    """Returns the letter that a state splits; an empty text for B and P."""
     return dims[int(state[2:-1])] if state.startswith("S") else ""

@@ -1,16 +1,19 @@
-"""Windows over a space that is split: max pooling and convolution with right gradients (A.4).
+"""Max pooling and convolution with gradients made of slices and pads (A.4).
 
-XLA's partitioner makes mistakes in these operators, without an error.
+XLA's partitioner makes mistakes in the gradients of TensorFlow's own operators. The library's
+repairs keep dims whole (xla_spmd/repairs/window_parts.py), so an image must be gathered from all
+devices. The two functions here need no repair.
 
 The gradient of max pooling is XLA's SelectAndScatter. Where neighboring partitions share windows,
 elements are lost and misplaced. `max_pool` takes maxima of slices instead.
 
-The gradient of a convolution's kernel is a convolution of two images. If they are split one way and
-have copies another way, as on a mesh of two axes, the copies are summed as well: the gradient is
-too large by their number. `convolution` sums products of slices instead. Beside such images, a
-kernel must not be split, either: `convolution` replicates it.
+The gradient of a convolution's kernel is a convolution of two images. If the images are split along
+one mesh axis and replicated along another, the copies are summed as well: the gradient is too large
+by the number of copies. `convolution` sums products of slices instead. With such images, the kernel
+must not be split either: `convolution` replicates it.
 
-Slices, and pads, which are their gradients, are partitioned by halo exchange.
+Slices, and their gradients (pads), are partitioned by halo exchange if the devices divide all
+sizes; xla_spmd/repairs/uneven_parts.py keeps other sizes whole.
 """
 
 from __future__ import annotations
@@ -35,23 +38,23 @@ def max_pool(
     padding: Padding,
     dilations: Sequence[int] | None = None,
 ) -> tf.Tensor:
-    """Returns the maximum of every window, as tf.nn.pool does; its gradient may be partitioned.
+    """Returns the maximum of every window, as tf.nn.pool does; its gradient can be partitioned.
 
-    `tensor` is [batch, *space, channels], of numbers, with a static shape. `window`, `strides` and
-    `dilations`, which are 1 unless given, have a number for each dim of space. A window spans
+    `tensor` is [batch, *space, channels], numeric, with a static shape. `window`, `strides` and
+    `dilations` (default: 1) have a number for each spatial dim. A window spans
     (window - 1) * dilation + 1 elements. SAME padding gives ceil(size / stride) windows, VALID
-    those that lie inside.
+    only the windows inside the tensor.
 
     The result has the tensor's dtype and shape [batch, *windows, channels]. The gradient of a
-    window goes to its largest element, the first in row-major order if several are equal.
+    window goes to its largest element, or to the first in row-major order if several are equal.
 
-    Raises ValueError for another shape or padding, for numbers that are too few, too many or below
-    1, and if no window lies inside.
+    Raises ValueError for a shape or padding that is not one of these, if `window`, `strides` or
+    `dilations` has the wrong length or a number below 1, and if no window fits.
     """
     dilations = _checked("max_pool", tensor, window, strides, padding, dilations)
 
-    # The maximum of a window is that of its rows' maxima. The last dim is first, so that the first
-    # of equal elements in row-major order is the first here as well.
+    # The maximum of a window is the maximum of its rows' maxima. We start with the last dim, so
+    # that the first of equal elements in row-major order wins here as well.
     pooled = tensor
     for i in reversed(range(len(window))):
         what = f"max_pool: {_name(tensor)}"
@@ -67,24 +70,25 @@ def convolution(
     padding: Padding,
     dilations: Sequence[int] | None = None,
 ) -> tf.Tensor:
-    """Returns the convolution, as tf.nn.convolution does; its gradients may be partitioned.
+    """Returns the convolution, as tf.nn.convolution does; its gradients can be partitioned.
 
-    `tensor` is [batch, *space, channels] with 1 to 3 dims of space, `kernel` is [*window, channels
-    of a group, filters], both of the same floating-point dtype and with static shapes. `strides`
-    and `dilations`, which are 1 unless given, have a number for each dim of space. The kernel's
-    shape says how many groups there are; one for each channel is a depthwise convolution.
+    `tensor` is [batch, *space, channels] with 1 to 3 spatial dims, and `kernel` is [*window,
+    channels of a group, filters]. Both have the same floating-point dtype and static shapes.
+    `strides` and `dilations` (default: 1) have a number for each spatial dim. The kernel's shape
+    determines the number of groups; with one group per channel, the convolution is depthwise.
 
-    The result is [batch, *windows, filters]. The kernel is replicated, as in the paper, which lets
-    its gradient be split in any way.
+    The result is [batch, *windows, filters]. The kernel is replicated, as in the paper, so its
+    gradient may be split in any way.
 
-    Raises ValueError as max_pool, for more dims of space, for other dilations in the last than in
-    the second of three, and if the channels, or the filters, are not divided by the groups.
+    Raises ValueError for the same conditions as max_pool, for more than 3 spatial dims, for a
+    third dilation that differs from the second, and if the groups do not divide the channels or the
+    filters.
     """
     window = static_shape(f"convolution: {_name(kernel)}", kernel.shape)[:-2]
     dilations = _checked("convolution", tensor, window, strides, padding, dilations)
     _check_convolution(tensor, kernel, dilations)
 
-    # TensorFlow's operators have two or three dims of space.
+    # TensorFlow's operators need two or three spatial dims.
     if len(window) == 1:
         rows = convolution(tensor[:, None], kernel[None], (1, *strides), padding, (1, *dilations))
         return rows[:, 0]
@@ -103,7 +107,7 @@ def convolution(
 
 
 def _check_convolution(tensor: tf.Tensor, kernel: tf.Tensor, dilations: Sequence[int]) -> None:
-    """Raises ValueError for channels, dims of space or dilations that do not go together."""
+    """Raises ValueError for incompatible channels, spatial dims or dilations."""
     shape = tensor.shape.as_list()
     num_dims = len(dilations)
     groups, remainder = divmod(shape[-1], kernel.shape[-2])
@@ -114,14 +118,14 @@ def _check_convolution(tensor: tf.Tensor, kernel: tf.Tensor, dilations: Sequence
         )
     if num_dims > 3:
         raise ValueError(
-            f"convolution: {_name(tensor)} has {num_dims} dims of space; expected 1 to 3."
+            f"convolution: {_name(tensor)} has {num_dims} spatial dims; expected 1 to 3."
         )
 
     if num_dims == 3 and dilations[1] != dilations[2]:
-        # TensorFlow takes one for the other where it infers the result's shape.
+        # TensorFlow confuses these two dilations when it infers the result's shape.
         raise ValueError(
             f"convolution: dilations {tuple(dilations)} for {_name(tensor)} of shape {shape}; "
-            "in three dims of space, expected the last two to be equal."
+            "for three spatial dims, expected the last two to be equal."
         )
 
 
@@ -131,7 +135,7 @@ def _convolved(
     along: Sequence[_Windows],
     settings: Mapping[str, Any],
 ) -> tf.Tensor:
-    """Returns a convolution in two or three dims of space, with gradients of its own."""
+    """Returns a convolution in two or three spatial dims, with custom gradients."""
     shape = tensor.shape.as_list()
 
     @tf.custom_gradient
@@ -149,7 +153,7 @@ def _convolved(
         def gradients(d_result: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             d_tensor = backward(
                 input_sizes=shape,
-                filter=_replicated(kernel),  # Again, as a loop hands over the kernel alone.
+                filter=_replicated(kernel),  # Again, because a loop passes only the kernel.
                 out_backprop=d_result,
                 **settings,
             )
@@ -167,13 +171,13 @@ class _Windows:
     axis: int
     num_windows: int
     stride: int
-    # The first and last elements that SAME adds.
+    # The numbers of elements that SAME adds at the start and the end.
     pads: tuple[int, int]
     # The elements of the first window.
     first: range
 
     def element(self, padded: tf.Tensor, first: int) -> tf.Tensor:
-        """Returns one element of every window, that which is `first` in the first window."""
+        """Returns one element of every window: the one at index `first` in the first window."""
         last = first + (self.num_windows - 1) * self.stride
         slices = [slice(None)] * padded.shape.rank
         slices[self.axis] = slice(first, last + 1, self.stride)
@@ -189,7 +193,10 @@ def _windows(
     padding: Padding,
     dilation: int,
 ) -> _Windows:
-    """Returns the windows along an axis; ValueError, prefixed by `what`, if there is none."""
+    """Returns the windows along an axis.
+
+    Raises ValueError, prefixed by `what`, if no window fits.
+    """
     size = tensor.shape[axis]
     span = (length - 1) * dilation + 1
     if padding == "SAME":
@@ -200,15 +207,15 @@ def _windows(
         missing = 0
     if num_windows < 1:
         raise ValueError(
-            f"{what}: no window of {span} elements lies inside dim {axis} of shape {tensor.shape}."
+            f"{what}: no window of {span} elements fits in dim {axis} of shape {tensor.shape}."
         )
-    # As TensorFlow, SAME pads more at the end.
+    # Like TensorFlow, SAME pads more at the end.
     pads = (missing // 2, missing - missing // 2)
     return _Windows(axis, num_windows, stride, pads, range(0, span, dilation))
 
 
 def _pooled_along(tensor: tf.Tensor, windows: _Windows) -> tf.Tensor:
-    """Returns the maxima of windows along one axis."""
+    """Returns each window's maximum along one axis."""
     pads = [(0, 0)] * tensor.shape.rank
     pads[windows.axis] = windows.pads
     lowest = -math.inf if tensor.dtype.is_floating else tensor.dtype.min
@@ -226,7 +233,7 @@ def _kernel_gradient(
     groups = tensor.shape[-1] // shape[-2]
     d_grouped = _grouped(d_result, groups)
 
-    # An element of the kernel has met one element of each window.
+    # Each element of the kernel has met one element of each window.
     space = "XYZ"[: len(along)]
     gradients = []
     for place in itertools.product(*[windows.first for windows in along]):
@@ -239,7 +246,7 @@ def _kernel_gradient(
 
 
 def _replicated(kernel: tf.Tensor) -> tf.Tensor:
-    """Annotates a kernel as whole, unless it is an eager value, which is so anyway."""
+    """Annotates a kernel as whole, unless it is an eager value, which is always whole."""
     return replicate(kernel) if tf.is_symbolic_tensor(kernel) else kernel
 
 
@@ -256,7 +263,10 @@ def _checked(
     padding: Padding,
     dilations: Sequence[int] | None,
 ) -> Sequence[int]:
-    """Returns the dilations; raises ValueError, prefixed by `what`, for what makes no sense."""
+    """Returns the dilations.
+
+    Raises ValueError, prefixed by `what`, for invalid arguments.
+    """
     shape = static_shape(f"{what}: {_name(tensor)}", tensor.shape)
     rank = len(shape) - 2
     if rank < 1:
@@ -279,5 +289,5 @@ def _checked(
 
 
 def _name(tensor: tf.Tensor) -> str:
-    """Returns the name of a tensor of a traced function; an eager value has none."""
+    """Returns the name of a tensor in a traced function, or a placeholder for an eager value."""
     return tensor.name if tf.is_symbolic_tensor(tensor) else "a value"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.nested_map import NestedMap, nested
 from lingvo_gshard.sharding.annotate import program_devices, static_shape
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.spmd import refused, specs
+from lingvo_gshard.spmd import specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,25 +20,26 @@ class AnnotatedFn:
     """A pure function of trees of tensors, ready to be partitioned."""
 
     name: str
-    # Takes one NestedMap of tf.Tensors per argument and returns one NestedMap. It uses no
-    # tf.Variable: every weight is an argument, and every new weight a result.
-    fn: Callable[..., NestedMap]
-    # One name and one NestedMap of TensorSpec for each argument.
+    # Takes one NestedMap of tf.Tensors per argument and returns one NestedMap or dict. It must not
+    # use a tf.Variable: every weight is an argument, and every new weight is a result.
+    fn: Callable[..., Mapping[str, Any]]
+    # A name and a NestedMap or dict of TensorSpec for each argument.
     arg_names: tuple[str, ...]
     args: tuple[NestedMap, ...]
-    # By the result's dotted path. The results of a donated argument have its dims; other results
-    # without an entry have `unnamed_dims`.
+    # The dims of each result, by dotted path. A donated argument's results have its dims; other
+    # results without an entry have `unnamed_dims`.
     result_dims: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # The arguments whose memory the results take over. A donated argument `state` is returned as
+    # The arguments whose memory the results reuse. A donated argument `state` is returned as
     # result.state, with the same paths, shapes and dtypes.
     donate: tuple[str, ...] = ()
-    # Leading dims: `B` splits rows; without any, all devices have the whole.
+    # The leading dims of unnamed results: `B` splits rows; if empty, all devices have the whole.
     unnamed_dims: str = ""
-    # By the result's path, the stack whose rows split it, as in TensorSpec. Donated arguments have
-    # their own; other results without an entry have none.
+    # The stack whose rows split a result, by its path, as in TensorSpec. A donated argument's
+    # results have its stack; other results without an entry belong to the whole model.
     result_stacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._normalize()
         if len(self.arg_names) != len(self.args):
             raise ValueError(
                 f"{self.name}: {len(self.arg_names)} argument names {self.arg_names} but "
@@ -47,8 +49,39 @@ class AnnotatedFn:
         for name in self.donate:
             if name not in self.arg_names:
                 raise ValueError(
-                    f"{self.name}: donates {name!r}, which is none of {self.arg_names}."
+                    f"{self.name}: donates {name!r}, which is not one of {self.arg_names}."
                 )
+
+    def _normalize(self) -> None:
+        """Turns names and trees into tuples and NestedMaps.
+
+        Raises ValueError for other types.
+        """
+        if isinstance(self.arg_names, str) or isinstance(self.args, Mapping | TensorSpec):
+            raise ValueError(
+                f"{self.name}: arg_names and args: expected tuples of names and of dicts, such as "
+                "('batch',) and ({'x': spec},)."
+            )
+        args = []
+        for name, arg in zip(self.arg_names, self.args, strict=False):
+            what = f"{self.name}: argument {name}"
+            tree = nested(what, arg)
+            check_specs(what, tree)
+            args.append(tree)
+        args += self.args[len(args) :]  # The caller checks their number.
+        object.__setattr__(self, "arg_names", tuple(self.arg_names))
+        object.__setattr__(self, "args", tuple(args))
+
+
+def check_specs(what: str, tree: NestedMap) -> None:
+    """Raises ValueError, which begins with `what`, unless all leaves are TensorSpecs."""
+    for path, leaf in tree.FlattenItems():
+        if not isinstance(leaf, TensorSpec):
+            described = f"got {type(leaf).__name__}"
+            if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+                rank = len(leaf.shape)
+                described += f": TensorSpec(x.shape, x.dtype, dims), with {rank} letters as dims"
+            raise ValueError(f"{what}.{path}: expected a TensorSpec, {described}.")
 
 
 def trace(
@@ -56,14 +89,23 @@ def trace(
 ) -> tuple[Callable[..., list[tf.Tensor]], NestedMap]:
     """Traces `annotated` into a graph in which every argument and result is annotated.
 
-    Returns a function from arguments' leaves to results', and the TensorSpecs of the results.
-    All shapes are logical: `lowering` pads what the mesh does not divide. Raises ValueError if a
-    result's shape is not static, a donated argument does not come back as it was, `fn` reads a
-    tf.Variable, or XLA would partition an operator wrongly (refused.py).
+    Returns a function from arguments' leaves to results', and the TensorSpecs of the results. All
+    shapes are logical: `lowering` pads dims that the mesh does not divide. Raises ValueError if a
+    result's shape is not static, if a donated argument is not returned with the same specs, or if
+    `fn` reads a tf.Variable.
     """
+    if not isinstance(annotated, AnnotatedFn):
+        kind = type(annotated).__name__
+        raise ValueError(f"expected an AnnotatedFn, which has the dims of arguments, got {kind}.")
+    if not isinstance(partitioning, Partitioning):
+        kind = type(partitioning).__name__
+        raise ValueError(
+            f"{annotated.name}: expected a Partitioning, such as "
+            f"Partitioning.from_dict(Mesh.flat(4), {{'B': 'd'}}), got {kind}."
+        )
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
     annotate = Annotator(partitioning).annotate_as
-    traced_specs: list[NestedMap] = []  # Known once `flat` was traced.
+    traced_specs: list[NestedMap] = []  # Filled when `flat` is traced.
 
     # A tf.function takes and returns flat lists of tensors.
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -75,7 +117,8 @@ def trace(
 
         # `fn` may annotate tensors without naming the mesh, by split() and shard().
         with program_devices(partitioning.mesh.num_partitions):
-            result = annotated.fn(*args).Transform(tf.convert_to_tensor)
+            returned = nested(f"{annotated.name}: what fn returns", annotated.fn(*args))
+            result = returned.Transform(tf.convert_to_tensor)
 
         result_specs = _result_specs(annotated, result)
         traced_specs.append(result_specs)
@@ -91,22 +134,22 @@ def trace(
         raise ValueError(
             f"{annotated.name}: reads the variables {names}; a weight must be an argument."
         )
-
-    # On one partition, all operators are right.
-    if partitioning.mesh.num_partitions > 1:
-        refused.check(annotated.name, concrete.graph)
     return function, traced_specs[-1]
 
 
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
-    """Returns the TensorSpec of every result; raises ValueError as `trace`."""
+    """Returns the TensorSpec of every result.
+
+    Raises ValueError if a result's shape is not static or does not fit its dims, if a donated
+    argument is not returned with the same specs, or if a path with dims is not returned.
+    """
     donated_prefixes = tuple(f"{name}." for name in annotated.donate)
     donated = {}
     for path, spec in specs.named_leaves(annotated.arg_names, annotated.args):
         if path.startswith(donated_prefixes):
             donated[path] = spec
 
-    # A donated argument comes back with its own dims, unless the function names others.
+    # A donated argument keeps its dims, unless the function names others.
     dims = {path: spec.dims for path, spec in donated.items()}
     dims.update(annotated.result_dims)
     stacks = {path: spec.stack for path, spec in donated.items()}
@@ -118,7 +161,7 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
         spec = _spec(what, tensor, dims.get(path), annotated.unnamed_dims)
         returned[path] = dataclasses.replace(spec, stack=stacks.get(path, ""))
 
-    # XLA writes a result over the argument of its path, so neither may be without the other.
+    # XLA writes a result over the argument with the same path, so both must exist.
     returned_donations = {path for path in returned if path.startswith(donated_prefixes)}
     for path in sorted(donated.keys() | returned_donations):
         if donated.get(path) != returned.get(path):
@@ -134,7 +177,7 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
 
 
 def _spec(what: str, tensor: tf.Tensor, dims: str | None, unnamed_dims: str) -> TensorSpec:
-    """Returns the TensorSpec of a result; one without `dims` begins with `unnamed_dims`."""
+    """Returns the TensorSpec of a result. Without `dims`, its dims begin with `unnamed_dims`."""
     shape = static_shape(what, tensor.shape)
     if dims is None:
         dims = unnamed_dims[: len(shape)].ljust(len(shape), "_")

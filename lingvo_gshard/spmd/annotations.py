@@ -1,26 +1,28 @@
-"""Describes where tensors lie, and their parts on one device.
+"""Describes the sharding of tensors, and their parts on one device.
 
 print(describe(fn, partitioning).table())
 """
 
 import dataclasses
+import html
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from jax.sharding import AbstractMesh
 
+from lingvo_gshard.core import tf_private
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import table
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-from lingvo_gshard.spmd import annotated_fn, jax_private, specs
+from lingvo_gshard.spmd import annotated_fn, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.program import Program
+from xla_spmd.annotations import tilings
+from xla_spmd.files import table
+from xla_spmd.mesh import Axis, Mesh, names_of
 
 # TensorFlow's operation for an annotation.
 _OP = "XlaSharding"
@@ -31,15 +33,16 @@ class TensorDescription:
     """One tensor and its part on one device."""
 
     role: str  # `argument`, `result` or `inside`.
-    name: str  # `argument.path`, a result's path, or the operation that an inner annotation is on.
+    name: str  # `argument.path`, a result's path, or an inner annotation's operation.
     dtype: str
     shape: tuple[int, ...]
-    dims: str  # One letter for each dim; empty if an inner annotation was made without letters.
-    # The mesh axis of each dim, `-` for a whole one, such as `d,-,-`; or `replicated` or `manual`.
-    # If no axes of the mesh fit: how many ways each dim is split, and the devices of the parts in
-    # order; `+` joins those that hold the same part.
+    dims: str  # One letter for each dim; empty for an inner annotation without letters.
+    # The mesh axis of each dim, or `-` for a whole dim, for example `d,-,-`; or `replicated` or
+    # `manual`. `d:(2)4` is a part of an axis, as Shardy writes it: 4 steps in each half of d. If no
+    # axes of the mesh fit, it is the number of parts of each dim, and the devices of the parts in
+    # order; `+` joins the devices that hold the same part.
     sharding: str
-    shard_shape: tuple[int, ...]  # Of one partition's part; an uneven dim is rounded up.
+    shard_shape: tuple[int, ...]  # One partition's part; an uneven dim is rounded up.
 
     @property
     def shard_bytes(self) -> int:
@@ -56,7 +59,20 @@ class Description:
     tensors: tuple[TensorDescription, ...]
 
     def table(self) -> str:
-        """Returns text: a line for each tensor, then the sums over arguments and over results."""
+        """Returns a line of text for each tensor, then the sums over arguments and over results."""
+        return f"{self._title()}\n{table.text(self._rows())}"
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self._title())}</p>\n{table.as_html(self._rows())}"
+
+    def _title(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        return f"{self.name} on {self.mesh.num_partitions} devices: {axes}"
+
+    def _rows(self) -> list[tuple[object, ...]]:
         rows: list[tuple[object, ...]] = [
             ("", "tensor", "dtype", "shape", "dims", "sharding", "shard", "bytes/device")
         ]
@@ -78,15 +94,14 @@ class Description:
         for role in ("argument", "result"):
             total = sum(tensor.shard_bytes for tensor in self.tensors if tensor.role == role)
             rows.append((role, "all", "", "", "", "", "", total))
-
-        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        return f"{self.name} on {self.mesh.num_partitions} devices: {axes}\n{table.text(rows)}"
+        return rows
 
 
 def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
-    """Returns what `annotated` would hold where: arguments, results and annotated tensors.
+    """Describes the arguments, results and annotated tensors of `annotated`.
 
-    Raises ValueError if an annotated tensor's shape is not static, or as annotated_fn.trace.
+    Raises ValueError if a tensor's shape is not static, if a donated argument is not returned with
+    the same specs, or if the function reads a tf.Variable.
     """
     function, results = annotated_fn.trace(annotated, partitioning)
     outside = _outside(annotated, partitioning, results)
@@ -95,13 +110,13 @@ def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
 
 
 def describe_program(program: Program) -> Description:
-    """Returns a program's arguments and results; needs no TensorFlow."""
+    """Describes a program's arguments and results, without TensorFlow."""
     tensors = _outside(program, program.partitioning, program.results)
     return Description(program.name, program.partitioning.mesh, tuple(tensors))
 
 
 def axes_text(axes: tuple[Axis | None, ...]) -> str:
-    """Returns the axis of each dim, as in TensorDescription.sharding; `+` joins several."""
+    """Returns the axis of each dim, as in TensorDescription.sharding. `+` joins several axes."""
     if not any(axes):
         return "replicated"
     return ",".join("+".join(names_of([axis])) or "-" for axis in axes)
@@ -111,7 +126,7 @@ def _outside(
     function: AnnotatedFn | Program, partitioning: Partitioning, results: NestedMap
 ) -> Iterator[TensorDescription]:
     """Yields the descriptions of the arguments, then of the results."""
-    # A program is partitioned already, but has the same names, trees and specs.
+    # A program is already partitioned, but has the same names, trees and specs.
     arguments = specs.named_leaves(function.arg_names, function.args)
     for role, leaves in (("argument", arguments), ("result", results.FlattenItems())):
         for path, spec in leaves:
@@ -129,7 +144,7 @@ def _outside(
 def _inside(function: Callable[..., Any], mesh: Mesh) -> Iterator[TensorDescription]:
     """Yields the annotations in a traced tf.function's graph.
 
-    Those on arguments and results are left out, as `_outside` has them.
+    Skips annotations on arguments and results, which `_outside` describes.
     """
     graph = function.get_concrete_function().graph  # type: ignore[attr-defined]
     proto = graph.as_graph_def(add_shapes=True)
@@ -141,7 +156,7 @@ def _inside(function: Callable[..., Any], mesh: Mesh) -> Iterator[TensorDescript
         if node.op == _OP and node.name not in results and node.input[0] not in arguments:
             yield _annotation(node, "", mesh)
 
-    # The bodies of loops and conditionals are functions of their own.
+    # The bodies of loops and conditionals are separate functions.
     for body in proto.library.function:
         for node in body.node_def:
             if node.op == _OP:
@@ -149,12 +164,12 @@ def _inside(function: Callable[..., Any], mesh: Mesh) -> Iterator[TensorDescript
 
 
 def _annotation(node: Any, prefix: str, mesh: Mesh) -> TensorDescription:
-    """Returns the description of an XlaSharding node, a NodeDef, of a graph or loop body."""
+    """Describes an XlaSharding node (a NodeDef) of a graph or loop body."""
     shape = tf.TensorShape(node.attr["_output_shapes"].list.shape[0])
     sizes = annotate.static_shape(f"describe: {prefix}{node.name}", shape)
     sharding, ways = _read_sharding(node.attr["sharding"].s, len(sizes), mesh)
 
-    # The Annotator notes the letters; the paper's split() and shard() have none.
+    # The Annotator records the letters; the paper's split() and shard() do not have them.
     dims = ""
     if DIMS_ATTRIBUTE in node.attr:
         dims = node.attr[DIMS_ATTRIBUTE].s.decode()
@@ -166,33 +181,24 @@ def _annotation(node: Any, prefix: str, mesh: Mesh) -> TensorDescription:
         shape=sizes,
         dims=dims,
         sharding=sharding,
-        # XLA pads a dim that its ways do not divide.
+        # XLA pads a dim that its number of parts does not divide.
         shard_shape=tuple(math.ceil(size / n) for size, n in zip(sizes, ways, strict=True)),
     )
 
 
 def _read_sharding(serialized: bytes, rank: int, mesh: Mesh) -> tuple[str, tuple[int, ...]]:
-    """Returns the `sharding` of a TensorDescription, and how many ways each dim is split."""
-    # What is not tiled is replicated or manual, and whole on each device.
-    kind, sharding = jax_private.hlo_sharding(serialized)
-    if kind != "other":
+    """Returns the `sharding` of a TensorDescription, and the number of parts of each dim."""
+    proto = tf_private.annotation(serialized)
+    kind = proto.Type.Name(proto.type).lower()
+    if kind != "other":  # Replicated or manual, and whole on each device.
         return kind, (1,) * rank
 
-    # Further dims of the assignment are copies.
-    ways = tuple(sharding.tile_assignment_dimensions())[:rank]
+    tiling = tilings.of_proto(proto)
+    dims = tilings.along(tiling, mesh)
+    if dims is None:  # The sharding fits no axes of the mesh.
+        text = ",".join("-" if n == 1 else str(n) for n in tiling.ways)
+        parts = ",".join("+".join(map(str, copies)) for copies in tiling.devices)
+        return f"{text} ways on {parts}", tiling.ways
 
-    # JAX finds the axes of the mesh that give the same assignment.
-    try:
-        (axes,) = jax_private.parse_flatten_op_sharding(
-            sharding, AbstractMesh(mesh.axis_sizes, mesh.axis_names)
-        )
-    except (NotImplementedError, AssertionError):  # No axes of the mesh fit.
-        text = ",".join("-" if n == 1 else str(n) for n in ways)
-        # The devices of a part follow each other.
-        devices = np.reshape(sharding.tile_assignment_devices(), [math.prod(ways), -1])
-        parts = ",".join("+".join(map(str, copies)) for copies in devices)
-        return f"{text} ways on {parts}", ways
-
-    # JAX leaves out the last dims if they are whole.
-    whole = [None] * (rank - len(axes))
-    return axes_text((*axes, *whole)), ways
+    names = ["+".join(axis.axis + axis.part for axis in axes) or "-" for axes in dims]
+    return ",".join(names), tiling.ways

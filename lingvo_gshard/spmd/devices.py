@@ -1,51 +1,72 @@
-"""The devices to compute on: the machine's accelerators, or virtual ones of its CPU."""
+"""The devices to compute on: the machine's accelerators, or virtual CPU devices."""
 
 import collections
+import contextlib
+import logging
 import os
+from collections.abc import Iterator
 
 import jax
 
-from lingvo_gshard.spmd import environment, jax_private
+from xla_spmd.runtime import environment, jax_runtime
 
+_PLUGINS_LOGGER = "jax._src.xla_bridge"  # It finds and starts the plugins.
+_chosen_by_environment = False  # Whether JAX_PLATFORMS, and no flag, has chosen the platform.
 _SETUP = "`make setup-cuda12`, `setup-cuda13` and `setup-tpu` install what JAX needs for one"
 
 
 def find() -> str | None:
-    """Returns this machine's accelerators, `tpu` or `cuda`, else `cpu`.
+    """Returns this machine's accelerators, `tpu` or `cuda`, or else `cpu`.
 
-    None leaves the choice to JAX_PLATFORMS, which is set.
+    Returns None if JAX_PLATFORMS is set, which then decides.
     """
     if os.environ.get("JAX_PLATFORMS"):
         return None
-    if jax_private.num_tpu_chips():
+    if jax_runtime.num_tpu_chips():
         return "tpu"
-    if jax_private.has_nvidia_gpu():
+    if jax_runtime.has_nvidia_gpu():
         return "cuda"
     return "cpu"
 
 
-def start(num_partitions: int | None = None) -> tuple[int, str]:
-    """Starts JAX; returns the number of partitions and `8 x NVIDIA H100 80GB HBM3` or the like.
+def prepare(platform: str, num_partitions: int, num_processes: int = 1) -> None:
+    """Prepares this process's share of the partitions on `auto`, `cpu`, `cuda` or `tpu`.
 
-    There are as many partitions as devices by default. Raises ValueError if JAX can use no device
-    of the platform, or has fewer than partitions or, in several processes, more.
+    Raises ValueError if JAX is missing or too old or if a process has less than one device, and
+    RuntimeError if JAX has started with fewer devices.
+    """
+    # None leaves the choice to JAX_PLATFORMS.
+    name = find() if platform == "auto" else platform
+    global _chosen_by_environment
+    _chosen_by_environment = name is None
+    environment.prepare(num_partitions // num_processes, name)
+
+
+def start(num_partitions: int | None = None) -> tuple[int, str]:
+    """Starts JAX. Returns the number of partitions and, for example, `8 x NVIDIA H100 80GB HBM3`.
+
+    By default, there are as many partitions as devices. Raises ValueError if JAX cannot use any
+    device of the platform, if it has fewer devices than partitions, or if several processes have
+    more.
     """
     platform = os.environ.get("JAX_PLATFORMS", "cpu").split(",")[0]
-    if platform == "tpu" and not jax_private.num_tpu_chips():  # libtpu would log many lines.
+    if platform == "tpu" and not jax_runtime.num_tpu_chips():  # libtpu would log many lines.
         raise _missing(platform, "none is attached")
 
-    try:
-        with environment.quiet_stderr():  # A plugin logs that there is no driver.
-            devices = jax.devices()
-    except RuntimeError as error:
-        raise _missing(platform, str(error).splitlines()[0]) from error
+    with _plugin_errors() as plugin_errors:
+        try:
+            with environment.quiet_stderr():  # A plugin logs that the driver is missing.
+                devices = jax.devices()
+        except RuntimeError as error:
+            raise _missing(platform, str(error).splitlines()[0]) from error
 
-    # JAX falls back to the CPU without an error.
-    jax_name = "gpu" if platform == "cuda" else platform
-    if devices[0].platform != jax_name:
-        raise _missing(platform, f"only {devices[0].device_kind}")
+        # JAX falls back to the CPU without an error.
+        jax_name = "gpu" if platform == "cuda" else platform
+        if devices[0].platform != jax_name:
+            reasons = [f"only {devices[0].device_kind}", *plugin_errors]
+            raise _missing(platform, "; ".join(reasons))
 
-    # Several processes must all have work; a single one may leave devices idle.
+    # With several processes, each must have work; a single process may leave devices idle.
     description = _described(devices)
     if num_partitions is None:
         return len(devices), description
@@ -56,8 +77,27 @@ def start(num_partitions: int | None = None) -> tuple[int, str]:
     return num_partitions, description
 
 
+@contextlib.contextmanager
+def _plugin_errors() -> Iterator[list[str]]:
+    """Yields a list of the errors of JAX's plugins, which JAX would log with their tracebacks."""
+    errors: list[str] = []
+
+    def is_logged(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            errors.append(str(error))
+        return error is None
+
+    logger = logging.getLogger(_PLUGINS_LOGGER)
+    logger.addFilter(is_logged)
+    try:
+        yield errors
+    finally:
+        logger.removeFilter(is_logged)
+
+
 def _described(devices: list[jax.Device]) -> str:
-    """Returns the number of devices by kind, and that of processes if there are several."""
+    """Returns the number of devices of each kind, and the number of processes if above 1."""
     if devices[0].platform == "cpu":
         device_count = _counted(len(devices), "virtual CPU device")
         description = f"{device_count} on {_counted(environment.num_cores(), 'core')}"
@@ -75,16 +115,17 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _missing(platform: str, reason: str) -> ValueError:
+    setting = "JAX_PLATFORMS" if _chosen_by_environment else "--platform"
     return ValueError(
-        f"--platform={platform}: JAX finds no such device here ({reason}). {_SETUP}; "
-        "--platform=cpu does without one."
+        f"{setting}={platform}: JAX finds no such device here ({reason}). {_SETUP}; "
+        "--platform=cpu works without one."
     )
 
 
 def check_model(model: str, platform: str) -> None:
-    """Raises ValueError for one of the paper's models on a CPU, unless `platform` asks for it."""
+    """Raises ValueError for the paper's models on a CPU, unless `platform` requests the CPU."""
     if model.startswith("m4.") and jax.default_backend() == "cpu" and platform != "cpu":
         raise ValueError(
-            f"{model} is made for accelerators, and JAX found none. {_SETUP}; --platform=cpu "
-            "computes it on virtual CPU devices all the same."
+            f"{model} is made for accelerators, and JAX did not find one. {_SETUP}; with "
+            "--platform=cpu it runs on virtual CPU devices."
         )

@@ -1,12 +1,15 @@
-"""TensorFlow to XLA: exports an AnnotatedFn over an abstract mesh as a Program.
+"""From TensorFlow to XLA: exports an AnnotatedFn over an abstract mesh as a Program.
 
-jax2tf.call_tf does what is needed: it asks TensorFlow for a function's HLO, turns that into
-StableHLO, and puts it into JAX's module. It is called experimental, but it comes with each JAX,
-while code of our own would use the names of JAX's inside that change most between releases.
+TensorFlow's annotations are GSPMD's; shardy.py rewrites them.
 
-Arguments and results lie on the devices in equal parts, so those that the mesh does not divide are
-padded (padded.py). The program removes the padding of its arguments first, and pads its results
-last. In between, every tensor has its logical shape, and XLA masks what is uneven (section 3.3.3).
+jax2tf.call_tf gets a function's HLO from TensorFlow, turns it into StableHLO, and puts it into
+JAX's module. It is called experimental, but it is released with each JAX, while our own code would
+use the internal names of JAX that change most between releases.
+
+Arguments and results are stored on the devices in equal parts, so dims that the mesh does not
+divide are padded (padded.py). The program first removes the padding of its arguments, and finally
+pads its results. In between, every tensor has its logical shape, and XLA masks uneven parts
+(section 3.3.3).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,25 +23,28 @@ from lingvo_gshard.core.late import tf
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import annotated_fn, padded, specs
 from lingvo_gshard.spmd.program import Program
+from xla_spmd.annotations import shardy
 
 
 def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> Program:
-    """Traces and lowers for all partitions, without devices. Raises as trace and check_dtypes.
+    """Traces and lowers for all partitions, without devices.
 
-    Imports TensorFlow, and leaves the memory of GPUs to JAX.
+    Imports TensorFlow, and leaves the memory of GPUs to JAX. Raises ValueError if a result's shape
+    is not static, if a donated argument is not returned with the same specs, if the function reads
+    a tf.Variable, or for a dtype that JAX would narrow.
     """
-    from jax.experimental import jax2tf  # It imports TensorFlow.
+    from jax.experimental import jax2tf  # This imports TensorFlow.
 
     tf.config.set_visible_devices([], "GPU")
 
-    # Before tracing, which takes long, and after it, when the results are known.
+    # Check before tracing, which is slow, and again after it, when the results are known.
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
     specs.check_dtypes(f"{annotated.name}: argument", leaves)
     function, results = annotated_fn.trace(annotated, partitioning)
     specs.check_dtypes(f"{annotated.name}: result", results.FlattenItems())
 
-    # A mesh of names and sizes: which devices these will be is decided by who compiles. Its axes
-    # are Auto, since JAX slices no dim to an uneven size along an Explicit one.
+    # A mesh of names and sizes: the compiling process chooses the devices. Its axes are Auto,
+    # because along an Explicit axis JAX cannot slice a dim to an uneven size.
     mesh = AbstractMesh(
         partitioning.mesh.axis_sizes,
         partitioning.mesh.axis_names,
@@ -56,15 +62,15 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
         call = _on_padded(call, in_shapes, padded_out_shapes)
     jitted = jax.jit(call, out_shardings=[array.sharding for array in outputs])
 
-    # TensorFlow can lower for the CPU alone. The result is plain XLA, which may be compiled for
-    # another platform, so the export must not be tied to the CPU.
+    # TensorFlow can lower only for the CPU. The result is plain XLA, which may be compiled for
+    # other platforms, so the export must not be tied to the CPU.
     exported = jax_export.export(
         jitted, platforms=["cpu"], disabled_checks=[jax_export.DisabledSafetyCheck.platform()]
     )(*inputs)
 
     return Program(
         name=annotated.name,
-        exported=bytes(exported.serialize()),
+        exported=shardy.annotated(annotated.name, bytes(exported.serialize()), partitioning.mesh),
         partitioning=partitioning,
         arg_names=annotated.arg_names,
         args=annotated.args,
@@ -78,9 +84,9 @@ def _on_padded(
     in_shapes: Sequence[tuple[int, ...]],
     padded_out_shapes: Sequence[tuple[int, ...]],
 ) -> Callable[..., Sequence[jax.Array]]:
-    """Returns `call`, which takes arrays of `in_shapes`, from padded arrays to padded results."""
+    """Returns `call`, which takes arrays of `in_shapes`, as a function on padded arrays."""
 
-    # A device's part is as large with padding as without, so that none of this communicates.
+    # Padding does not change the size of a device's part, so this needs no communication.
     def on_padded(*arrays: jax.Array) -> list[jax.Array]:
         logical = map(padded.without_padding, arrays, in_shapes)
         results = []

@@ -1,8 +1,8 @@
-"""PaddedArray: an array on devices with a dim that their number does not divide.
+"""PaddedArray: an array on devices whose number does not divide one of its dims.
 
 JAX gives each device an equal part of an array. So a program's arguments and results are padded at
-the end of such a dim: of 13 rows on 8 devices, 6 devices hold two, one holds a row and a row of
-padding, and the last one padding alone. The program computes with the 13 rows (lowering.py).
+the end of such a dim: of 13 rows on 8 devices, 6 devices hold two rows, one holds a row and a row
+of padding, and the last one only padding. The program computes with the 13 rows (lowering.py).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from lingvo_gshard.sharding.mesh import names_of
+from xla_spmd.mesh import names_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PaddedArray:
-    """An array of shape `shape`, which np.asarray returns, padded where it lies.
+    """An array of shape `shape`, which is padded on the devices; np.asarray removes the padding.
 
-    Other programs take it as they take a JAX array.
+    Programs take it like a JAX array.
     """
 
     padded: jax.Array
@@ -29,16 +29,16 @@ class PaddedArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of its elements."""
+        """The dtype of the elements."""
         return self.padded.dtype
 
     @property
     def ndim(self) -> int:
-        """The number of its dims."""
+        """The number of dims."""
         return len(self.shape)
 
     def delete(self) -> None:
-        """Frees the memory on the devices, as jax.Array.delete."""
+        """Frees the memory on the devices, like jax.Array.delete."""
         self.padded.delete()
 
     def is_deleted(self) -> bool:
@@ -50,8 +50,8 @@ class PaddedArray:
 
 
 def padded_shape(sharding: NamedSharding, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns `shape` with each dim rounded up to a multiple of the parts it is split into."""
-    # A sharding may leave out the last dims if they are whole.
+    """Returns `shape` with each dim rounded up to a multiple of its number of parts."""
+    # A sharding may omit trailing dims that are whole.
     axes = (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
     sizes = []
     for size, axis in zip(shape, axes, strict=True):
@@ -63,22 +63,22 @@ def padded_shape(sharding: NamedSharding, shape: tuple[int, ...]) -> tuple[int, 
 
 
 def without_padding(array: Any, shape: tuple[int, ...]) -> Any:
-    """Returns the elements of a padded JAX or numpy array that belong to `shape`."""
+    """Returns the elements of a padded JAX or numpy array that are within `shape`."""
     if array.shape == shape:
         return array
     return array[tuple(slice(size) for size in shape)]
 
 
 def end_padding(shape: tuple[int, ...], padded: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Returns how much np.pad or jnp.pad has to add before and after each dim of `shape`."""
+    """Returns the padding, for np.pad or jnp.pad, before and after each dim of `shape`."""
     return [(0, end - size) for size, end in zip(shape, padded, strict=True)]
 
 
 def on_devices(array: jax.Array | PaddedArray) -> jax.Array:
-    """Returns the JAX array that lies on the devices, with its padding if it has any."""
+    """Returns the JAX array on the devices, including any padding."""
     return array.padded if isinstance(array, PaddedArray) else array
 
 
 def of_shape(array: jax.Array, shape: tuple[int, ...]) -> jax.Array | PaddedArray:
-    """Returns an array that lies on devices as one of `shape`: itself, if it has no padding."""
+    """Returns an array on devices as one of `shape`: the array itself if it is not padded."""
     return array if array.shape == shape else PaddedArray(array, shape)

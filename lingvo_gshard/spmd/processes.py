@@ -1,17 +1,18 @@
 """Several processes, each with its own devices, run one program.
 
-Every process joins the others before JAX starts, then makes, compiles and calls the same programs
-in the same order, each with the same batch or with its own rows of it.
+Every process joins the others before JAX starts, and then makes, compiles and calls the same
+programs in the same order, each with the same batch or with its own rows of it.
 
-Left to itself, JAX aborts a process when another one is gone. Here each process names the one that
-is gone in one line, and exits with EXIT_STATUS. coordination.py says how it learns of a death; if a
-host is gone that cannot even end its connections, heartbeats are missed.
+By default, JAX aborts a process when another process is gone. Here each process reports which
+process is gone, in one line, and exits with EXIT_STATUS. coordination.py describes how it learns of
+a death; if a host disappears without closing its connections, its heartbeats are missed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,17 +30,20 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import lock, storage
-from lingvo_gshard.spmd import coordination, environment, jax_private, padded
+from lingvo_gshard.spmd import coordination, padded
 from lingvo_gshard.spmd.padded import PaddedArray
+from xla_spmd.files import lock
+from xla_spmd.runtime import environment, jax_runtime, log_lines, progress
 
-# The exit status of a process that ends because another one has (sysexits.h: unavailable).
+# The exit status of a process that ends because another has ended (sysexits.h: unavailable).
 EXIT_STATUS = 69
 # Keys and barriers in JAX's coordination service.
-_FAILURES = "lingvo_gshard/failures/"  # By process: why it has failed.
-_DEVICES = "lingvo_gshard/devices/"  # By process: its number of devices.
+_FAILURES = "lingvo_gshard/failures/"  # The reason why each process failed.
+_DEVICES = "lingvo_gshard/devices/"  # The number of devices of each process.
 _WATCH_PORT = "lingvo_gshard/watch_port"
 _COUNTED = "lingvo_gshard/counted"
+_ALIKE = "lingvo_gshard/alike/"  # What process 0 has, by name.
+_COMPARED = "lingvo_gshard/compared"
 _DONE = "lingvo_gshard/done"
 _LEAVES = "lingvo_gshard/leaves"
 
@@ -48,15 +52,18 @@ _MINUTE_MS = 60_000
 _DAY_MS = 86_400_000
 
 
+_membership: _Membership | None = None  # Set while this process works with others.
+
+
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """The processes that take part."""
+    """This process's place among the cooperating processes."""
 
-    coordinator: str  # `host:port` of process 0, which the others can reach.
+    coordinator: str  # `host:port` of process 0, reachable for the others.
     num_processes: int
     process_id: int  # This process's number, from 0.
     timeout_secs: int = 300  # How long to wait for the others.
-    heartbeat_timeout_secs: int = 20  # A process that sends none for so long counts as dead.
+    heartbeat_timeout_secs: int = 20  # A process without heartbeats for this long is dead.
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
@@ -73,18 +80,19 @@ class Processes:
 
 
 def detected(port: int | None, timeout_secs: int) -> Processes:
-    """Returns what Slurm, Open MPI, Kubernetes or Cloud TPU started together with this process.
+    """Returns the processes that Slurm, Open MPI, Kubernetes or Cloud TPU started with this one.
 
-    `port` is that of process 0; by default JAX derives it from the job. Raises ValueError if there
-    is no such cluster. If it does not answer, prints one line and exits with EXIT_STATUS.
+    `port` is process 0's port; by default JAX derives it from the job. Raises ValueError if no such
+    cluster started this process. If the cluster does not answer, prints one line and exits with
+    EXIT_STATUS.
     """
-    # JAX looks for the port in the environment.
+    # JAX reads the port from the environment.
     if port is not None:
         os.environ["JAX_COORDINATOR_PORT"] = str(port)
 
-    # Kubernetes, for one, is asked over the network.
+    # Some clusters, such as Kubernetes, are asked over the network.
     try:
-        coordinator, count, index = jax_private.detected_processes(timeout_secs)
+        coordinator, count, index = jax_runtime.detected_processes(timeout_secs)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         print(f"--cluster=auto: the cluster did not answer: {reason}", file=sys.stderr)
@@ -101,36 +109,41 @@ def detected(port: int | None, timeout_secs: int) -> Processes:
 
 @contextlib.contextmanager
 def joined(processes: Processes) -> Iterator[None]:
-    """Joins the processes: jax.devices() are then those of all, process 0's first.
+    """Joins the processes: jax.devices() then lists the devices of all, process 0's first.
 
     CPU devices communicate through Gloo. On leaving, each process waits for all others.
 
     Prints one line and exits with status 1 if the processes have different numbers of devices, or
-    with EXIT_STATUS if not all of them come in time or one dies or fails. If this process fails, it
-    prints its own error in one line and exits with status 1 at once: to leave in order, it would
-    have to wait for the others, and they wait for it in a collective. Raises RuntimeError if JAX
-    has started already.
+    with EXIT_STATUS if a process does not join in time, dies or fails. If this process fails, it
+    prints its own error in one line and exits with status 1 at once, because an orderly exit would
+    wait for the others, while they wait for this process in a collective. Raises RuntimeError if
+    JAX has started already.
     """
+    global _membership
     membership = _Membership(processes)
     membership.join()
     membership.check_devices()
+    if processes.process_id > 0:
+        progress.hide()
+    _membership = membership
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
         if _is_from_xla(error):
-            # If another process is the cause, a thread that watches ends this one meanwhile.
+            # If another process is the cause, the watching thread ends this process meanwhile.
             time.sleep(processes.heartbeat_timeout_secs + 5)
         membership.fail(" ".join((str(error) or repr(error)).split()))
     finally:
+        _membership = None
         membership.leave()
 
 
 def _is_from_xla(error: BaseException | None) -> bool:
-    """Returns whether XLA has failed, as a collective does when another process is gone."""
+    """Returns whether XLA has failed, as a collective does when a process is gone."""
     while error is not None:
-        # Some arrive as a ValueError, but all of XLA's errors begin with a status code.
+        # Some errors arrive as a ValueError, but all of XLA's errors begin with a status code.
         if isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z_]+: ", str(error)):
             return True
         error = error.__cause__ or error.__context__
@@ -143,16 +156,17 @@ class _Membership:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._id = processes.process_id
-        self._client: Any = None  # Of JAX's coordination service.
+        self._client: Any = None  # The client of JAX's coordination service.
         self._service: subprocess.Popen[str] | None = None  # Process 0 starts it.
+        self._messages: threading.Thread | None = None  # It shows the service's messages.
         self._leaves = False
         self._exits = threading.Lock()  # Only one thread ends this process.
 
     def join(self) -> None:
-        """Starts JAX's distributed runtime, and watches the others from then on."""
+        """Starts JAX's distributed runtime, and watches the other processes from then on."""
         coordinator = self._processes.coordinator
         timeout_secs = self._processes.timeout_secs
-        # Before all have joined, no service could spread a reason: each has a timer of its own.
+        # Until all have joined, the service cannot spread a reason, so each process has a timer.
         late = (
             f"not all {self._processes.num_processes} processes came to {coordinator} within "
             f"{timeout_secs} s"
@@ -161,18 +175,18 @@ class _Membership:
         timer.daemon = True
         timer.start()
 
-        # JAX's own way to join would start its service inside process 0.
+        # JAX's own way to join would start the service inside process 0.
         watch_port = self._start_service() if self._id == 0 else None
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        self._client = jax_private.join(
+        self._client = jax_runtime.join(
             coordinator,
             self._processes.num_processes,
             self._id,
-            init_timeout_secs=2 * timeout_secs,  # JAX would abort; the timer comes first.
+            init_timeout_secs=2 * timeout_secs,  # JAX would abort; our timer ends first.
             heartbeat_timeout_secs=self._processes.heartbeat_timeout_secs,
         )
 
-        # Process 0 alone knows the port for the watches.
+        # Only process 0 knows the port for the watches.
         if watch_port is not None:
             self._client.key_value_set(_WATCH_PORT, watch_port)
         port = int(self._client.blocking_key_value_get(_WATCH_PORT, timeout_secs * 1000))
@@ -180,7 +194,7 @@ class _Membership:
         connection = coordination.watch(host, port, self._id)
         timer.cancel()
 
-        # Three ways to learn that there is nothing left to wait for, from the quickest.
+        # Three ways to learn of a lost process, the quickest first.
         _start_thread(self._await_deaths, connection)
         _start_thread(self._await_missed_heartbeats)
         _start_thread(self._await_failures)
@@ -190,13 +204,13 @@ class _Membership:
         with environment.quiet_stderr():  # JAX starts.
             own_count = jax.local_device_count()
 
-        # Zeros make the order of the keys that of the processes.
+        # Zero padding sorts the keys by process.
         self._client.key_value_set(f"{_DEVICES}{self._id:08}", str(own_count))
         self._client.wait_at_barrier(_COUNTED, _DAY_MS)
         entries = sorted(self._client.key_value_dir_get(_DEVICES))
         counts = [int(count) for _, count in entries]
 
-        # Every process finds the same, so each of them says it and ends.
+        # Every process finds the same difference, so each reports it and ends.
         if len(set(counts)) > 1:
             listed = ", ".join(f"process {i} has {count}" for i, count in enumerate(counts))
             self._exit(
@@ -205,9 +219,23 @@ class _Membership:
                 1,
             )
 
+    def check_alike(self, texts: Mapping[str, str]) -> None:
+        """Raises ValueError unless process 0 has the same texts; see check_alike below."""
+        wait_ms = self._processes.timeout_secs * 1000
+        for name, text in texts.items():
+            if self._id == 0:
+                self._client.key_value_set(f"{_ALIKE}{name}", text)
+                continue
+            first = self._client.blocking_key_value_get(f"{_ALIKE}{name}", wait_ms)
+            if text != first:
+                raise ValueError(f"{name} unlike process 0's: {_difference(text, first)}.")
+
+        # A process that computed meanwhile would be aborted with the others.
+        self._client.wait_at_barrier(_COMPARED, _DAY_MS)
+
     def fail(self, reason: str) -> None:
         """Tells the others why this process ends, and exits with status 1."""
-        # Without the service, the others end of themselves.
+        # Without the service, the others end by themselves.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(
                 f"{_FAILURES}{self._id}", f"process {self._id} has failed: {reason}"
@@ -218,7 +246,7 @@ class _Membership:
         """Waits for all processes and shuts JAX's distributed runtime down, process 0's last."""
         self._client.wait_at_barrier(_DONE, _DAY_MS)
         self._leaves = True
-        # Once all have come here, none takes the end of another for its death.
+        # Once all have arrived here, a process that ends is not taken for dead.
         self._client.wait_at_barrier(_LEAVES, _MINUTE_MS)
 
         # The others' clients would report an error if the service ended before them.
@@ -226,10 +254,14 @@ class _Membership:
             time.sleep(0.01)
         jax.distributed.shutdown()
         if self._service is not None:
-            self._service.communicate("done\n")
+            assert self._service.stdin is not None and self._messages is not None
+            with contextlib.suppress(BrokenPipeError), self._service.stdin as requests:
+                requests.write("done\n")
+            self._service.wait()
+            self._messages.join()
 
     def _live_processes(self) -> dict[int, int]:
-        """Returns the live processes' incarnation numbers; waits until each of them calls this."""
+        """Returns the live processes' incarnation numbers, once each of them calls this."""
         return self._client.get_live_nodes(list(range(self._processes.num_processes)))
 
     def _await_deaths(self, connection: socket.socket) -> None:
@@ -248,13 +280,14 @@ class _Membership:
     def _await_missed_heartbeats(self) -> None:
         at_start: dict[int, int] = {}
         while not self._leaves:
-            # An error means that the service is gone, which ends the watch, or this one leaves.
+            # An error means that the service is gone, which ends the watch, or that this process
+            # leaves.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 live = self._live_processes()
                 if not at_start:
                     at_start = live
 
-                # Another incarnation is a process that was started again alone.
+                # A different incarnation is a process that was restarted alone.
                 for process in range(self._processes.num_processes):
                     if process not in live or live[process] != at_start.get(process):
                         self._end(f"process {process} has died")
@@ -263,6 +296,7 @@ class _Membership:
     def _end(self, reason: str) -> None:
         """Exits with EXIT_STATUS, unless the work is done."""
         if not self._leaves:
+            reason = reason.removesuffix(".")
             self._exit(f"Process {self._id} ends: {reason}. Start all of them again.", EXIT_STATUS)
 
     def _exit(self, line: str, status: int) -> None:
@@ -271,7 +305,7 @@ class _Membership:
         sys.stdout.flush()
         print(line, file=sys.stderr, flush=True)
 
-        # The others read why it ends, and do not take its end for the cause.
+        # The others need time to read the reason, or they would take this end for the cause.
         if self._id == 0 or status != EXIT_STATUS:
             time.sleep(3)
         os._exit(status)
@@ -283,8 +317,8 @@ class _Membership:
         """
         port = self._processes.coordinator.rpartition(":")[2]
 
-        # In a session of its own, so that a signal to this process's group does not end it. -P: it
-        # finds modules where this process does, and not also in the current folder.
+        # A separate session, so that a signal to this process's group does not end it. With -P it
+        # finds modules where this process does, but not in the current folder.
         self._service = subprocess.Popen(
             [
                 sys.executable,
@@ -297,14 +331,19 @@ class _Membership:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # gRPC and JAX warn of what is meant: that processes may leave and come.
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
         )
 
-        # Its first line is the port, or what kept it from starting.
+        # The service outlives this process, whose end closes the pipe; it then ignores write
+        # errors.
+        assert self._service.stderr is not None
+        self._messages = _start_thread(_show, self._service.stderr)
+
+        # Its first line is the port, or the reason why it did not start.
         assert self._service.stdout is not None
         answer = self._service.stdout.readline().strip()
         if not answer.isdigit():
@@ -313,9 +352,19 @@ class _Membership:
         return answer
 
 
-def _start_thread(target: Callable[..., None], *args: Any) -> None:
-    """Runs a function in a thread that ends with the process."""
-    threading.Thread(target=target, args=args, daemon=True).start()
+def _start_thread(target: Callable[..., None], *args: Any) -> threading.Thread:
+    """Returns a thread that runs a function, and ends with the process."""
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def _show(messages: Iterable[str]) -> None:
+    """Writes lines to standard error at once, without the libraries' greetings."""
+    for line in messages:
+        if not log_lines.is_greeting(line):
+            sys.stderr.write(line)
+            sys.stderr.flush()
 
 
 def index() -> int:
@@ -329,18 +378,29 @@ def is_first() -> bool:
 
 
 def locked(target: os.PathLike[str], doing: str) -> contextlib.AbstractContextManager[None]:
-    """Locks what all processes write, which process 0 does for all; see lock.held."""
+    """Locks files that process 0 writes for all processes; see lock.held."""
     if not is_first():
         return contextlib.nullcontext()
     return lock.held(target, doing)
 
 
-def check_shared(folder: os.PathLike[str]) -> None:
-    """Raises ValueError if there are several processes, each with its own copy of a folder."""
-    # A bucket's copy on this machine is nobody else's.
-    origin = storage.origin(folder)
-    if jax.process_count() > 1 and origin != storage.path(folder):
-        raise ValueError(f"{origin}: several processes need a folder on a disk that they share.")
+def check_alike(texts: Mapping[str, str]) -> None:
+    """Checks that all processes have the same texts, such as their settings, by name.
+
+    All of them must call it once, before they compute together. The texts have one or more lines.
+    Raises ValueError, which names the first difference, in a process that differs from process 0;
+    the others end with it.
+    """
+    if _membership is not None:
+        _membership.check_alike(texts)
+
+
+def _difference(own: str, first: str) -> str:
+    """Returns the first line in which a text differs from process 0's."""
+    for line, other in itertools.zip_longest(own.splitlines(), first.splitlines()):
+        if line != other:
+            return f"{line or 'nothing'} here, {other or 'nothing'} there"
+    return "their ends differ"
 
 
 def largest(values: Sequence[int]) -> list[int]:
@@ -368,7 +428,7 @@ def _whole(array: jax.Array | PaddedArray) -> np.ndarray:
     if isinstance(array, PaddedArray):
         return padded.without_padding(_whole(array.padded), array.shape)
 
-    # This process may hold all of it already.
+    # This process may already hold the whole array.
     if array.is_fully_replicated or array.is_fully_addressable:
         return np.asarray(array)
     return multihost_utils.process_allgather(array, tiled=True)

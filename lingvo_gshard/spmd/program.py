@@ -1,19 +1,22 @@
-"""Program: the exported artifact in one file, which loads and runs without TensorFlow."""
+"""Program: an exported program in one file, which loads and runs without TensorFlow."""
 
 import dataclasses
 import hashlib
 import json
+import logging
 import pathlib
 from typing import Any
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import atomic_file
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import specs
+from xla_spmd.annotations import shardy
+from xla_spmd.files import atomic_file
+from xla_spmd.mesh import Mesh
 
 _MAGIC = b"lingvo_gshard program\n"
-_VERSION = 1
+_VERSION = 2
+_GSPMD_VERSION = 1  # A version whose annotations are GSPMD's.
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 
@@ -24,18 +27,18 @@ class Program:
 
     name: str
     exported: bytes  # JAX's serialized, versioned export.
-    partitioning: Partitioning  # The mesh, and the table from the letters of the dims below.
-    # One name and one tree of TensorSpec for each argument.
+    partitioning: Partitioning  # The mesh, and the table for the letters of the dims below.
+    # A name and a tree of TensorSpec for each argument.
     arg_names: tuple[str, ...]
     args: tuple[NestedMap, ...]
-    results: NestedMap  # Of TensorSpec.
+    results: NestedMap  # A tree of TensorSpec.
     donate: tuple[str, ...]  # The names of the donated arguments.
 
     def save(self, path: str | pathlib.Path, key: str = "") -> None:
         """Writes one file: magic, sha256 of the key and the rest, header length, header, export.
 
-        The header is JSON. Whoever reads the file needs the same `key`, which says what the program
-        was made from: so no other program is taken for it, whatever the file is called.
+        The header is JSON. A reader needs the same `key`, which identifies the origin of the
+        program: so a different program is never mistaken for it, whatever the file is called.
         """
         header = {
             "version": _VERSION,
@@ -48,10 +51,10 @@ class Program:
             "donate": self.donate,
         }
 
-        # Sorted, so that equal programs are equal files.
+        # Sorted, so that equal programs give equal files.
         encoded = json.dumps(header, sort_keys=True).encode()
         body = len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded + self.exported
-        # The processes of a run may keep the same program at the same time.
+        # Several processes of a run may write the same program at the same time.
         with atomic_file.replacing(path, is_shared=True) as partial:
             partial.write_bytes(_MAGIC + _digest(key, body) + body)
 
@@ -59,14 +62,15 @@ class Program:
 def load(path: str | pathlib.Path, key: str = "") -> Program:
     """Reads a Program that `save` wrote with this key.
 
-    Raises FileNotFoundError if there is no such file, and ValueError if the file holds no program,
-    is of another version, is damaged, or was written with another key.
+    Rewrites the annotations of a version 1 program, with a warning. Raises FileNotFoundError if the
+    file does not exist, and ValueError if it is not a program, has an unknown version, is damaged,
+    or was written with a different key.
     """
     data = pathlib.Path(path).read_bytes()
     if not data.startswith(_MAGIC):
         raise ValueError(f"{path} is not a program of lingvo_gshard.")
 
-    # The digest covers all that follows it, so the header can be trusted.
+    # The digest covers everything that follows it, so the header can be trusted.
     body_start = len(_MAGIC) + _DIGEST_BYTES
     digest = data[len(_MAGIC) : body_start]
     body = data[body_start:]
@@ -75,16 +79,26 @@ def load(path: str | pathlib.Path, key: str = "") -> Program:
 
     header_end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     header = json.loads(body[_LENGTH_BYTES:header_end])
-    if header["version"] != _VERSION:
+    if header["version"] not in (_GSPMD_VERSION, _VERSION):
         raise ValueError(
             f"{path}: the program has version {header['version']}, this lingvo_gshard reads "
-            f"{_VERSION}; export it again with this one."
+            f"{_GSPMD_VERSION} and {_VERSION}; export it again with this one."
         )
+
+    partitioning = _partitioning(header)
+    exported = body[header_end:]
+    if header["version"] == _GSPMD_VERSION:
+        logging.warning(
+            "%s: its annotations are in the form of an older version and are rewritten each time; "
+            "export it again to save that.",
+            path,
+        )
+        exported = shardy.annotated(header["name"], exported, partitioning.mesh)
 
     return Program(
         name=header["name"],
-        exported=body[header_end:],
-        partitioning=_partitioning(header),
+        exported=exported,
+        partitioning=partitioning,
         arg_names=tuple(header["arg_names"]),
         args=tuple(specs.from_json(arg) for arg in header["args"]),
         results=specs.from_json(header["results"]),
@@ -97,7 +111,7 @@ def _digest(key: str, body: bytes) -> bytes:
 
 
 def _partitioning(header: dict[str, Any]) -> Partitioning:
-    """Returns the partitioning of a header, whose tuples JSON has turned into lists."""
+    """Returns the partitioning of a header; JSON has turned its tuples into lists."""
     axis_names, axis_sizes, device_assignment = header["mesh"]
     mesh = Mesh(
         axis_names=tuple(axis_names),

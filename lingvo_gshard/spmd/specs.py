@@ -1,4 +1,4 @@
-"""Trees of TensorSpec: their JAX shardings, each process's share, their JSON, and their dtypes."""
+"""Trees of TensorSpec: JAX shardings, each process's share, JSON, and dtypes."""
 
 import collections
 import dataclasses
@@ -16,7 +16,7 @@ from lingvo_gshard.spmd import padded, processes
 
 Named = list[tuple[str, TensorSpec]]
 _Mesh = jax.sharding.Mesh | AbstractMesh
-ROWS = "B"  # The letter of the dim whose parts the processes read.
+ROWS = "B"  # The dim whose parts the processes read separately.
 
 _DTYPES = (
     "bool",
@@ -30,7 +30,7 @@ _DTYPES = (
     "bfloat16",
     "float32",
     "complex64",
-    # JAX has these while JAX_ENABLE_X64 is on.
+    # JAX has these dtypes if JAX_ENABLE_X64 is on.
     "int64",
     "uint64",
     "float64",
@@ -51,7 +51,7 @@ def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
     """Refuses dtypes that JAX would narrow silently or that `platform` lacks.
 
     Raises ValueError, prefixed by `what`, if a dtype is unknown, has 64 bits while JAX's 64-bit
-    types are off, or is one that the platform, such as `cpu`, lacks.
+    types are off, or is missing on the platform, such as `cpu`.
     """
     for name, spec in leaves:
         description = f"{what} {name} {list(spec.shape)} is of dtype {spec.dtype}"
@@ -59,7 +59,7 @@ def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
             raise ValueError(f"{description}; expected one of {', '.join(_DTYPES)}.")
         if np.dtype(spec.dtype) != jax.dtypes.canonicalize_dtype(spec.dtype):
             raise ValueError(f"{description}, but JAX_ENABLE_X64 is off: set it to 1, or cast.")
-        if platform == "tpu" and spec.dtype == "complex128":  # Its compiler would abort.
+        if platform == "tpu" and spec.dtype == "complex128":  # The TPU's compiler would abort.
             raise ValueError(f"{description}, which a {platform} lacks.")
 
 
@@ -95,8 +95,7 @@ def device_mesh(
 ) -> jax.sharding.Mesh:
     """Returns the partitioning's mesh as JAX's: partition i runs on devices[mesh.devices[i]].
 
-    `devices` are jax.devices() by default. Raises ValueError, prefixed by `name`, if they are too
-    few.
+    `devices` default to jax.devices(). Raises ValueError, prefixed by `name`, if there are too few.
     """
     devices = list(jax.devices() if devices is None else devices)
     mesh = partitioning.mesh
@@ -106,7 +105,7 @@ def device_mesh(
             f"found; its mesh is {mesh.shape}."
         )
 
-    # An array of objects, as NumPy would otherwise look into the devices.
+    # An array of objects; otherwise NumPy would look into the devices.
     grid = np.array([devices[i] for i in mesh.devices], dtype=object).reshape(mesh.axis_sizes)
     return jax.sharding.Mesh(grid, mesh.axis_names)
 
@@ -127,7 +126,7 @@ WHOLE = Share(0, 1)
 
 
 def num_rows(batch: NestedMap) -> int:
-    """Returns the size of dim B in the specs of a batch; 1 if none has that dim."""
+    """Returns the size of dim B in the specs of a batch, or 1 if they lack that dim."""
     for spec in batch.Flatten():
         if ROWS in spec.dims:
             return spec.shape[spec.dims.index(ROWS)]
@@ -137,13 +136,13 @@ def num_rows(batch: NestedMap) -> int:
 def own_share(partitioning: Partitioning, batch_size: int) -> Share:
     """Returns the share of a batch's rows that this process reads; see `share_of`.
 
-    It is WHOLE if the rows do not divide: the processes' devices hold unequal parts of them.
+    It is WHOLE if the devices do not divide the rows, as the processes then hold unequal parts.
     """
     (row_partitions,) = partitioning.factor(ROWS)
     if batch_size % row_partitions:
         return WHOLE
 
-    # With as many rows as partitions, each device holds at least one whole row.
+    # If there are as many rows as partitions, each device holds at least one whole row.
     num_rows = partitioning.mesh.num_partitions
     mesh = device_mesh(partitioning)
     row_sharding = sharding(partitioning, TensorSpec((num_rows,), "int32", ROWS), mesh)
@@ -156,14 +155,14 @@ def own_share(partitioning: Partitioning, batch_size: int) -> Share:
 
 
 def share_of(rows_of_process: Mapping[int, set[int]], process: int) -> Share:
-    """Returns a process's share, given all rows; WHOLE unless they are equal, adjacent parts."""
+    """Returns a process's share of the rows; WHOLE unless the parts are equal and adjacent."""
     num_rows = len(set().union(*rows_of_process.values()))
     own_rows = rows_of_process[process]
     part_size = len(own_rows)
     if num_rows % part_size:
         return WHOLE
 
-    # Several processes may hold the same part, as where a mesh's other axis goes through them.
+    # Several processes may hold the same part, for example along a mesh's other axis.
     parts = {frozenset(rows) for rows in rows_of_process.values()}
     adjacent_parts = {
         frozenset(range(start, start + part_size)) for start in range(0, num_rows, part_size)
@@ -174,7 +173,7 @@ def share_of(rows_of_process: Mapping[int, set[int]], process: int) -> Share:
 
 
 def _own_rows(array: jax.Array) -> np.ndarray:
-    """Returns the rows that this process's devices hold, each once and in order."""
+    """Returns the rows that this process's devices hold, without duplicates, in order."""
     # Devices along the mesh's other axes hold the same rows.
     by_start = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(by_start[start]) for start in sorted(by_start)])
@@ -183,7 +182,7 @@ def _own_rows(array: jax.Array) -> np.ndarray:
 def abstract_arrays(
     partitioning: Partitioning, leaves: Named, mesh: _Mesh
 ) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shape, with its padding, dtype and sharding over `mesh` of each leaf."""
+    """Returns each leaf's padded shape, its dtype, and its sharding over `mesh`."""
     arrays = []
     for _, spec in leaves:
         layout = sharding(partitioning, spec, mesh)

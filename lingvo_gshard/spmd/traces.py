@@ -1,11 +1,11 @@
-"""Traces of programs on their devices, by JAX's profiler: how to make one, and what is in it.
+"""Traces of programs on their devices: making them with JAX's profiler, and reading them.
 
-    FOLDER/plugins/profile/TIME/HOST.xplane.pb      what `read` reads, and TensorBoard shows
-    FOLDER/plugins/profile/TIME/HOST.trace.json.gz  the same for Perfetto
+        FOLDER/plugins/profile/TIME/HOST.xplane.pb      the trace for `read` and for TensorBoard
+        FOLDER/plugins/profile/TIME/HOST.trace.json.gz  the same for Perfetto
 
-XLA names each run of an instruction after the instruction of the compiled program. It does so for
-CPUs on the threads of the host, with the number of the device; for GPUs on the streams of the
-device; and for TPUs in a line of their own.
+XLA names each run of an instruction after the instruction in the compiled program: on CPUs in the
+host's threads, with the device's number; on GPUs in the device's streams; and on TPUs in a separate
+line.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from typing import Any
 
 import jax
 
-_CALL = "train"  # What TensorBoard takes for a step.
+_CALL = "train"  # TensorBoard takes it for a step.
 _HOST = "/host:CPU"
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
-# A device's lines that have runs of instructions; others repeat them by module or by name.
+# The lines of a device that have runs of instructions. Others repeat them by module or by name.
 _LINES = {"GPU": "Stream", "TPU": "XLA Ops"}
 _INSTRUCTION = re.compile(r"%?([\w.-]+)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interval:
-    """A time in a trace, in nanoseconds of its clock."""
+    """A time interval in a trace, in nanoseconds of the trace's clock."""
 
     start_ns: float
     end_ns: float
@@ -38,28 +38,28 @@ class Interval:
 class InstructionRun:
     """One run of an instruction on one device."""
 
-    device: int  # Among those of this process.
-    instruction: str  # Its name in the compiled program; "" where the trace does not have it.
+    device: int  # The device's index among this process's devices.
+    instruction: str  # Its name in the compiled program; "" if the trace lacks it.
     start_ns: float
     end_ns: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What the devices of this process ran, and the calls that were marked."""
+    """The instructions that this process's devices ran, and the marked calls."""
 
-    calls: dict[int, Interval]  # By the number that `mark` was given.
+    calls: dict[int, Interval]  # By the number given to `mark`.
     runs: tuple[InstructionRun, ...]
 
 
 def mark(number: int) -> contextlib.AbstractContextManager[Any]:
-    """Marks a call in the trace that is being made, if any; waiting for its results belongs in."""
+    """Marks a call in the current trace, if any. Wait for the call's results in this context."""
     return jax.profiler.StepTraceAnnotation(_CALL, step_num=number)
 
 
 def start(folder: pathlib.Path) -> None:
-    """Begins a trace, which will be written below `folder`. There can be one at a time."""
-    # Python's own calls would make it many times as large.
+    """Begins a trace, which will be written below `folder`. Only one trace can run at a time."""
+    # Python's own calls would make the trace many times as large.
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     jax.profiler.start_trace(str(folder), profiler_options=options)
@@ -77,7 +77,7 @@ def read(path: pathlib.Path) -> Trace:
     calls: dict[int, Interval] = {}
     runs: list[InstructionRun] = []
     with warnings.catch_warnings():
-        # The classes of ProfileData lack what Python 3.13 expects of built-in ones.
+        # The classes of ProfileData lack attributes that Python 3.13 expects of built-in ones.
         warnings.simplefilter("ignore", DeprecationWarning)
 
         for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
@@ -94,7 +94,7 @@ def read(path: pathlib.Path) -> Trace:
 def _read_host(
     lines: Iterable[Any], calls: dict[int, Interval], runs: list[InstructionRun]
 ) -> None:
-    """Adds the calls that were marked, and what CPU devices ran."""
+    """Adds the marked calls, and the instructions that CPU devices ran."""
     for line in lines:
         for event in line.events:
             stats = dict(event.stats)
@@ -105,7 +105,7 @@ def _read_host(
 
 
 def _device_runs(lines: Iterable[Any], device: int) -> list[InstructionRun]:
-    """Returns what a GPU or TPU ran."""
+    """Returns the instructions that a GPU or TPU ran."""
     runs = []
     for line in lines:
         for event in line.events:
@@ -116,8 +116,8 @@ def _device_runs(lines: Iterable[Any], device: int) -> list[InstructionRun]:
 def _run(event: Any, stats: dict[str, Any], device: int) -> InstructionRun:
     name = stats.get("hlo_op")
     if name is None:
-        # A TPU's event has the instruction's text as its name: `%fusion.3 = bf16[...] ...`. A GPU's
-        # has the kernel's, which is in no program.
+        # A TPU event's name is the instruction's text: `%fusion.3 = bf16[...] ...`. A GPU event's
+        # name is the kernel's, which does not occur in the program.
         text = _INSTRUCTION.match(event.name) if event.name.startswith("%") else None
         name = text[1] if text else ""
     return InstructionRun(device, str(name), event.start_ns, event.end_ns)

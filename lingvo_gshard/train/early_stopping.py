@@ -12,12 +12,12 @@ from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStop:
-    """Training ends once `patience` evaluations in a row are no better than the best before them.
+    """Ends training when `patience` evaluations in a row do not improve on the best before them.
 
-    Better is by more than `min_gain`; NaN never is.
+    An evaluation is better if it gains more than `min_gain`; NaN is never better.
     """
 
-    name: str  # Of the evaluations, such as `dev`.
+    name: str  # The name of the evaluations, such as `dev`.
     metric: str
     higher_is_better: bool
     patience: int
@@ -27,9 +27,9 @@ class EarlyStop:
     def of(
         cls, p: Params, name: str, metric: str | None, higher_is_better: bool
     ) -> "EarlyStop | None":
-        """Returns the rule of the settings `train`, None if they have none.
+        """Returns the rule in the settings `train`; None if early_stop_patience is None.
 
-        Raises ValueError if they have one, but there is no metric.
+        Raises ValueError if there is a rule, but no metric.
         """
         if p.early_stop_patience is None:
             return None
@@ -41,9 +41,9 @@ class EarlyStop:
         return cls(name, metric, higher_is_better, p.early_stop_patience, p.early_stop_min_gain)
 
     def recorded(self, model_dir: str | pathlib.Path, until_step: int) -> str | None:
-        """Returns `reason` by a run's recorded evaluations up to a step."""
+        """Returns `reason` for a run's recorded evaluations up to a step."""
         lines = read_lines(pathlib.Path(model_dir, EVAL_METRICS))
-        # What was repeated after a restart counts once.
+        # Evaluations that were repeated after a restart count once.
         values: dict[int, Any] = {}
         for line in lines:
             if line["name"] == self.name and line["step"] <= until_step:
@@ -51,7 +51,7 @@ class EarlyStop:
         return self.reason(values)
 
     def reason(self, values: Mapping[int, float]) -> str | None:
-        """Returns why training ends with the last of these evaluations, None if it goes on.
+        """Returns why training ends with the last of these evaluations; None if it continues.
 
         `values` has the metric by step.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import logging
@@ -9,20 +10,20 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import tqdm
 
 from lingvo_gshard.core.nested_map import NestedMap
+from xla_spmd.runtime import progress
 
-# Settings use this module, and wrong ones are reported before JAX is imported.
+# The settings import this module, and must be checked before JAX is imported.
 if TYPE_CHECKING:
     from lingvo_gshard.spmd.executable import Executable
 
-# The exit status of a process that StopOnSignal stopped; in sysexits.h it means "try again later".
+# The exit status of a process stopped by StopOnSignal; sysexits.h defines it as "try again later".
 EXIT_STATUS = 75
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # Of a scheduler, and of Ctrl-C.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # Sent by a scheduler, and by Ctrl-C.
 # Optional metrics of a step.
 _SKIPPED = "skipped"  # 1.0 if the step left the weights unchanged.
 _NORMS_BY_LAYER = ("activation_norms", "gradient_norms")  # Each has [K] by layer.
@@ -34,12 +35,12 @@ class TrainCall:
 
     step: int  # The number of steps done after the call.
     num_steps: int  # K, the number of steps in the call.
-    metrics: NestedMap  # numpy arrays [K, ...], `loss` among them.
-    # From the end of the previous call, so that it includes the wait for input. The first call, and
-    # the first one after a checkpoint, count from their own start.
+    metrics: NestedMap  # numpy arrays [K, ...], including `loss`.
+    # Counted from the end of the previous call, so that it includes the wait for input. The first
+    # call, and the first call after a checkpoint, count from their own start.
     secs: float
     input_wait_secs: float = 0.0  # The part of `secs` in which the devices waited for input.
-    # With `tensors`, numpy arrays [K, ...], a list or by name, if the model_fn has a host_call.
+    # If the model_fn has a host_call: its `tensors`, numpy arrays [K, ...], in a list or by name.
     host_call: NestedMap = dataclasses.field(default_factory=NestedMap)
 
     @property
@@ -48,7 +49,7 @@ class TrainCall:
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Target tokens per second; None if the model has no metric `num_tokens`."""
+        """Target tokens per second; None if the model lacks the metric `num_tokens`."""
         if "num_tokens" not in self.metrics:
             return None
         return float(np.sum(self.metrics.num_tokens)) / self.secs
@@ -63,7 +64,7 @@ class TrainCall:
 
 
 def joined(calls: Sequence[TrainCall]) -> TrainCall:
-    """Returns consecutive calls as one, whose metrics are those of all their steps."""
+    """Returns consecutive calls as one call, with the metrics of all their steps."""
     first, *others = (call.metrics for call in calls)
     return dataclasses.replace(
         calls[-1],
@@ -75,10 +76,10 @@ def joined(calls: Sequence[TrainCall]) -> TrainCall:
 
 
 class TrainHook:
-    """The base class of hooks, which do nothing by default. The estimator's own come first."""
+    """The base class of hooks, which do nothing by default. The estimator's own hooks run first."""
 
     def begin(self, step: int) -> None:
-        """Runs before the first call; `step` steps are done."""
+        """Runs before the first call, when `step` steps are done."""
 
     def before_call(self, steps: range, executable: Executable) -> None:
         """Runs before every call, which will do `steps`; its input is ready."""
@@ -87,21 +88,21 @@ class TrainHook:
         """Runs after every call."""
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        """Runs once a save has begun, unless training stops; `state` lasts until the next call."""
+        """Runs when a save has begun, unless training stops; `state` lasts until the next call."""
 
     def wants_to_stop(self) -> bool:
-        """Returns whether training should save and end; asked before and after calls and saves."""
+        """Returns whether training should save and end; called before and after calls and saves."""
         return False
 
     def is_complete(self) -> bool:
-        """Returns whether training is over, as if max_steps were reached; asked as the above."""
+        """Returns whether training is over, as at max_steps; called when wants_to_stop is."""
         return False
 
     def on_stop(self, step: int) -> None:
-        """Runs after the last save if a hook, in any process, asked training to stop."""
+        """Runs after the last save if a hook, in any process, requested a stop."""
 
     def end(self) -> None:
-        """Runs after the last call, also when an error ends the loop."""
+        """Runs after the last call, even if an error ends the loop."""
 
 
 class ProgressHook(TrainHook):
@@ -109,20 +110,22 @@ class ProgressHook(TrainHook):
 
     def __init__(self, max_steps: int | None) -> None:
         self._max_steps = max_steps
-        self._bar = tqdm.tqdm(disable=True)  # Until `begin`, which knows the step.
         self._num_skipped = 0
+        self._shown = contextlib.ExitStack()  # Holds the bar until the end.
+        self._done: progress.Progress | None = None
 
     def begin(self, step: int) -> None:
-        self._bar = tqdm.tqdm(
-            total=self._max_steps, initial=step, unit="step", desc="train", dynamic_ncols=True
+        shown = progress.shown(
+            "training", total=self._max_steps, unit="steps", first=step, stays=True
         )
+        self._done = self._shown.enter_context(shown)
 
     def after_call(self, call: TrainCall) -> None:
         shown = {"loss": f"{call.metrics.loss[-1]:.4f}", "steps/s": f"{call.steps_per_sec:.2f}"}
         if call.tokens_per_sec is not None:
             shown["tokens/s"] = f"{call.tokens_per_sec:.0f}"
 
-        # The mean share of dropped tokens over the MoE layers; a dense model has none.
+        # The mean share of dropped tokens over the MoE layers; a dense model lacks this metric.
         means = call.mean().FlattenItems()
         overflows = [value for path, value in means if "overflow" in path.split(".")]
         if overflows:
@@ -132,11 +135,11 @@ class ProgressHook(TrainHook):
         if self._num_skipped:
             shown["skipped"] = str(self._num_skipped)
 
-        self._bar.set_postfix(shown, refresh=False)
-        self._bar.update(call.num_steps)
+        assert self._done is not None
+        self._done.update(call.num_steps, call.secs, **shown)
 
     def end(self) -> None:
-        self._bar.close()
+        self._shown.close()
 
 
 class NonFinite(enum.Enum):
@@ -156,7 +159,7 @@ class NonFiniteHook(TrainHook):
     def __init__(self, policy: NonFinite) -> None:
         self._policy = policy
         self._num_skipped = 0
-        self._step_saved = 0  # The last checkpoint's step; 0 if there is none.
+        self._step_saved = 0  # The last checkpoint's step; 0 before the first checkpoint.
 
     def begin(self, step: int) -> None:
         self._step_saved = step
@@ -167,7 +170,7 @@ class NonFiniteHook(TrainHook):
     def after_call(self, call: TrainCall) -> None:
         """Raises NonFiniteLossError or logs the first step that is not finite, with its layers.
 
-        Raises ValueError if steps should be skipped, but the model does not skip them.
+        Raises ValueError if such steps should be skipped, but the model does not skip them.
         """
         # A step may also be skipped because of its gradients, with a finite loss.
         skipped = np.asarray(call.metrics.get(_SKIPPED, 0.0)) > 0.0
@@ -175,7 +178,7 @@ class NonFiniteHook(TrainHook):
         if not bad.size:
             return
 
-        # Only the first step is of interest: what follows it is a consequence.
+        # Only the first step is of interest: later ones are a consequence.
         first_bad = int(bad[0])
         step = call.step - call.num_steps + 1 + first_bad
         message = f"The loss of step {step} is {call.metrics.loss[first_bad]}"
@@ -214,7 +217,7 @@ def _first_bad_layers(metrics: NestedMap, k: int) -> list[str]:
 
 
 def _stack_and_position(layer: str) -> tuple[str, int]:
-    """Returns ("encoder", 1) for encoder_1; a layer without an index is a stack of its own."""
+    """Returns ("encoder", 1) for encoder_1; a layer without an index is a stack by itself."""
     stack, _, index = layer.rpartition("_")
     if index.isdigit():
         return stack, int(index)
@@ -224,19 +227,25 @@ def _stack_and_position(layer: str) -> tuple[str, int]:
 class StopOnSignal(TrainHook):
     """Stops training after the call in which SIGTERM or SIGINT arrives; a second one exits at once.
 
-    Use it as a context manager around `train`, in the main thread. Another thread reads the
-    signals, because Python runs no handler while the main thread is inside a device call or a
-    compilation. Afterwards `stopped_at` is the step at which a signal to any process, or another
-    hook, stopped training; None if it ran to its end. The step is saved unless it is 0.
+    Use it as a context manager around `train`; it catches signals only in the main thread. Another
+    thread reads them, because Python does not run handlers while the main thread is inside a device
+    call or a compilation. Afterwards, `stopped_at` is the step at which a signal to any process, or
+    another hook, stopped training, or None if training ran to its end. This step is saved unless it
+    is 0.
     """
 
     def __init__(self) -> None:
         self.stopped_at: int | None = None
-        self._requested = False  # Set by a signal, in this thread or the other.
+        self._requested = False  # Set by a signal, in this thread or in the other.
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        # Python allows handlers only in the main thread, and not in a server's worker, say.
+        if threading.current_thread() is not threading.main_thread():
+            return self
+
         reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)  # As signal.set_wakeup_fd demands.
+        os.set_blocking(self._writer, False)  # signal.set_wakeup_fd requires this.
         threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
 
         # Python's handler in C writes the number of each signal to the pipe, at any time.
@@ -245,7 +254,10 @@ class StopOnSignal(TrainHook):
         return self
 
     def __exit__(self, *_: object) -> None:
-        # In the reverse order, so that no signal is written to a closed pipe.
+        if not self._handlers:
+            return
+
+        # The order is reversed, so that a signal is never written to a closed pipe.
         signal.set_wakeup_fd(self._writer_before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

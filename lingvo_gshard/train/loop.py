@@ -24,29 +24,32 @@ from lingvo_gshard.spmd.specs import ROWS, Share
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
 from lingvo_gshard.train.run_times import Category, Laps
 
-_GROUPS_AHEAD = 2  # One that is on the devices in time, and one that is being read.
+_GROUPS_AHEAD = 2  # One on the devices, and one that is being read.
 
 
 class Input(Protocol):
-    """What an input_fn returns; it may also have a method `close`."""
+    """The result of an input_fn.
+
+    It may also have the methods `close`, and count_batches(limit) for the time that is left.
+    """
 
     @property
     def specs(self) -> NestedMap:
-        """The TensorSpecs of a batch with the rows of all processes."""
+        """The TensorSpecs of a batch, with the rows of all processes."""
 
     def __iter__(self) -> Iterator[NestedMap]:
         """Yields batches NestedMap(features, labels) of numpy arrays, with this process's rows."""
 
     def get_state(self) -> dict[str, Any]:
-        """Returns a JSON-able dict that stands for the batches yielded so far."""
+        """Returns a JSON-able dict that represents the batches yielded so far."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues with the batch after the last one yielded when `get_state` was called."""
+        """Continues after the last batch that had been yielded when `get_state` was called."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The batches of one call, and what it takes to run and save it."""
+    """The batches of one call, and everything needed to run and save it."""
 
     executable: Executable  # The program of K steps.
     batches: NestedMap  # Arrays [K, B, ...] on their devices.
@@ -59,7 +62,7 @@ def groups(
 ) -> Generator[Group]:
     """Yields Groups of `sizes` batches, which a thread prepares ahead; close it to end the thread.
 
-    If the source ends, the last one may be smaller. program(K) is the executable of K steps.
+    If the source ends, the last group may be smaller. program(K) is the executable of K steps.
     """
     batches = iter(source)
 
@@ -69,7 +72,7 @@ def groups(
         if not group:
             return None
 
-        # [B, ...] of each batch to [K, B, ...].
+        # Stack the batches' [B, ...] to [K, B, ...].
         stacked = group[0].Transform(lambda *leaves: np.stack(leaves), *group[1:])
         input_state = source.get_state()  # Before the next group is read.
         num_steps = len(group)
@@ -77,10 +80,10 @@ def groups(
         placed = executable.place("batches", stacked)
         return Group(executable, placed, num_steps, input_state)
 
-    # A single thread, since the source must be read in order.
+    # Only one thread, since the source must be read in order.
     thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
     try:
-        # The next group is read when one is taken, so that at most these wait in memory.
+        # The next group is read when one is taken, so at most _GROUPS_AHEAD wait in memory.
         ahead = collections.deque(thread.submit(next_group) for _ in range(_GROUPS_AHEAD))
         while (group := ahead.popleft().result()) is not None:
             ahead.append(thread.submit(next_group))
@@ -92,7 +95,7 @@ def groups(
 def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap:
     """Returns the specs of a whole batch, given this process's share of its rows.
 
-    Sizes are those of `batch`, which may differ from the ones in `specs`.
+    The sizes come from `batch`, and may differ from the sizes in `specs`.
     """
 
     def whole(array: np.ndarray, spec: TensorSpec) -> TensorSpec:
@@ -117,10 +120,10 @@ def group_sizes(step: int, max_steps: int | None, steps_per_call: int) -> Iterat
 
 @dataclasses.dataclass(frozen=True)
 class _Requests:
-    """What any process wants."""
+    """The requests of all processes together: each is true if any process makes it."""
 
-    stop: bool  # To be continued by another start.
-    complete: bool  # As if max_steps were reached.
+    stop: bool  # End now; another start will continue.
+    complete: bool  # End as if max_steps were reached.
     save: bool
 
     @property
@@ -133,7 +136,7 @@ class _Requests:
 
 
 class TrainLoop:
-    """Calls the train program until its input ends or a hook of any process asks it to stop."""
+    """Calls the train program until its input ends or a hook of any process requests a stop."""
 
     def __init__(
         self,
@@ -142,7 +145,7 @@ class TrainLoop:
         train_params: Params,
         laps: Laps,
     ) -> None:
-        """`laps` record where the time goes."""
+        """`laps` records how the time is spent."""
         self._checkpoints = checkpoints
         self._hooks = hooks
         self._params = train_params
@@ -150,11 +153,14 @@ class TrainLoop:
         self._last_save_secs = time.monotonic()
 
     def run(self, state: NestedMap, groups: Iterable[Group]) -> None:
-        """Trains, and returns once the last checkpoint is complete; raises as Checkpoints.save."""
+        """Trains, and returns once the last checkpoint is complete.
+
+        Raises SaveError if a checkpoint could not be written.
+        """
         step = int(state.step)
-        # Hooks whose `begin` is not reached are ended, too.
+        # Hooks are ended even if their `begin` was not reached.
         with contextlib.ExitStack() as at_end:
-            for hook in reversed(self._hooks):  # An ExitStack calls the last one pushed first.
+            for hook in reversed(self._hooks):  # An ExitStack calls the last pushed one first.
                 at_end.callback(hook.end)
             for hook in self._hooks:
                 hook.begin(step)
@@ -163,7 +169,7 @@ class TrainLoop:
     def _run(self, state: NestedMap, groups: Iterable[Group], step: int) -> None:
         """Trains from `state`, after `step` steps; `run` adds the hooks' begin and end."""
         previous_end: float | None = None  # When the previous call ended; None after a save.
-        unsaved: Group | None = None  # The last group, unless its state was saved.
+        unsaved: Group | None = None  # The last group, if its state is not saved yet.
         requests = self._requests()
         upcoming = iter(groups)
         self._laps.lap(Category.START)
@@ -204,10 +210,10 @@ class TrainLoop:
             if is_due and not requests.ends:
                 self._save(step, state, group, notify=True)
                 unsaved = None
-                previous_end = None  # The next call's time is without the save.
+                previous_end = None  # The save does not count in the next call's time.
                 requests = self._requests()  # A hook may have taken long.
 
-        # Hooks are not told of a save at a stop, which must be quick: one of them evaluates then.
+        # A stop must be quick, so its save is not passed to the hooks: one of them would evaluate.
         if unsaved is not None:
             self._save(step, state, unsaved, notify=not requests.interrupts)
         self._checkpoints.wait()
@@ -221,10 +227,9 @@ class TrainLoop:
     ) -> tuple[NestedMap, NestedMap, NestedMap]:
         """Runs a group's steps, of which `step` is the last.
 
-        Returns the new state, the metrics, and the tensors of the host_call; these two are on the
-        host.
+        Returns the new state, and the metrics and the tensors of the host_call, both on the host.
         """
-        # The call is given the state's arrays to reuse: from here on, only its result exists.
+        # The call reuses the memory of the state's arrays: from here on, only its result exists.
         with traces.mark(step):
             result = group.executable(state, group.batches)
 
@@ -234,8 +239,8 @@ class TrainLoop:
         return result.state, metrics, host_call
 
     def _requests(self) -> _Requests:
-        """Returns what any process wants; all processes must call it."""
-        # Signals and clocks differ between processes, and programs must not: the maximum decides.
+        """Returns the requests of all processes; all processes must call it."""
+        # Signals and clocks differ between processes, but programs must not: the maximum decides.
         wants_to_stop = any(hook.wants_to_stop() for hook in self._hooks)
         is_complete = any(hook.is_complete() for hook in self._hooks)
         limit_secs = self._params.save_checkpoints_secs
@@ -246,7 +251,7 @@ class TrainLoop:
         return _Requests(*map(bool, anywhere))
 
     def _save(self, step: int, state: NestedMap, group: Group, *, notify: bool) -> None:
-        """Begins to save the state after `group`, and tells the hooks if `notify`."""
+        """Begins to save the state after `group`, and then runs the hooks if `notify`."""
         self._checkpoints.save(step, state, group.input_state)
         self._last_save_secs = time.monotonic()
         self._laps.lap(Category.CHECKPOINTS)

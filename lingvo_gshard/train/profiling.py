@@ -20,7 +20,7 @@ class Span:
     upto: int
 
     def overlaps(self, steps: range) -> bool:
-        """Returns whether any of `steps` is one of these."""
+        """Returns whether any of `steps` is in this span."""
         return steps.start <= self.upto and self.after < steps.stop - 1
 
 
@@ -30,11 +30,11 @@ class ProfiledCall:
 
     steps: range
     executable: Executable
-    input_wait_secs: float  # How long the devices waited for its input before it.
+    input_wait_secs: float  # How long the devices waited for the call's input.
 
     @property
     def number(self) -> int:
-        """Its last step, by which the trace knows it."""
+        """The call's last step, by which the trace identifies it."""
         return self.steps.stop - 1
 
 
@@ -48,10 +48,10 @@ class Profile:
 
 
 class ProfileHook(TrainHook):
-    """Traces the calls that do any step of `asked`, and then calls `report` with the profile.
+    """Traces the calls with any step of `asked`, and then calls `report` with the profile.
 
-    If training ends before, the report is of the calls until then. Writing a trace takes time,
-    which counts as that of the call that comes next.
+    If training ends earlier, the profile has the calls up to then. The time of writing a trace
+    counts in the next call.
     """
 
     def __init__(
@@ -87,5 +87,5 @@ class ProfileHook(TrainHook):
     def _finish(self) -> None:
         self._is_tracing = False
         path = traces.stop(self._folder)
-        if self._calls:  # An error may end the first one.
+        if self._calls:  # Empty if an error ended the first call.
             self._report(Profile(self._asked, tuple(self._calls), path))

@@ -1,8 +1,9 @@
-"""What a run's time went to, over all its starts: model_dir/run_times.jsonl.
+"""How a run spent its time, over all its starts: model_dir/run_times.jsonl.
 
-A line has `began`, when the process began to train, in seconds since 1970; `from_step`, the step
-that it went on from; `step`; and by category the `secs` since it began. A process appends one after
-each call, and one at its end. Nothing is ever dropped, so that what a kill has cost is known.
+A line has `began`, the time when the process began to train, in seconds since 1970; `from_step`,
+the step from which it continued; `step`; and `secs`, the seconds since `began` by category. A
+process appends a line after each call, and one at its end. Lines are never dropped, so the cost of
+a kill is known.
 """
 
 import dataclasses
@@ -13,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import storage
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
 from lingvo_gshard.train.summaries import append_line
+from xla_spmd.files import storage
 
 RUN_TIMES = "run_times.jsonl"
 
 
 class Category(enum.StrEnum):
-    """What a process that trains does; LOST is what was done and then had to be repeated."""
+    """The activities of a process that trains; LOST is time whose results had to be repeated."""
 
     STEPS = "training steps"
     START = "start: reading the checkpoint, tracing, compiling, the first batch"
@@ -36,7 +37,7 @@ class Laps:
     """The seconds of a process by category."""
 
     def __init__(self, began_secs: float) -> None:
-        """Counts from `began_secs`, by time.monotonic."""
+        """Counts from `began_secs`, a time.monotonic()."""
         self._last_secs = began_secs
         self.secs: dict[Category, float] = {}
 
@@ -93,7 +94,7 @@ class Goodput:
 
     @property
     def total_secs(self) -> float:
-        """The time of all categories. That between two processes is not counted."""
+        """The time of all categories, without the time between two processes."""
         return sum(self.secs.values())
 
     @property
@@ -103,14 +104,14 @@ class Goodput:
 
 
 def goodput(lines: Sequence[Mapping[str, Any]]) -> Goodput | None:
-    """Returns what the lines of run_times.jsonl add up to; None if they have no time."""
+    """Returns the sum of the lines of run_times.jsonl; None if their time is 0."""
     processes: dict[float, list[Mapping[str, Any]]] = {}
     for line in lines:
         processes.setdefault(line["began"], []).append(line)
 
     totals = dict.fromkeys(Category, 0.0)
     kept_to: float = float("inf")
-    # From the last process to the first: whatever went on from a step left nothing after it.
+    # From the last process to the first: the steps that a later process repeated are lost.
     for began in sorted(processes, reverse=True):
         of_process = processes[began]
         kept = [line for line in of_process if line["step"] <= kept_to]

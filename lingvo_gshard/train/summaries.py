@@ -1,4 +1,4 @@
-"""A run's metrics: summaries for TensorBoard and others, and files of one JSON object per line."""
+"""A run's metrics: summaries for TensorBoard and others, and files with a JSON object per line."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.files import atomic_file, json_records, storage
 from lingvo_gshard.model.spec import called
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
 from lingvo_gshard.train.writers import Writer
+from xla_spmd.files import atomic_file, json_records, storage
 
 TRAIN_METRICS = "train_metrics.jsonl"  # A line for each call; see MetricsLog.
 EVAL_METRICS = "eval_metrics.jsonl"  # A line for each evaluation; see write_evaluation.
@@ -43,7 +43,7 @@ class SummaryHook(TrainHook):
     def __init__(self, writer: Writer, every_steps: int) -> None:
         self._writer = writer
         self._every_steps = every_steps
-        self._calls: list[TrainCall] = []  # Since the last summary.
+        self._calls: list[TrainCall] = []  # The calls since the last summary.
 
     def after_call(self, call: TrainCall) -> None:
         self._calls.append(call)
@@ -51,7 +51,7 @@ class SummaryHook(TrainHook):
             self._write()
 
     def end(self) -> None:
-        if self._calls:  # Steps since the last multiple.
+        if self._calls:  # There are steps since the last multiple.
             self._write()
 
     def _write(self) -> None:
@@ -69,9 +69,9 @@ class SummaryHook(TrainHook):
 
 
 class HostCallHook(TrainHook):
-    """Calls the function of a host_call for each step, and writes what it returns.
+    """Calls the function of a host_call for each step, and writes the numbers that it returns.
 
-    `fn` is called when a call has ended: by then the program is traced, and the function is known.
+    `fn` is called after a call: by then the program is traced, and the function is known.
     """
 
     def __init__(self, writer: Writer, fn: Callable[[], HostFn | None]) -> None:
@@ -92,13 +92,13 @@ class HostCallHook(TrainHook):
 
 
 def _memory_gib() -> dict[str, float]:
-    """Returns the peak memory of this process, and of its fullest device if devices report it."""
+    """Returns the peak memory of this process and, if devices report it, of its fullest device."""
     host_peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peaks = {"memory/host_peak_gib": host_peak_kib / 2**20}
 
     device_peak_bytes = 0
     for device in jax.local_devices():
-        stats = device.memory_stats() or {}  # CPUs have none.
+        stats = device.memory_stats() or {}  # CPUs do not report any.
         device_peak_bytes = max(device_peak_bytes, stats.get("peak_bytes_in_use", 0))
     if device_peak_bytes:
         peaks["memory/device_peak_gib"] = device_peak_bytes / 2**30
@@ -108,19 +108,19 @@ def _memory_gib() -> dict[str, float]:
 class MetricsLog(TrainHook):
     """Appends a line to train_metrics.jsonl after each call.
 
-    A line's wall_secs are those of all runs in this folder so far, with compilation and saving; its
+    A line's wall_secs cover all runs in this folder so far, including compilation and saving. Its
     `metrics` are each metric's mean over the call's steps, by dotted path.
     """
 
     def __init__(self, model_dir: str | pathlib.Path, began_secs: float) -> None:
-        """This run began at `began_secs`, by time.monotonic."""
+        """`began_secs` is this run's start, a time.monotonic()."""
         self._path = pathlib.Path(model_dir) / TRAIN_METRICS
         self._began_secs = began_secs
         self._earlier_secs = 0.0  # The wall_secs of earlier runs.
 
     def begin(self, step: int) -> None:
-        """Drops the lines after `step`, because those steps will be repeated."""
-        # Published at once: a bucket's copy must not have lines that this run repeats.
+        """Drops the lines after `step`, since those steps will be repeated."""
+        # Published at once: a bucket must not have lines for steps that this run repeats.
         kept = [line for line in read_lines(self._path) if line["step"] <= step]
         self._earlier_secs = kept[-1]["wall_secs"] if kept else 0.0
         atomic_file.write(self._path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -146,10 +146,10 @@ def write_evaluation(
 ) -> None:
     """Writes an evaluation to `writer`, as eval_NAME, and to eval_metrics.jsonl.
 
-    `result` has each metric, a number or nested lists of them, and `step`.
+    `result` has each metric, a number or nested lists of numbers, and `step`.
     """
     model_dir = pathlib.Path(model_dir)
-    # Tags are as in training: `load_E/3` is an element of a list.
+    # Tags are as in training: `load_E/3` is one element of a list.
     values = NestedMap({metric: np.asarray(value) for metric, value in result.items()})
     writer.add(f"eval_{name}", scalars(values), int(result["step"]))
 
@@ -158,7 +158,7 @@ def write_evaluation(
 
 
 def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
-    """Appends a JSON line, and replaces an incomplete last one; an OSError names the file."""
+    """Appends a JSON line, after removing an incomplete last line; an OSError names the file."""
     with atomic_file.naming(path), path.open("ab+") as file:
         # A full disk or a power cut may have left a line without its end.
         size_bytes = file.seek(0, os.SEEK_END)
@@ -173,9 +173,9 @@ def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a file's JSON lines, [] if there is no file. An incomplete last line is left out.
+    """Returns a file's JSON lines, [] if the file is missing. An incomplete last line is left out.
 
-    Raises ValueError for a damaged line.
+    Raises ValueError if a line is damaged.
     """
     if not path.exists():
         return []

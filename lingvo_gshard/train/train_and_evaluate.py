@@ -24,26 +24,19 @@ def train_and_evaluate(
     max_steps: int,
     hooks: Sequence[TrainHook] = (),
 ) -> dict[str, Any] | None:
-    """Trains and evaluates each checkpoint; returns the last metrics, None if a hook stopped it.
+    """Trains and evaluates each checkpoint; returns the last metrics, or None if a hook stopped it.
 
-    Prints why, if training ends early by the settings train.early_stop_patience and _min_gain.
-    Raises ValueError if these are set, but the evaluation has no `best_by`.
+    If train.early_stop_patience and _min_gain end training early, prints the reason. Raises
+    ValueError if these are set, but the evaluation lacks `best_by`.
     """
     # The state is evaluated on the devices, so no checkpoint is read back.
-    evaluator = _EvaluationHook(estimator, evaluation)
+    evaluator = EvaluationHook(estimator, evaluation)
     estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
-    if evaluator.stopped:
-        return None
-    if evaluator.last is not None:
-        return evaluator.last
-
-    # max_steps was reached, or training had ended early, before this run began.
-    restored = estimator.restore()
-    return estimator.evaluate_state(restored.state, restored.step, evaluation)
+    return evaluator.metrics()
 
 
-class _EvaluationHook(TrainHook):
-    """Evaluates each state that is saved, while it is still on the devices."""
+class EvaluationHook(TrainHook):
+    """Evaluates each saved state while it is still on the devices."""
 
     def __init__(self, estimator: Estimator, spec: EvalSpec) -> None:
         self._estimator = estimator
@@ -52,22 +45,33 @@ class _EvaluationHook(TrainHook):
             estimator.params.train, spec.name, spec.best_by, spec.higher_is_better
         )
         self._is_complete = False
-        self.last: dict[str, Any] | None = None
-        self.stopped = False
+        self._last: dict[str, Any] | None = None
+        self._is_stopped = False
+
+    def metrics(self) -> dict[str, Any] | None:
+        """Returns the last metrics, or None if another hook stopped training."""
+        if self._is_stopped:
+            return None
+        if self._last is not None:
+            return self._last
+
+        # max_steps was reached, or training ended early, before this run began.
+        restored = self._estimator.restore()
+        return self._estimator.evaluate_state(restored.state, restored.step, self._spec)
 
     def begin(self, step: int) -> None:
-        # A run that had ended is not continued by another start.
+        # A run that has ended early stays ended at another start.
         self._decide(step)
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        self.last = self._estimator.evaluate_state(state, step, self._spec)
+        self._last = self._estimator.evaluate_state(state, step, self._spec)
         self._decide(step)
 
     def is_complete(self) -> bool:
         return self._is_complete
 
     def _decide(self, step: int) -> None:
-        """Decides whether training ends at this step; all processes as the first one."""
+        """Decides whether training ends at this step; the first process decides for all."""
         if self._early_stop is None:
             return
         reason = None
@@ -78,7 +82,7 @@ class _EvaluationHook(TrainHook):
         self._is_complete = bool(processes.of_first(int(reason is not None)))
 
     def on_stop(self, step: int) -> None:
-        self.stopped = True
+        self._is_stopped = True
 
 
 def evaluate_continuously(
@@ -86,10 +90,10 @@ def evaluate_continuously(
 ) -> dict[str, Any] | None:
     """Evaluates the newest checkpoint again and again while another process trains.
 
-    Skips a checkpoint that a newer one overtakes, that is deleted while it is read, that is
-    damaged, or that was evaluated before. Returns the last metrics; None if there were none.
+    Skips a checkpoint if a newer one overtakes it, if it is deleted while it is read, if it is
+    damaged, or if it was evaluated before. Returns the last metrics; None if it evaluated nothing.
     """
-    # What an earlier process evaluated is not evaluated again.
+    # Evaluations of an earlier process are not repeated.
     lines = summaries.read_lines(pathlib.Path(estimator.model_dir, summaries.EVAL_METRICS))
     seen = {int(line["step"]) for line in lines if line["name"] == spec.name}
 

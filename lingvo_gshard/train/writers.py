@@ -1,8 +1,8 @@
-"""Where a run's metrics go besides its files of JSON lines: TensorBoard, Weights & Biases, MLflow.
+"""The receivers of a run's metrics besides its JSON lines: TensorBoard, Weights & Biases, MLflow.
 
-Each is a Writer, and `train.writers` names those to use. Their packages are imported when a run
-first writes: a program that only decodes a run needs none. Those of the last two take their
-project, server and account from their own environment variables (WANDB_PROJECT,
+Each is a Writer, and `train.writers` names the ones to use. Their packages are imported when a run
+first writes, so a program that only decodes does not need them. Weights & Biases and MLflow take
+their project, server and account from their own environment variables (WANDB_PROJECT,
 MLFLOW_TRACKING_URI and others).
 """
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lingvo_gshard.files import atomic_file
+from xla_spmd.files import atomic_file
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -25,14 +25,14 @@ class Writer(Protocol):
     """Writes numbers by tag, such as `routing/load_E/encoder_1/3`."""
 
     def add(self, part: str, values: dict[str, float], step: int) -> None:
-        """Adds all values of a step of one part of the run: `train`, or `eval_NAME`."""
+        """Adds all values of a step to one part of the run: `train`, or `eval_NAME`."""
 
     def close(self) -> None:
-        """Ends what `add` began; it may be called again."""
+        """Ends the run that `add` began; may be called again."""
 
 
 class TensorBoard:
-    """Writes files of events to the run's folder, in a folder for each part."""
+    """Writes event files to the run's folder, in a folder for each part."""
 
     def __init__(self, model_dir: str | pathlib.Path) -> None:
         self._model_dir = pathlib.Path(model_dir)
@@ -43,17 +43,17 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        # One event for all, since an event for each value would take 30 times as long.
+        # One event for all values, since an event for each would take 30 times as long.
         tagged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=tagged))
 
-        # A part that never has values gets no file.
+        # The file of a part is created with its first values.
         folder = self._model_dir / part
         with atomic_file.naming(folder):
             if part not in self._files:
                 self._files[part] = _new_file(folder)
             self._files[part].write(event.SerializeToString())
-            self._files[part].flush()  # A run that is killed keeps it.
+            self._files[part].flush()  # A killed run keeps its last summaries.
 
     def close(self) -> None:
         """See Writer."""
@@ -74,8 +74,8 @@ class WeightsAndBiases:
         """See Writer."""
         if self._run is None:
             self._run = self._started()
-        # As a value of its own: W&B drops what is logged at a smaller step than before, such as
-        # the steps that a resumed run repeats.
+        # The step is one of the values: W&B drops values logged at a smaller step than before, such
+        # as the steps that a resumed run repeats.
         self._run.log({**_prefixed(part, values), "step": step})
 
     def close(self) -> None:
@@ -126,13 +126,13 @@ class MLflow:
         path = self._model_dir / "mlflow_run.txt"
         run = mlflow.start_run(run_id=_read(path), run_name=self._model_dir.name)
         atomic_file.write(path, run.info.run_id)
-        # As a file: a parameter of MLflow can't change when a run goes on with other settings.
+        # As a file: MLflow's parameters can't change when a run continues with other settings.
         mlflow.log_text(self._settings, "params.txt")
         return mlflow
 
 
 class Writers:
-    """Several writers as one; `names` are those of train.writers, checked by config.check."""
+    """Several writers as one; `names` are the names in train.writers, checked by config.check."""
 
     def __init__(self, names: Sequence[str], model_dir: str | pathlib.Path, settings: str) -> None:
         """`settings` are the run's, a Params.ToText()."""
@@ -155,15 +155,15 @@ class Writers:
 
 
 def _new_file(folder: pathlib.Path) -> RecordWriter:
-    """Opens a file of events, with the first event that TensorBoard expects in each.
+    """Opens an event file, and writes the first event that TensorBoard expects in each.
 
-    TensorBoard's own EventFileWriter would import TensorFlow, to write to buckets.
+    TensorBoard's own EventFileWriter would import TensorFlow, in order to write to buckets.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     folder.mkdir(parents=True, exist_ok=True)
-    # The name begins as TensorBoard looks for it, and no two runs have the same one.
+    # TensorBoard looks for this beginning of the name; the rest is unique to a process.
     name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
     writer = RecordWriter((folder / name).open("xb"))
     writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
@@ -181,5 +181,5 @@ def _by_path(settings: str) -> dict[str, str]:
 
 
 def _read(path: pathlib.Path) -> str | None:
-    """Returns the id of the run that this folder began; None if it did not."""
+    """Returns the id of the run that was begun in this folder; None before the first run."""
     return path.read_text(encoding="utf-8") if path.exists() else None

@@ -11,13 +11,7 @@ _SAMPLING = {"beam_size": 1, "temperature": 0.7}
 
 @pytest.mark.parametrize(
     ("beam_size", "max_steps", "min_places", "want"),
-    [
-        (8, 128, 128, (32, 64, 96, 128)),
-        (4, 48, 128, (48,)),
-        (4, 65, 128, (33, 65)),
-        (1, 3, 1, (1, 2, 3)),
-        (3, 6, 6, (2, 4, 6)),
-    ],
+    [(8, 128, 128, (32, 64, 96, 128)), (4, 65, 128, (33, 65)), (3, 6, 6, (2, 4, 6))],
 )
 def test_stages_are_evenly_long(beam_size, max_steps, min_places, want):
     config = BeamSearch(beam_size, max_steps, min_stage_places=min_places)
@@ -28,19 +22,15 @@ def test_stages_are_evenly_long(beam_size, max_steps, min_places, want):
     ("options", "message"),
     [
         ({"beam_size": 0}, "beam_size must be at least 1, got 0"),
-        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
         ({"length_norm_alpha": -0.1}, "length_norm_alpha must be at least 0, got -0.1"),
         ({"num_best": 5}, "num_best must be 1 to beam_size 4, got 5"),
-        ({"num_best": 0}, "num_best must be 1 to beam_size 4, got 0"),
         ({"min_stage_places": 0}, "min_stage_places must be at least 1, got 0"),
         ({"coverage_weight": -1.0}, "coverage_weight must be at least 0, got -1.0"),
         ({"temperature": 0.5}, "temperature must be None for beam_size 4, got 0.5"),
-        ({"temperature": 0.0, "beam_size": 1}, "temperature must be above 0, got 0.0"),
+        ({"temperature": 0.0, "beam_size": 1}, "temperature must be from 1.2e-38 to 1.7e"),
+        ({"temperature": math.nan, "beam_size": 1}, "temperature must be from .*, got nan"),
         ({"top_k": 5}, "top_k must be None without a temperature, got 5"),
-        ({"top_p": 0.9}, "top_p must be None without a temperature, got 0.9"),
         ({**_SAMPLING, "top_k": 0}, "top_k must be at least 1, got 0"),
-        ({**_SAMPLING, "top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
-        ({**_SAMPLING, "top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
         ({**_SAMPLING, "top_p": math.nan}, "top_p must be above 0 and at most 1, got nan"),
     ],
 )

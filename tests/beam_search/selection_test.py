@@ -1,4 +1,4 @@
-"""Selection by index against NumPy; b, n, k and P differ, so that a wrong axis fails."""
+"""Selection by index, compared with NumPy; b, n, k and P differ, so that a wrong axis fails."""
 
 import numpy as np
 import pytest
@@ -39,18 +39,15 @@ def test_where_takes_examples_by_condition():
     assert got.a.numpy().tolist() == [1, 0] and got.b.numpy().tolist() == [[1] * 3, [0] * 3]
 
 
-@pytest.mark.parametrize(
-    ("width", "k"),
-    [(5, 5), (40, 3), (600, 1), (601, 4), (1024, 9), (3000, 8), (4999, 2), (700, 650)],
-)
+@pytest.mark.parametrize(("width", "k"), [(5, 5), (600, 1), (601, 4), (3000, 8), (700, 650)])
 def test_top_k_finds_the_largest(width, k):
-    """Among random numbers, numbers half of which are masked, and sorted numbers."""
+    """For random numbers, numbers of which half are masked, and sorted numbers."""
     rng = np.random.default_rng(width)
     x = rng.standard_normal((6, width)).astype("float32")
     x[1] = np.where(rng.random(width) < 0.5, -1e9, x[1])
     x[2:4] = np.sort(x[2:4])
     x[3] = x[3, ::-1]
-    x[4] += 5 * (np.arange(width) % 7 == 3)  # The largest share few columns.
+    x[4] += 5 * (np.arange(width) % 7 == 3)  # The largest numbers share a few columns.
     values, index = (found.numpy() for found in top_k(tf.constant(x), k))
     np.testing.assert_array_equal(values, -np.sort(-x)[:, :k])
     np.testing.assert_array_equal(np.take_along_axis(x, index, 1), values)

@@ -1,7 +1,7 @@
 """A small random model with ragged sources, and a slow beam search that reorders its caches.
 
-The search is written independently, one example at a time, in float64, with explicit lists of
-tokens. It never ends early.
+The search is an independent implementation, one example at a time, in float64, with explicit lists
+of tokens. It never ends early.
 
 B batch, k beam, n wanted hypotheses, S source length, T steps, V vocabulary, D model.
 """
@@ -45,7 +45,7 @@ class RandomModel:
 
     @classmethod
     def make(cls, seed: int, lengths: list[int], vocab_size: int, steps: int) -> RandomModel:
-        """Returns a random model of float32 arrays; `lengths` are those of the sources."""
+        """Returns a random model of float32 arrays; `lengths` are the sources' lengths."""
         rng, dim, batch_size = np.random.default_rng(seed), 6, len(lengths)
         real = np.arange(5)[None] < np.array(lengths)[:, None]
 
@@ -74,7 +74,7 @@ class RandomModel:
 
 
 def flat_state(config, model: NestedMap) -> NestedMap:
-    """Returns the flat decoder's first state, given RandomModel.tensors."""
+    """Returns the flat decoder's first state from RandomModel.tensors."""
     batch_size, source_len, dim = model.source_BSD.shape
     return NestedMap(
         flat=tf.zeros([batch_size, config.first_places, dim]),
@@ -107,7 +107,7 @@ def flat_step(config, model: NestedMap):
 def search(config, model: RandomModel, b: int, min_steps: int, max_steps: int) -> list[Found]:
     """Returns the n best hypotheses of example b, best first."""
     k = config.beam_size
-    active = [((), ())]  # tokens and their log-probabilities
+    active = [((), ())]  # Tokens and their log-probabilities.
     cache_KD, attended_KTS = np.zeros([1, model.out_DV.shape[0]]), np.zeros([1, 0, 5])
     finished: list[Found] = []
     for step in range(max_steps):

@@ -1,4 +1,4 @@
-"""Each program of the benchmark is its collective, as NumPy computes it."""
+"""Each program of the benchmark computes its collective, compared with NumPy."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ _N = 12  # Numbers on each of two devices.
 
 
 def _expected(kind, first, second):
-    """Returns what each device has afterwards, given what each had before."""
+    """Returns each device's expected numbers afterwards, from the numbers of both before."""
     match kind:
         case "all-reduce":
             return [first + second, first + second]

@@ -3,7 +3,7 @@ from bench import data_prep_tasks
 
 def test_ten_times_as_many_pairs_open_about_ten_times_as_many_files(tmp_path):
     small, large = (data_prep_tasks._num_opens(tmp_path, number) for number in (10**8, 10**9))
-    # Of 10^9 pairs there are 30518 chunks, read and written once more, and 60 groups and ranges.
+    # 10^9 pairs make 30518 chunks, each read and written once more, and 60 groups and ranges.
     assert large == 2 * 30518 + 2 * 60**2 + 5 * 60
     assert large < 11.1 * small
 

@@ -1,4 +1,4 @@
-"""What the peers of benchmarks are given."""
+"""The inputs of the benchmarks' peers."""
 
 import numpy as np
 import pytest
@@ -15,4 +15,4 @@ def test_sinusoids_are_those_of_float64():
 
     actual = peer.sinusoids(129, 8)
     assert actual.dtype == np.float32
-    np.testing.assert_allclose(actual, expected, atol=2e-5)  # Float32 angles are this exact.
+    np.testing.assert_allclose(actual, expected, atol=2e-5)  # The precision of float32 angles.

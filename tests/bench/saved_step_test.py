@@ -1,4 +1,4 @@
-"""A train step saved by one process runs in another, which cannot import TensorFlow."""
+"""A train step saved by one process runs in another one, which cannot import TensorFlow."""
 
 import os
 import re

@@ -4,7 +4,7 @@ from bench import start
 def test_a_linked_folder_is_read_as_a_prepared_one(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "_RECORDS", 40)
     monkeypatch.setattr(start, "_BATCH_SIZE", 1)
-    monkeypatch.setattr(start, "_BATCHES", 512)  # Of one row; a pool has 512 rows.
+    monkeypatch.setattr(start, "_BATCHES", 512)  # A batch has one row; a pool has 512.
     start.write(tmp_path, 300)
     costs = start.measure(str(tmp_path))
     assert costs["files"] == len(list(tmp_path.glob("records/train/*.array_record"))) >= 300

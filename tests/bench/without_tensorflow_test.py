@@ -1,4 +1,4 @@
-"""Benchmarks take programs that were traced elsewhere: a machine with a GPU needs no TensorFlow."""
+"""Benchmarks accept programs that were traced elsewhere: a GPU machine does not need TensorFlow."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# The name of the module that traces is part of what a kept program is found by.
+# The name of the tracing module is part of a cached program's key.
 _RUN = """
 import runpy, sys
 if sys.argv.pop(1) == "without":

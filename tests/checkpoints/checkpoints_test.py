@@ -1,4 +1,4 @@
-"""Whole, cut short, damaged, and another model's checkpoints."""
+"""Complete, interrupted and damaged checkpoints, and checkpoints of another model."""
 
 import json
 import pathlib
@@ -18,10 +18,11 @@ from lingvo_gshard.checkpoints.stored import DamagedCheckpointError
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.spmd.padded import PaddedArray
 from lingvo_gshard.train.config import train_params
+from tests.checkpoints import in_memory
+from xla_spmd.mesh import Mesh
 
 _SPEC = NestedMap(
     step=TensorSpec((), "int32", ""),
@@ -47,7 +48,7 @@ def _state(step, num_partitions=4):
 
 
 def _open(folder, num_partitions=4, **settings):
-    """The checkpoints of a folder, to save in."""
+    """Opens the checkpoints of a folder for saving."""
     parts = Partitioning.from_dict(Mesh.flat(num_partitions), {"E": "d"})
     p = Params()
     p.Define("dim", 3, "")
@@ -57,7 +58,7 @@ def _open(folder, num_partitions=4, **settings):
 
 @pytest.mark.parametrize("expert_letter", ["E", "V"])
 def test_uneven_arrays_are_saved_and_restored_as_they_are(tmp_path, expert_letter):
-    """7 rows over 8, 4 and 2 devices; checked by expert or as a whole."""
+    """7 rows over 8, 4 and 2 devices, with a fingerprint for each row or for all of them."""
     spec = NestedMap(w=TensorSpec((7, 5), "float32", expert_letter + "M"))
     values = np.arange(35, dtype=np.float32).reshape(7, 5)
 
@@ -65,8 +66,8 @@ def test_uneven_arrays_are_saved_and_restored_as_they_are(tmp_path, expert_lette
         parts = Partitioning.from_dict(Mesh.flat(num_partitions), {expert_letter: "d"})
         return parts, specs.shardings(parts, spec, specs.device_mesh(parts))
 
-    # An array of the host as a saved one, to be placed.
-    saved_array = stored.SavedArray("w", spec.w, None, lambda index: values[index], ValueError)
+    # A saved array whose values are in memory.
+    saved_array = in_memory.array(values, spec.w.dims, "w")
     parts, eight = shardings(8)
     state = spec.Pack(stored.placed({"w": saved_array}, {"w": eight.w}).values())
     assert isinstance(state.w, PaddedArray) and state.w.padded.shape == (8, 5)
@@ -95,7 +96,7 @@ def _same(a, b):
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y), err_msg=path)
 
 
-def test_restores_what_was_saved_on_any_number_of_devices(tmp_path):
+def test_saved_state_is_restored_on_any_number_of_devices(tmp_path):
     with _open(tmp_path) as saved:
         saved.save(7, _state(7), {"index": 70, "names": ["a"]})
     for num_partitions in (1, 2, 8):
@@ -108,23 +109,14 @@ def test_restores_what_was_saved_on_any_number_of_devices(tmp_path):
         assert state.layers[0].w.addressable_shards[0].data.shape == (8 // num_partitions, 640)
 
 
-def test_keeps_the_newest(tmp_path):
-    with _open(tmp_path, keep_checkpoint_max=2) as saved:
-        assert saved.latest() is None
-        for step in (3, 5, 12, 100):
-            saved.save(step, _state(step), {})
-        saved.wait()
-        assert saved.steps() == [12, 100] and saved.latest() == 100
-
-
 def test_the_characters_of_a_folders_name_are_no_pattern(tmp_path):
-    """Its patterns would match nothing, or the neighbour, whose name they describe."""
+    """As patterns, they would match no file, or the neighbour's files."""
     neighbour = tmp_path / "runs of 2026b, 1/run1"
     folder = tmp_path / "runs of 2026[abc],?*/run[1]"
     _saved(neighbour, (1,))
     (neighbour / "checkpoints/2.orbax-checkpoint-tmp").mkdir()
     _saved(folder, (2, 5))
-    (folder / "checkpoints/7").mkdir()  # As a killed save leaves it.
+    (folder / "checkpoints/7").mkdir()  # A killed save leaves such a folder.
 
     with _open(folder, keep_checkpoint_max=1) as saved:
         assert saved.steps() == [2, 5]
@@ -139,7 +131,7 @@ def test_the_characters_of_a_folders_name_are_no_pattern(tmp_path):
 
 
 def test_the_age_of_a_checkpoint_is_not_that_of_its_files(tmp_path):
-    """Which a copy, as from a bucket, makes new."""
+    """A copy, for example from a bucket, has new times."""
     _saved(tmp_path, (1, 2, 3))
     for step in (1, 2, 3):
         about = tmp_path / "checkpoints" / str(step) / "_CHECKPOINT_METADATA"
@@ -151,10 +143,10 @@ def test_the_age_of_a_checkpoint_is_not_that_of_its_files(tmp_path):
     assert saved.steps() == [1, 2, 3, 4]
 
 
-def test_a_checkpoint_cut_short_is_no_checkpoint(tmp_path):
+def test_incomplete_checkpoints_are_ignored(tmp_path):
     _saved(tmp_path, (1, 2, 3))
     folder = tmp_path / "checkpoints"
-    # As kills during a save and during a deletion leave them.
+    # Kills during a save and a deletion leave such folders.
     (folder / "2").rename(folder / "2.orbax-checkpoint-tmp")
     (folder / "3/commit_success.txt").unlink()
     with Checkpoints(tmp_path) as reader:
@@ -194,11 +186,8 @@ def _cut(file):
             lambda folder: _cut(_largest_file(folder)),
             r'reading "layers\[0\].w/.*Requested byte range',
         ),
-        (lambda folder: _largest_file(folder).unlink(), r"reading .layers\[0\].w/"),
         (lambda folder: shutil.rmtree(folder / "state"), "state"),
         (lambda folder: (folder / "about/metadata").write_text("{"), "Expecting property name"),
-        (lambda folder: (folder / "about/metadata").write_text("{}"), "metadata was changed"),
-        (lambda folder: _flip_a_bit(folder / "about/metadata"), "."),
         (lambda folder: (folder / "about/metadata").unlink(), "No such file .*about/metadata"),
         (
             lambda folder: (folder / "input_state/metadata").write_text('{"index": 5}'),
@@ -206,7 +195,7 @@ def _cut(file):
         ),
     ],
 )
-def test_damage_is_told_in_a_line_and_passed_over(tmp_path, capfd, damage, message):
+def test_damage_is_reported_in_one_line_and_skipped(tmp_path, capfd, damage, message):
     _saved(tmp_path, (3, 4))
     damage(tmp_path / "checkpoints/4")
     with Checkpoints(tmp_path) as reader:
@@ -219,7 +208,7 @@ def test_damage_is_told_in_a_line_and_passed_over(tmp_path, capfd, damage, messa
 
 
 def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch):
-    """A reader that lacks a permission, or memory, puts nothing aside."""
+    """If a reader lacks a permission or memory, no checkpoint is moved away."""
     _saved(tmp_path, (3, 4))
     for error in (
         PermissionError(13, "Permission denied", "4/about"),
@@ -236,7 +225,7 @@ def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_of_an_earlier_version_is_refused_and_stays(tmp_path):
-    """It has no digest of its description, but digests of all files."""
+    """Its description lacks a digest, and it has digests of all files."""
     _saved(tmp_path, (3,))
     path = tmp_path / "checkpoints/3/about/metadata"
     about = json.loads(path.read_text())
@@ -249,11 +238,41 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_and_stays(tmp_path):
 
 
 def test_a_lost_digest_is_damage(tmp_path):
-    """As one changed letter of its key would make it."""
+    """One changed letter of its key is enough."""
     _saved(tmp_path, (3, 6))
     path = tmp_path / "checkpoints/6/about/metadata"
     path.write_text(path.read_text().replace('"digest"', '"digess"'))
     assert _newest(tmp_path).step == 3
+
+
+def test_weights_that_are_not_finite_are_refused_by_name_and_stay(tmp_path):
+    """The checkpoint is not damaged, so it stays; an optimizer's slots are not weights."""
+    of_weights = NestedMap(
+        v=TensorSpec((3,), "float32", "_"), w=TensorSpec((8, 3), "float32", "EM")
+    )
+    spec = NestedMap(theta=of_weights, slots=NestedMap(theta=of_weights))
+    parts = Partitioning.from_dict(Mesh.flat(4), {"E": "d"})
+    shardings = specs.shardings(parts, spec, specs.device_mesh(parts))
+    p = Params()
+    p.Define("train", train_params(), "")
+
+    def saved_state(step, bad):
+        state = {path: np.ones(leaf.shape, np.float32) for path, leaf in spec.FlattenItems()}
+        state["slots.theta.v"][0] = np.nan
+        state["theta.w"][[0, 7], 1] = bad
+        placed = zip(state.values(), shardings.Flatten(), strict=True)
+        saved.save(step, spec.Pack(jax.device_put(*pair) for pair in placed), {})
+        saved.wait()
+
+    with Checkpoints(tmp_path, Contents(p, parts, spec)) as saved:
+        saved_state(1, 2.0)
+        saved_state(2, np.inf)
+        message = r"/2: theta\.w has 2 numbers that are not finite \(NaN or infinite\)\.$"
+        with pytest.raises(ValueError, match=message):
+            saved.newest(lambda step: saved.restore(step, spec, shardings))
+        assert saved.steps() == [1, 2] and not (tmp_path / "damaged_checkpoints").exists()
+        restored = saved.restore(1, spec, shardings).state
+        assert np.isnan(np.asarray(restored.slots.theta.v)[0])
 
 
 def _with_first_layer(spec):
@@ -291,7 +310,7 @@ def test_another_models_checkpoint_names_the_weight(tmp_path, spec, message):
 
 
 def _saved(folder, steps):
-    """A folder with checkpoints of these steps."""
+    """Saves checkpoints of these steps in a folder."""
     with _open(folder) as saved:
         for step in steps:
             saved.save(step, _state(step), {"index": step})
@@ -302,11 +321,11 @@ def _newest(folder):
         return _restore_newest(saved, 2)
 
 
-def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
+def test_a_damaged_newest_checkpoint_is_reported_skipped_and_kept(tmp_path, caplog):
     _saved(tmp_path, (3, 6, 9))
     for step in (6, 9):
         _flip_a_bit(_largest_file(tmp_path / f"checkpoints/{step}"))
-    with Checkpoints(tmp_path) as reader:  # One who only reads moves nothing.
+    with Checkpoints(tmp_path) as reader:  # Reading alone moves nothing.
         assert _restore_newest(reader, 1).step == 3
         assert reader.steps() == [3, 6, 9]
     restored = _newest(tmp_path)
@@ -315,7 +334,7 @@ def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
     assert "checkpoints/9: the checkpoint is damaged: layers[0].w is not what was" in caplog.text
     assert sorted(path.name for path in (tmp_path / "damaged_checkpoints").iterdir()) == ["6", "9"]
 
-    _saved(tmp_path, (6,))  # Trained again, and damaged again.
+    _saved(tmp_path, (6,))  # It is trained again, and damaged again.
     _flip_a_bit(_largest_file(tmp_path / "checkpoints/6"))
     assert _newest(tmp_path).step == 3
     kept = sorted(path.name for path in (tmp_path / "damaged_checkpoints").iterdir())
@@ -345,8 +364,8 @@ def test_training_never_begins_anew_where_all_are_damaged(tmp_path):
         _newest(tmp_path)
 
 
-def test_no_byte_changed_in_any_file_changes_what_is_restored(tmp_path):
-    """Each file of the newest checkpoint cut short, overwritten, grown or with a bit flipped."""
+def test_changed_bytes_never_change_the_restored_state(tmp_path):
+    """Each file of the newest checkpoint is cut, overwritten, extended, or has a bit flipped."""
     num_noticed = 0
     _saved(tmp_path / "whole", (3, 6))
     files = [p for p in (tmp_path / "whole/checkpoints/6").rglob("*") if p.is_file()]
@@ -376,7 +395,7 @@ def test_no_byte_changed_in_any_file_changes_what_is_restored(tmp_path):
 
 
 def fill_disk(folder):
-    """The limit on a file's size stands for the disk's."""
+    """Limits the size of files, in place of the disk's."""
     with _open(pathlib.Path(folder)) as saved:
         saved.save(3, _state(3), {"index": 3})
         saved.wait()
@@ -387,10 +406,10 @@ def fill_disk(folder):
             saved.wait()
 
 
-def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path):
     """Orbax goes on writing other files after the first failure, until the process ends.
 
-    Its own reports of errors go through a pipe, which has no limit.
+    It reports errors through a pipe, which the limit does not affect.
     """
     program = (
         "import sys; from tests.checkpoints import checkpoints_test as t; t.fill_disk(sys.argv[1])"
@@ -402,11 +421,11 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
     _saved(tmp_path, (6,))
     _same(_newest(tmp_path).state, _state(6))
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == ["3", "6"]  # The next save deletes what is left of one that failed.
+    assert kept == ["3", "6"]  # The next save deletes the rest of a failed one.
 
 
 def test_the_state_may_be_written_over_while_it_is_saved(tmp_path):
-    """The next call donates its arrays."""
+    """The next call donates the state's arrays."""
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     with _open(tmp_path) as saved:
         for step in (1, 2):
@@ -418,7 +437,7 @@ def test_the_state_may_be_written_over_while_it_is_saved(tmp_path):
             _same(saved.restore(step, _SPEC, _shardings(4)).state, _state(step))
 
 
-def test_a_checkpoint_says_what_it_is_of(tmp_path):
+def test_a_checkpoint_describes_its_model(tmp_path):
     _saved(tmp_path, (3,))
     about = json.loads((tmp_path / "checkpoints/3/about/metadata").read_text())
     assert about["params"].startswith("dim : 3\ntrain.")
@@ -427,8 +446,8 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path):
     assert len(about["fingerprints"]["layers[0].w"]) == 8 and about["num_processes"] == 1
 
 
-def test_an_expert_that_is_not_what_was_saved_is_named(tmp_path, monkeypatch):
-    """Whatever goes wrong between the files and the devices."""
+def test_a_changed_expert_is_named(tmp_path, monkeypatch):
+    """The error happens between the files and the devices."""
     _saved(tmp_path, (3,))
     placed = stored.placed
 
@@ -445,12 +464,6 @@ def test_an_expert_that_is_not_what_was_saved_is_named(tmp_path, monkeypatch):
         saved.restore(3, _SPEC, _shardings(8))
 
 
-def test_an_unwritable_folder_is_told(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        _open(tmp_path / "file")
-
-
 def test_a_folder_that_no_save_has_made_stays(tmp_path):
     _saved(tmp_path, (1,))
     (tmp_path / "checkpoints/1").rename(tmp_path / "checkpoints/1_good")
@@ -462,7 +475,7 @@ def test_a_folder_that_no_save_has_made_stays(tmp_path):
 
 
 def test_a_checkpoint_that_training_deletes_while_it_is_read_is_not_damaged(tmp_path, caplog):
-    """The next one is read, not the one before."""
+    """The next checkpoint is read, not the previous one."""
     _saved(tmp_path, (3, 6))
 
     def read(step):
@@ -473,22 +486,6 @@ def test_a_checkpoint_that_training_deletes_while_it_is_read_is_not_damaged(tmp_
 
     with Checkpoints(tmp_path) as saved:
         assert saved.newest(read) == 9
-    assert not caplog.messages
-
-
-def test_a_mean_of_checkpoints_of_which_training_deletes_one_is_read_again(tmp_path, caplog):
-    _saved(tmp_path, (3, 6))
-    steps = []
-
-    def read(step):
-        steps.append(step)
-        if len(steps) == 1:
-            shutil.rmtree(tmp_path / "checkpoints/3")
-            raise DamagedCheckpointError("checkpoints/3 is not there")
-        return step
-
-    with Checkpoints(tmp_path) as saved:
-        assert saved.newest(read) == 6 and steps == [6, 6]
     assert not caplog.messages
 
 

@@ -1,5 +1,6 @@
-"""Exported weights: parts and their index, what is read of them, and which damage is found."""
+"""Exported weights: their files and index, partial reading, and damage."""
 
+import dataclasses
 import json
 import re
 
@@ -10,12 +11,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-from lingvo_gshard.checkpoints import exported, stored
-from lingvo_gshard.checkpoints.fingerprints import fingerprint
-from lingvo_gshard.checkpoints.stored import SavedArray
+from lingvo_gshard.checkpoints import checked_array, exported
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
 from lingvo_gshard.files import safetensors_file
 from lingvo_gshard.sharding.layout import TensorSpec
+from tests.checkpoints import in_memory
 
 _SPECS = {
     "theta.gate": TensorSpec((4, 8), "float32", "M_"),
@@ -33,22 +33,17 @@ def _values(seed=0):
 
 
 def _saved(values):
-    """The arrays as a checkpoint's."""
+    """Returns the arrays as if they were a checkpoint's."""
 
     def failing(reason):
         return ValueError(f"damaged: {reason}")
 
-    here = NamedSharding(Mesh(jax.devices()[:1], ("here",)), PartitionSpec())
-    return {
-        name: SavedArray(
-            name,
-            spec,
-            fingerprint(jax.device_put(values[name], here), spec.dims),
-            lambda index, array=values[name]: np.asarray(array[index]),
-            failing,
-        )
-        for name, spec in _SPECS.items()
-    }
+    arrays = {}
+    for name, spec in _SPECS.items():
+        array = in_memory.array(values[name], spec.dims, name)
+        saved = in_memory.saved_fingerprint(values[name], spec.dims)
+        arrays[name] = dataclasses.replace(array, fingerprints=saved, damaged=failing)
+    return arrays
 
 
 def _write(folder, part_bytes=_PART_BYTES, seed=0, step=5):
@@ -90,7 +85,7 @@ def test_parts_have_an_index_that_the_safetensors_library_can_follow(tmp_path):
     assert len(entries) == sum(map(len, parts.values()))
     values = _values()
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in values.values())
-    # Experts are cut first, wherever they stand; small arrays are whole.
+    # Arrays are cut along the experts' dim; small arrays are whole.
     np.testing.assert_array_equal(
         entries["theta.layers[1].wi[0:2]"], values["theta.layers[1].wi"][:2]
     )
@@ -102,7 +97,7 @@ def test_an_array_that_is_larger_than_a_part_is_cut_along_its_experts_or_its_lon
     weight_map = json.loads(_write(tmp_path, 48).read_text())["weight_map"]
     assert {"theta.layers[1][:,:,0:4]", "theta.layers[1][:,:,4:8]"} <= weight_map.keys()
     assert {"theta.wide[:,0:20]", "theta.wide[:,80:100]", "theta.scale"} <= weight_map.keys()
-    assert "theta.layers[1].wi[0:1]" in weight_map  # One expert is never cut.
+    assert "theta.layers[1].wi[0:1]" in weight_map  # A single expert is not cut.
     _same(_read(tmp_path / "w.safetensors.index.json"), _values())
 
 
@@ -119,7 +114,7 @@ def test_a_new_export_replaces_the_old_one(tmp_path, before, after):
 
 
 def test_the_characters_of_a_files_name_are_no_pattern(tmp_path):
-    """Only its own old parts are deleted, and all of them."""
+    """All of its own old files are deleted, and no others."""
     neighbour = tmp_path / "w1-00001-of-00009.safetensors"
     neighbour.touch()
     path = tmp_path / "w[1]*.safetensors"
@@ -138,7 +133,8 @@ def test_parts_are_read_from_the_files_that_hold_them(tmp_path, monkeypatch):
     found = wi[slice(3, 5), slice(1, 4), slice(2)]
     np.testing.assert_array_equal(found, _values()["theta.layers[1].wi"][3:5, 1:, :2])
     files = json.loads(path.read_text())["weight_map"]
-    assert opened == [files["theta.layers[1].wi[2:4]"], files["theta.layers[1].wi[4:6]"]]
+    held = [files["theta.layers[1].wi[2:4]"], files["theta.layers[1].wi[4:6]"]]
+    assert sorted(opened) == sorted(held)
 
 
 def test_ranges_may_stand_in_any_order(tmp_path):
@@ -150,7 +146,7 @@ def test_ranges_may_stand_in_any_order(tmp_path):
 
 
 def _change(path, find, place):
-    """Flips a bit of the byte that comes `place` after `find`."""
+    """Flips a bit of the byte that is `place` bytes after the start of `find`."""
     data = bytearray(path.read_bytes())
     data[data.index(find) + place] ^= 1
     path.write_bytes(data)
@@ -174,10 +170,7 @@ def test_a_changed_bit_is_found_in_parts_of_an_entry_too(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda path, file: file.unlink(),
-            r"w-0000\d-of-.* is missing",
-        ),
+        (lambda path, file: file.unlink(), r"w-0000\d-of-.* is missing"),
         (
             lambda path, file: file.write_bytes(file.read_bytes()[:-9]),
             r"w-0000\d-of-.* or a damaged",
@@ -215,7 +208,7 @@ def _export_of(path):
 
 
 def _other(folder):
-    """The file of another export that holds the same entry."""
+    """Returns another export's file with the same entry."""
     (folder / "other").mkdir()
     return _file_of(_write(folder / "other", seed=1), "theta.layers[1].wi[2:4]")
 
@@ -246,7 +239,7 @@ def test_an_export_that_is_cut_short_leaves_nothing_that_is_whole(tmp_path, monk
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int8", "bool"])
 def test_the_safetensors_library_agrees(tmp_path, dtype):
-    """It reads what is written here, and the other way round."""
+    """It reads our files, and we read its files."""
     values = np.arange(15).reshape(3, 5).astype(dtype)
     weights = {"a": np.array(3, np.int32), "b": values, "c": np.zeros((0, 2), np.float32)}
     safetensors_file.write(tmp_path / "ours", weights, {"step": "5"})
@@ -260,7 +253,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path):
     path = tmp_path / "w.safetensors"
     with pytest.raises(ValueError, match="w.safetensors is missing"):
         exported.read(path)
-    mean = {n: stored.mean([array] * 2) for n, array in _saved(_values()).items()}
+    mean = {n: checked_array.mean([array] * 2) for n, array in _saved(_values()).items()}
     exported.write(path, mean, 5)
     _same(_read(path), _values())
     whole = path.read_bytes()

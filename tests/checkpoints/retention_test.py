@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and which is the best."""
+"""The checkpoints that are kept, and the best one."""
 
 import math
 
@@ -12,7 +12,7 @@ _HOUR = 3600.0
 
 
 def _every_quarter(steps):
-    """Checkpoints of steps 1, 2, ..., one every quarter of an hour."""
+    """Returns the times of checkpoints 1, 2, ..., one every quarter of an hour."""
     return {step: 1e9 + step * _HOUR / 4 for step in range(1, steps + 1)}
 
 
@@ -25,6 +25,7 @@ def _settings(keep_max, every_n_hours=None):
 def test_the_newest_stay():
     assert steps_to_keep(_every_quarter(9), None, _settings(3)) == {7, 8, 9}
     assert steps_to_keep({}, None, _settings(3)) == set()
+    assert steps_to_keep(_every_quarter(9), 4, _settings(None)) == set(range(1, 10))
 
 
 def test_the_best_stays_as_long_as_it_is_there():
@@ -43,7 +44,7 @@ def test_one_of_every_two_hours_stays_whatever_was_deleted_between():
 def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
     settings, held = _settings(1, every_n_hours=2.0), {}
     for step, time in _every_quarter(40).items():
-        held[step] = time - (50 * _HOUR if step > 12 else 0)  # Set back by two days.
+        held[step] = time - (50 * _HOUR if step > 12 else 0)  # The clock was set back by two days.
         stay = steps_to_keep(held, None, settings)
         assert step in stay
         held = {s: held[s] for s in stay}
@@ -51,7 +52,7 @@ def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
 
 
 def _note(model_dir, step, *args):
-    """Notes a checkpoint, which is there."""
+    """Records a checkpoint that exists."""
     folder = model_dir / "checkpoints" / str(step)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "commit_success.txt").touch()
@@ -93,7 +94,7 @@ def test_what_is_no_number_is_never_the_best(tmp_path, higher):
 
 
 def test_a_note_without_its_checkpoint_is_written_over(tmp_path):
-    """As after a save that failed, or a deletion while another process evaluates."""
+    """A save failed, or the checkpoint was deleted while another process evaluated it."""
     _note(tmp_path, 2, {"nll": 3.0}, "nll")
     checkpoints.note_best(tmp_path, 5, {"nll": 1.0}, "nll")
     assert checkpoints.read_best(tmp_path).step == 5

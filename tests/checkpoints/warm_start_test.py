@@ -1,4 +1,6 @@
-"""Weights of another run: each rule, what it refuses, what is printed."""
+"""Weights of another run: the rules, their errors, and the printed lines."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lingvo_gshard.checkpoints import warm_start
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
+from tests.checkpoints import in_memory
 from tests.train import regression
 from tests.train.regression import H, V
 
@@ -19,14 +22,17 @@ def _random(*shape, seed=0):
 
 def _begin(rule, before, new, dims, **options):
     start = WarmStart("old", ((r"a\..*", rule),), **options)
-    value, line = start.first_value("a.w", dims, {"a.w": before}, jnp.asarray(new))
+    before_dims = dims if before.ndim == new.ndim else re.sub("[Ee]", "", dims)
+    old = {"a.w": in_memory.array(before, before_dims, "a.w")}
+    value, line = start.first_value("a.w", dims, old, jnp.asarray(new))
     return np.asarray(value), line
 
 
 def test_the_first_rule_that_matches_the_whole_path_holds():
     start = WarmStart("old", ((r"theta\.x", Rule.SAME), (r"theta\..*", Rule.COPY_EXPERTS)))
     value = jnp.zeros(2)
-    old = dict.fromkeys(("theta.x", "theta.xy", "step", "slots.theta.x"), np.zeros(2, np.float32))
+    zeros = in_memory.array(np.zeros(2, np.float32), "_")
+    old = dict.fromkeys(("theta.x", "theta.xy", "step", "slots.theta.x"), zeros)
     assert [start.first_value(path, "_", old, value)[1] for path in old] == [
         "theta.x: restored, float32[2]",
         "theta.xy: float32[2] copied to float32[2]",
@@ -48,7 +54,7 @@ def test_experts_grow_by_copies():
 
 @pytest.mark.parametrize(("dims", "shape"), [("EMH", (3, 5)), ("REMH", (2, 3, 5)), ("em", (3,))])
 def test_a_layer_without_experts_becomes_each_of_them(dims, shape):
-    """One of a model, of a stack, and an optimizer's slot, whose letters are lowercase."""
+    """The array is of a layer, of a stack, or an optimizer's slot with lowercase letters."""
     before = _random(*shape)
     axis = dims.upper().index("E")
     new_shape = [*shape[:axis], 4, *shape[axis:]]
@@ -59,37 +65,14 @@ def test_a_layer_without_experts_becomes_each_of_them(dims, shape):
     assert line == f"a.w: float32{one} copied to float32{new_shape}"
 
 
-@pytest.mark.parametrize(
-    ("rule", "shape", "message"),
-    [
-        # Twice as many hidden units would be whole copies, too.
-        (Rule.COPY_EXPERTS, (4, 3, 10), "the experts of a layer that had none need its shape"),
-        (Rule.COPY_EXPERTS, (4, 5, 3), "the experts of a layer that had none need its shape"),
-        (Rule.SAME, (4, 3, 5), r"this model's float32\[4, 3, 5\]\.$"),
-    ],
-)
-def test_a_layer_of_another_shape_becomes_no_experts(rule, shape, message):
-    with pytest.raises(ValueError, match=rf"^old: a.w is float32\[3, 5\], .*{message}"):
-        _begin(rule, _random(3, 5), _random(*shape), "EMH")
-
-
-def test_what_several_devices_need_is_read_once():
-    reads = []
-
-    class Saved:
-        array = _random(2, 3)
-        shape, dtype = array.shape, array.dtype
-
-        def __getitem__(self, index):
-            reads.append(index)
-            return self.array[index]
-
+def test_arrays_for_several_devices_are_read_once():
+    file = in_memory.File(_random(2, 3), "EM", chunk_shape=(1, 3))
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("experts", "copies"))
     new = jax.device_put(_random(4, 3), NamedSharding(mesh, PartitionSpec("experts")))
     start = WarmStart("old", ((".*", Rule.COPY_EXPERTS),))
-    value, _ = start.first_value("a.w", "EM", {"a.w": Saved()}, new)
-    np.testing.assert_array_equal(value, np.tile(Saved.array, (2, 1)))
-    assert [index[0] for index in reads] == [slice(0, 1), slice(1, 2)]
+    value, _ = start.first_value("a.w", "EM", {"a.w": file.array}, new)
+    np.testing.assert_array_equal(value, np.tile(file.values, (2, 1)))
+    assert [index[0] for index in file.reads] == [slice(0, 1), slice(1, 2)]
 
 
 @pytest.mark.parametrize("dims", ["VM", "MV"])
@@ -127,29 +110,42 @@ def test_new_pieces_start_at_means_of_old_ones(dims):
     ("like", "message"),
     [
         (("a", "b"), "a is in the old vocabulary already"),
-        (("z", "b"), "z is not in the new one"),
         (("x", "b q"), "q, for x, is not in the old vocabulary"),
         (("x", " "), r"expected pairs such as .* got \('x', ' '\)"),
-        ("x", r"expected pairs such as .* got 'x'"),
     ],
 )
-def test_what_new_pieces_cannot_start_from_is_refused(like, message):
+def test_invalid_sources_of_new_pieces_are_refused(like, message):
     with pytest.raises(ValueError, match=f"^train.warm_start_pieces: .*{message}"):
         warm_start.rows_by_piece(["a", "b"], ["a", "b", "x"], (like,))
 
 
 @pytest.mark.parametrize(
-    ("rule", "shape", "dims", "message"),
+    ("rule", "before", "shape", "dims", "message"),
     [
-        (Rule.SAME, (4, 3), "EM", r"a.w is float32\[2, 3\], .*\[4, 3\]; rule SAME needs the same"),
-        (Rule.COPY_EXPERTS, (3, 3), "EM", r"float32\[3, 3\]; rule COPY_EXPERTS needs a multiple"),
-        (Rule.COPY_EXPERTS, (2, 3, 1), "EMH", r"this model's float32\[2, 3, 1\]"),
-        (Rule.BY_PIECE, (4, 3), "VM", "a.w: rule BY_PIECE, but no vocabulary is known"),
+        (
+            Rule.SAME,
+            (2, 3),
+            (4, 3),
+            "EM",
+            r"a.w is float32\[2, 3\], .*\[4, 3\]; rule SAME needs the same",
+        ),
+        (
+            Rule.COPY_EXPERTS,
+            (2, 3),
+            (3, 3),
+            "EM",
+            r"float32\[3, 3\]; rule COPY_EXPERTS needs a multiple",
+        ),
+        (Rule.COPY_EXPERTS, (2, 3), (2, 3, 1), "EMH", r"this model's float32\[2, 3, 1\]"),
+        (Rule.BY_PIECE, (2, 3), (4, 3), "VM", "a.w: rule BY_PIECE, but no vocabulary is known"),
+        # Whole copies of a dense layer's hidden units are not experts.
+        (Rule.COPY_EXPERTS, (3, 5), (4, 3, 10), "EMH", "the experts must have the shape of the d"),
+        (Rule.SAME, (3, 5), (4, 3, 5), "EMH", r"this model's float32\[4, 3, 5\]\.$"),
     ],
 )
-def test_shapes_that_do_not_suit_the_rule_are_refused(rule, shape, dims, message):
+def test_shapes_that_do_not_suit_the_rule_are_refused(rule, before, shape, dims, message):
     with pytest.raises(ValueError, match=message):
-        _begin(rule, _random(2, 3), _random(*shape), dims)
+        _begin(rule, _random(*before), _random(*shape), dims)
 
 
 def test_a_missing_array_is_named():
@@ -180,25 +176,25 @@ def test_a_run_begins_from_another_ones_folder_or_file(tmp_path, capsys):
         _train(begun, 1, warm_start=WarmStart(str(tmp_path / name), _RULES))
     printed = capsys.readouterr().out
     assert "theta.w_HV: restored, float32[8, 3]" in printed
-    assert " arrays that are no weights, such as slots: new" in printed
+    assert " arrays that are not weights, such as slots: new" in printed
     from_folder = _arrays(tmp_path / "from_old", 1)
     from_file = _arrays(tmp_path / "from_old.safetensors", 1)
     for path, array in from_folder.items():
         np.testing.assert_array_equal(array, from_file[path], err_msg=path)
-    # It is the old run's fifth step, but for the batch and the momentum: both were new.
+    # It equals the old run's fifth step, except that the batch and the momentum are new.
     assert from_folder["step"] == 1
     moved = from_folder["theta.w_HV"] - _arrays(tmp_path / "old", 4)["theta.w_HV"]
     np.testing.assert_allclose(moved, -0.05 * from_folder["momentum.w_HV"], rtol=1e-3, atol=1e-6)
 
 
-def test_a_run_with_checkpoints_goes_on_from_them(tmp_path, capsys):
+def test_a_run_with_checkpoints_continues_from_them(tmp_path, capsys):
     _train(tmp_path / "old", 2)
     _train(tmp_path / "new", 2)
     _train(tmp_path / "new", 3, warm_start=WarmStart(str(tmp_path / "old"), _RULES))
     assert "restored" not in capsys.readouterr().out
 
 
-def test_a_source_that_is_none_is_refused(tmp_path):
+def test_an_invalid_source_is_refused(tmp_path):
     for name in ("nothing", "nothing.safetensors"):
         with pytest.raises((ValueError, FileNotFoundError), match=name):
             _train(tmp_path / "new", 1, warm_start=WarmStart(str(tmp_path / name), _RULES))

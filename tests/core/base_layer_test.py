@@ -1,4 +1,4 @@
-"""BaseLayer: the tree of weights, and how they start."""
+"""BaseLayer: the tree of weights, and their initial values."""
 
 import numpy as np
 import pytest
@@ -51,6 +51,14 @@ def test_weights_mirror_the_tree():
     ]
     assert root.num_weights == 13 * 4001 + 1
     assert [root.path, root.one.path, root.many[1].path] == ["", "one", "many[1]"]
+
+
+def test_a_matrix_needs_its_dims():
+    with pytest.raises(ValueError, match=r"a matrix of rows=1 and columns=1 needs .*got 'M'; a b"):
+        base_layer.gaussian((3,), "M", fan_in=1)
+    assert not base_layer.gaussian((3,), "M", fan_in=1, rows=0).is_matrix
+    assert not base_layer.constant((3, 4), "ND", 0.0).is_matrix
+    assert base_layer.constant((3, 4), "MH", 0.0, rows=1).stacked(5).is_matrix
 
 
 @pytest.fixture(scope="module")

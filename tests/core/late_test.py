@@ -1,4 +1,4 @@
-"""Modules that are imported when something of them is first used."""
+"""Modules that are imported when one of their attributes is first used."""
 
 import sys
 
@@ -9,7 +9,7 @@ from lingvo_gshard.core.late import LateModule
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """The name of a module that can be imported, and has not been."""
+    """The name of a module that can be imported, but has not been."""
     name = "an_example_of_a_late_module"
     (tmp_path / f"{name}.py").write_text("values = [1]\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""Names of TensorFlow's inside: they do what their public relatives do."""
+"""TensorFlow's private names behave like their public relatives."""
 
 import numpy as np
 import tensorflow as tf

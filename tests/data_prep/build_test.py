@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from lingvo_gshard.files import lock
+from xla_spmd.files import lock
 
 
 def _run(folder, *flags, file_bytes=None):
-    """Runs the binary; a limit to the sizes of its files is to it as a full disk."""
+    """Runs the program; a limit on the size of its files acts like a full disk."""
     limited = [] if file_bytes is None else ["prlimit", f"--fsize={file_bytes}"]
     return subprocess.run(
         [*limited, sys.executable, "-m", "data_prep.build", "--workers=1", *flags],
@@ -25,7 +25,7 @@ def _run(folder, *flags, file_bytes=None):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
     (folder / "text").mkdir()
-    # Rare characters, in each source another.
+    # Each source has another rare character.
     lines = (f"Satz Nummer {chr(0x4E00 + i)}\tsentence number {i}\n" for i in range(1000))
     (folder / "text" / "de-en.tsv").write_text("".join(lines))
     (folder / "file").touch()
@@ -35,30 +35,11 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("flags", "file_bytes", "line"),
     [
-        (
-            ["--input=nowhere", "--out=data"],
-            None,
-            "data_prep.build: no input folder {folder}/nowhere",
-        ),
-        (
-            ["--out=data"],
-            None,
-            "data_prep.build: give --input=TEXT_DIR, --config=FILE, or both",
-        ),
-        (
-            ["--config=nowhere.toml", "--out=data"],
-            None,
-            "data_prep.build: {folder}/nowhere.toml: there is no such file",
-        ),
+        (["--out=data"], None, "data_prep.build: give --input=TEXT_DIR, --config=FILE, or both"),
         (
             ["--input=text", "--out=data", "x"],
             None,
             "data_prep.build: unexpected arguments ['x']; see",
-        ),
-        (
-            ["--input=text", "--out=data", "--workers=0"],
-            None,
-            "data_prep.build: --workers must be 1 or more, got 0; see",
         ),
         (
             ["--input=text", "--out=./text"],
@@ -69,16 +50,6 @@ def folder(tmp_path_factory):
             ["--input=text", "--out=file"],
             None,
             "data_prep.build: --out=file is a file; choose a folder.",
-        ),
-        (
-            ["--input=text", "--out=file/x"],
-            None,
-            "data_prep.build: [Errno 20] Not a directory: 'file/x'",
-        ),
-        (
-            ["--input=text", "--out=/proc/data"],
-            None,
-            "data_prep.build: [Errno 2] No such file or directory: '/proc/data'",
         ),
         (
             ["--input=text", "--out=full"],
@@ -119,9 +90,14 @@ def test_what_was_made_is_told_and_which_language_is_much_in_bytes(folder):
     assert re.search(r"de: \{'train': 9\d\d, 'dev': \d+, 'test': \d+\}, dropped none", told)
     assert re.search(r"W.* de: \d\d\.\d % of the source's tokens are bytes of characters", told)
     assert re.search(r"data: 9\d\d training examples in 1 directions, .* in data/report", told)
+    command = "gshard train --model=small.MoE8E6L --data_dir=data --logdir=RUN"
+    assert (
+        f"Next: {command} (for a first look add --set=train.max_steps=200; "
+        in told.splitlines()[-1]
+    )
 
 
-def test_documents_are_told_in_their_own_words(folder):
+def test_reports_of_documents_use_their_terms(folder):
     (folder / "notes").mkdir()
     (folder / "notes/a.txt").write_text("".join(f"a note about {i}\n" for i in range(300)))
     flags = ("--kind=text", "--input=notes", "--text_vocab_size=300")
@@ -132,3 +108,5 @@ def test_documents_are_told_in_their_own_words(folder):
         r"notes_data: 29\d training documents in 1 corpora, \d+ tokens of \d{4} bytes; vocabulary"
     )
     assert re.search(totals, ended.stderr)
+    command = "gshard train --model=toy.LmMoE8E4L --data_dir=notes_data --logdir=RUN"
+    assert f"Next: {command} (" in ended.stderr.splitlines()[-1]

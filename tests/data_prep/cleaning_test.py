@@ -38,7 +38,7 @@ def test_repair_undoes_a_wrong_encoding_and_touches_nothing_else():
         ("da . . . . . . . . . . .", "something else here", Rule.REPEATED),
         ("это русский", "this is Russian", Rule.WRONG_SCRIPT),
         ("das ist so", "это русский", Rule.WRONG_SCRIPT),
-        # Less than half of it, and what has no letters at all.
+        # Less than half is in another script; and text without any letters.
         ("Moskau heißt на русском", "Moscow, in Russian", None),
         ("1, 2, 3", "1, 2, 3.", None),
     ],
@@ -65,14 +65,9 @@ def test_another_language_is_dropped_only_when_asked_and_sure():
     right = Pair("Das Wetter ist heute hier sehr schön", "The weather is very nice here today")
     assert _rule(right, check_language=True) is None
     assert _rule(Pair("No sé", "I know not"), check_language=True) is None
-    # Of Achuar the model knows nothing.
+    # The model does not know Achuar.
     odd = Pair("Das Wetter ist heute hier sehr schön", "The weather is very nice here today")
     assert _rule(odd, "acu", check_language=True) is None
-
-
-def test_english_key_ignores_case_and_marks_but_never_vanishes():
-    assert cleaning.english_key("The Dog's!") == cleaning.english_key("the dogs")
-    assert cleaning.english_key("?!") == "?!"
 
 
 def test_a_digest_is_64_bits_of_the_text():

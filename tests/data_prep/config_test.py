@@ -4,15 +4,8 @@ import re
 import pytest
 
 from data_prep import config
-from data_prep.documents import (
-    JsonlDocuments,
-    OneSide,
-    ParquetDocuments,
-    TextFile,
-    TfdsDocuments,
-)
-from data_prep.multilingual import TfdsSplit, TmxFile
-from data_prep.sources import JsonlFile, MosesFiles, PoFile, TsvFile
+from data_prep.documents import JsonlDocuments, OneSide, ParquetDocuments, TextFile, TfdsDocuments
+from data_prep.sources import MosesFiles, TsvFile
 
 _DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "data.md"
 
@@ -26,7 +19,7 @@ def _tsv_table(path):
     """
 
 
-def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
+def test_a_file_name_with_pattern_characters_is_found(tmp_path):
     folder = tmp_path / "corpora [a-c]*"
     folder.mkdir()
     for name in ("old[1].tsv", "old1.tsv", "old2.tsv"):
@@ -46,78 +39,17 @@ def _load(folder, text, **settings):
     return config.load(folder / "data.toml", settings)
 
 
-def test_every_format(tmp_path):
-    for name in ("train/de-en.tsv", "a.jsonl", "b.jsonl", "m.tmx", "de.po", "t.tsv.gz"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    sources, made = _load(
-        tmp_path,
-        """
-        source_vocab_size = 64000
-        target_vocab_size = 32000
-        [scripts]
-        sr = ["Cyrl", "Latn"]
-        [[sources]]
-        format = "folder"
-        path = "."
-        [[sources]]
-        format = "tsv"
-        path = "t.tsv.gz"
-        language = "iw"
-        split = "test"
-        [[sources]]
-        format = "moses"
-        source = "x.de"
-        english = "x.en"
-        language = "de"
-        [[sources]]
-        format = "tmx"
-        path = "*.tmx"
-        languages = ["pt_BR"]
-        [[sources]]
-        format = "jsonl"
-        path = "*.jsonl"
-        language = "de"
-        source_field = "de"
-        english_field = "en"
-        split = "train"
-        [[sources]]
-        format = "po"
-        path = "de.po"
-        language = "de"
-        [[sources]]
-        format = "tfds"
-        name = "flores/neen"
-        tfds_split = "validation"
-        data_dir = "tfds"
-        split = "dev"
-        """,
-        target_vocab_size=500,
-    )
-    assert sources == (
-        TsvFile(tmp_path / "train" / "de-en.tsv", "de", "train"),
-        TsvFile(tmp_path / "t.tsv.gz", "he", "test"),
-        MosesFiles(tmp_path / "x.de", tmp_path / "x.en", "de"),
-        TmxFile(tmp_path / "m.tmx", ("pt-BR",)),
-        JsonlFile(tmp_path / "a.jsonl", "de", "de", "en", "train"),
-        JsonlFile(tmp_path / "b.jsonl", "de", "de", "en", "train"),
-        PoFile(tmp_path / "de.po", "de"),
-        TfdsSplit("flores/neen", "validation", tmp_path / "tfds", split="dev"),
-    )
-    assert (made.source_vocab_size, made.target_vocab_size) == (64000, 500)
-    assert made.scripts == {"sr": ("Cyrl", "Latn")}
-
-
 def test_the_documented_example(tmp_path):
     example, _ = re.findall(r"```toml\n(.*?)```", _DOCUMENT.read_text(), re.DOTALL)
     for name in ("m4bible/de-en.tsv", "mined/fr.parquet", "web/a.jsonl.gz", "memory.tmx.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    sources, made = _load(tmp_path, example)
+    sources, made = _load(tmp_path, example, target_vocab_size=500)
     assert [type(one).__name__.removesuffix("File") for one in sources] == [
         *("Tsv", "MosesFiles", "Parquet", "Jsonl", "Tmx", "TfdsSplit")
     ]
     assert sources[2].source_column == "translation.fr"
+    assert made.target_vocab_size == 500  # A flag has priority.
     assert made.scripts == {"sr": ("Cyrl", "Latn")}
 
 
@@ -141,38 +73,30 @@ def test_the_documented_example_of_text(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = [", r"data.toml: "),
         ("", r"no \[\[sources\]\]"),
         ("vocab_size = 3", r"the file has no setting vocab_size, only character_coverage, "),
         ("model_type = 'word'", r"model_type 'word': expected one of bpe, unigram"),
-        ("model_type = 3", r"model_type 3: expected a value of type str"),
         ("max_pieces = 3.5", r"max_pieces 3.5: expected a value of type int"),
         ("source_vocab_size = 12", r"source_vocab_size 12: expected at least 261"),
         ("seed = -1", r"seed -1: expected 0 to 18446744073709551615"),
-        ("seed = 18446744073709551616", r"seed 18446744073709551616: expected 0 to 184467"),
         ("held_out_share = 0.6", r"held_out_share 0.6: expected 0 to 0.5"),
-        ("scripts = 'Latn'", r"data.toml: "),
         (
             "[[sources]]\nformat = 'moses'\nsource = 'x'\nenglish = 'y'\nsplit = 3",
             r"split 3: expected one of train",
         ),
         ("scripts = {sr = 'Cyrl'}", r"scripts 'Cyrl': expected a list"),
         ("scripts = {sr = ['Cyrillic']}", r"script 'Cyrillic': expected an ISO 15924 code"),
-        ("sources = 'x'", r"expected tables, each under \[\[sources\]\]"),
         ("[[sources]]\nformat = 'csv'", r"format 'csv': expected one of folder, tsv, tmx, "),
         ("[[sources]]\nformat = 'tsv'\npath = '*.tsv'", r"no file in .* matches path '\*.tsv'"),
         ("[[sources]]\nformat = 'tsv'\nsplit = 'valid'", r"split 'valid': expected one of train"),
         ("[[sources]]\nformat = 'po'\nlanguage = 'xx'", r"'xx' is not a language"),
         ("[[sources]]\nformat = 'moses'\nsource = 'x'", r"moses needs english, language"),
-        ("[[sources]]\nformat = 'moses'\nfile = 'x'", r"moses has no setting file, only english"),
         ("[[sources]]\nformat = 'folder'\npath = 'none'", r"no input folder .*none"),
-        ("[[sources]]\nformat = 'folder'", r"a folder needs path"),
         (
             "[[sources]]\nformat = 'po'\nlanguage_codes = 'iso'",
             r"language_codes 'iso': expected one",
         ),
         ("[[sources]]\nformat = 'po'\ntext_split = 'dev'", r"text_split 'dev': expected small let"),
-        ("[[sources]]\nformat = 'po'\ntext_split = '../x'", r"text_split '../x': expected small"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):
@@ -186,7 +110,7 @@ def test_mistakes_are_named(tmp_path, text, message):
         ("{split}.{side}", ["dev", "train"]),
         ("*/{language}.{split}", "'*/{language}.{split}'"),
         ("{pair}.{split}", "fr-fr.dev: expected a pair of two languages, got fr-fr"),
-        ("{lang}.tsv", r"{lang} is none of corpus, language, pair, side, split"),
+        ("{lang}.tsv", r"{lang} is not one of corpus, language, pair, side, split"),
     ],
 )
 def test_placeholders(tmp_path, path, expected):
@@ -212,11 +136,6 @@ def test_wildcards_beside_placeholders(tmp_path, path):
     sources, _ = _load(tmp_path, f"[[sources]]\nformat = 'tsv'\npath = '{path}'")
     assert len(sources) == (2 if "*" in path else 1)
     assert sources[0] == TsvFile(tmp_path / "x1/de.tsv", "de")
-
-
-def test_a_placeholder_beside_a_plain_path(tmp_path):
-    with pytest.raises(ValueError, match="no file in .* matches path '{language}.txt'"):
-        _load(tmp_path, "[[sources]]\nformat = 'tsv'\npath = 'x'\nsource = '{language}.txt'")
 
 
 def test_a_file_that_is_there_twice_is_refused(tmp_path):
@@ -302,31 +221,15 @@ def test_a_setting_of_a_source_has_its_type(tmp_path):
     _load(tmp_path, f"{table}source_column = 0\nscore_column = 2\nmin_score = 1")
 
 
-def test_a_path_may_be_absolute(tmp_path):
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "a.tsv").touch()
-    sources, _ = _load(
-        tmp_path / "x",
-        f"[[sources]]\nformat = 'tsv'\npath = '{tmp_path}/**/*.tsv'\nlanguage = 'de'",
-    )
-    assert sources == (TsvFile(tmp_path / "x" / "a.tsv", "de"),)
+def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/a.tsv").touch()
+    (source,), _ = _load(tmp_path, _tsv_table("~/a.tsv"))
+    assert source.path == tmp_path / "home/a.tsv"
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"none.toml"):
-        config.load(pathlib.Path(tmp_path, "none.toml"), {})
-
-
-def test_a_folders_name_is_no_pattern(tmp_path):
-    folder = tmp_path / "a[1]"
-    folder.mkdir()
-    (folder / "x.tsv").write_text("ja\tyes\n")
-    text = '[[sources]]\nformat = "tsv"\nlanguage = "de"\npath = "*.tsv"\n'
-    (source,), _ = _load(folder, text)
-    assert source.path == folder / "x.tsv"
-
-
-def test_a_mark_before_the_text_is_none_of_it(tmp_path):
+def test_a_byte_order_mark_is_skipped(tmp_path):
     (tmp_path / "de.tsv").touch()
     text = '[[sources]]\nformat = "tsv"\npath = "de.tsv"\nlanguage = "de"\n'
     (tmp_path / "c.toml").write_text("\ufeffmax_chars = 7\n" + text, encoding="utf-8")
@@ -349,5 +252,5 @@ def test_braces_in_a_name_that_is_there_are_no_placeholders(tmp_path):
     assert german.path == tmp_path / "old {x}/train/de-en.tsv"
     assert (french.path, french.language) == (tmp_path / "{language}.tsv", "fr")
 
-    with pytest.raises(ValueError, match="{x} is none of corpus"):
+    with pytest.raises(ValueError, match="{x} is not one of corpus"):
         _load(tmp_path, text.replace("old", "new"))

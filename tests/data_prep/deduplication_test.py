@@ -4,7 +4,7 @@ import numpy as np
 
 from data_prep import deduplication, text_chunks
 from data_prep.rules import Rule
-from data_prep.tsv import Pair
+from data_prep.tsv import Document, Pair
 
 
 def _write(folder, split, name, pairs, pairs_per_chunk=100, language="de"):
@@ -35,34 +35,19 @@ def test_three_groups_by_hand(tmp_path, monkeypatch):
 
     kept = [chunk.is_kept().tolist() for chunk in chunks]
     assert kept == [[True, True], [False, True], [False, False], [True]]
-    # Of positions 0 to 2, A and B; of 3 to 5, C; and D at 6.
+    # Positions 0 to 2 keep A and B, positions 3 to 5 keep C, and position 6 keeps D.
     assert selected.block_sizes == {0: 2, 1: 1, 2: 1}
     assert selected.dropped == {("de", Rule.HELD_OUT): 0, ("de", Rule.DUPLICATE): 3}
 
-    # Each group has a sorted file, each range of digests one of what is repeated.
+    # Each group has a sorted file, and each range of digests a file of repeated pairs.
     places = []
     for i, chunk in enumerate(chunks):
         digests, positions = np.load(tmp_path / f"x/de-{i:05d}.sorted.npy")
         assert digests.tolist() == sorted(chunk.digests()[:, text_chunks.PAIR].tolist())
         assert sorted(positions.tolist()) == list(range(chunk.num_examples))
         places += np.load(tmp_path / f"x/de-{i:05d}.repeated.npy").T.tolist()
-    # A in the second group; the first B of the third, and its second one.
+    # A in the second group; the first and the second B in the third.
     assert sorted(places) == [[1, 0], [2, 0], [2, 1]]
-
-
-def test_equal_pairs_within_a_chunk_are_found_as_well(tmp_path):
-    chunks = _write(tmp_path, "train", "x", [Pair("a", "b"), Pair("a", "b"), Pair("a", "c")])
-    selected = _select(tmp_path, chunks)
-    assert chunks[0].is_kept().tolist() == [True, False, True]
-    assert selected.block_sizes == {0: 2}
-
-
-def test_a_held_out_pair_is_no_duplicate(tmp_path):
-    held_out = _write(tmp_path, "test", "x", [Pair("q", "held out")])
-    chunks = _write(tmp_path, "train", "x", [Pair("a", "held out")] * 3 + [Pair("b", "c")] * 2)
-    selected = _select(tmp_path, chunks, held_out)
-    assert chunks[0].is_kept().tolist() == [False, False, False, True, False]
-    assert selected.dropped == {("de", Rule.HELD_OUT): 3, ("de", Rule.DUPLICATE): 1}
 
 
 def test_english_is_held_out_for_all_languages_and_a_source_for_its_own(tmp_path):
@@ -75,7 +60,7 @@ def test_english_is_held_out_for_all_languages_and_a_source_for_its_own(tmp_path
     selected = deduplication.select(train, held_out, tmp_path / "x", 100, _run)
     assert train["de"][0].is_kept().tolist() == [False, False, True]
     assert train["fr"][0].is_kept().tolist() == [True, False, True]
-    # And what another language has is no duplicate.
+    # A pair of another language is not a duplicate.
     assert selected["fr"].dropped == {("fr", Rule.HELD_OUT): 1, ("fr", Rule.DUPLICATE): 0}
 
 
@@ -120,29 +105,6 @@ def test_nothing_of_the_held_out_splits_stays_on_either_side(tmp_path):
     assert list(held_out[0].kept_examples()) == list(held_out[0].examples())
 
 
-def test_the_files_opened_grow_as_the_corpus(tmp_path, monkeypatch):
-    """Ten times as many chunks, as large as they were, and as much memory."""
-    monkeypatch.setattr(deduplication, "_PAIRS_PER_GROUP", 500)
-    opened = []
-    load = np.load
-
-    def counted(path, **kwargs):
-        opened.append(path)
-        return load(path, **kwargs)
-
-    monkeypatch.setattr(np, "load", counted)
-    numbers = []
-    for size in (500, 5000):
-        pairs = [Pair(f"s{i}", f"t{i}") for i in range(size)]
-        train = _write(tmp_path, "train", f"x{size}", pairs, pairs_per_chunk=5)
-        opened.clear()
-        assert _select(tmp_path, train).block_sizes.total() == size
-        numbers.append(len(opened))
-    # A chunk's digests and what is kept; a group's held-out digests of two kinds, and its sorted
-    # ones; and each piece between groups and ranges twice.
-    assert numbers == [2 * 100 + 2 + 1 + 2 * 1, 2 * 1000 + 10 * (2 + 1) + 2 * 10 * 10]
-
-
 def test_nothing_is_changed_in_place(tmp_path):
     pairs = [Pair(f"s{i % 7}", "t") for i in range(20)]
     train = _write(tmp_path, "train", "x", pairs, pairs_per_chunk=6)
@@ -151,3 +113,20 @@ def test_nothing_is_changed_in_place(tmp_path):
     assert _select(tmp_path, train).block_sizes.total() == 7
     changed = [path for path, inode in before.items() if path.stat().st_ino != inode]
     assert sorted(changed) == sorted(chunk.array_path("kept") for chunk in train)
+
+
+def test_texts_that_differ_in_a_sign_or_an_operator_are_not_held_out(tmp_path):
+    held_out = [Pair("q", "Take 4 of 10, please"), Pair("r", "keep x < 3")]
+    different = [Pair("a", "take -4 of 10"), Pair("b", "keep x >= 3"), Pair("c", "take 4.10")]
+    copies = [Pair("d", "take 4 of 10; please!"), Pair("e", "Keep x<3.")]
+    chunks = _write(tmp_path, "train", "x", [*different, *copies])
+    _select(tmp_path, chunks, _write(tmp_path, "test", "x", held_out))
+    assert chunks[0].is_kept().tolist() == [True, True, True, False, False]
+
+    code = [Document("while (a[0] > 1) b--;"), Document("return a;")]
+    others = [Document("while (a[0] > 1) b++;"), Document("return !a;"), Document("Return a")]
+    chunks = _write(tmp_path, "train", "y", others, language="code")
+    held_out = _write(tmp_path, "dev", "y", code, language="code")
+    found = deduplication.select({"code": chunks}, held_out, tmp_path / "y", 100, _run)
+    assert chunks[0].is_kept().tolist() == [True, True, False]
+    assert found["code"].dropped["code", Rule.HELD_OUT] == 1

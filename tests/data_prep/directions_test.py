@@ -6,10 +6,10 @@ import pytest
 from data_prep import directions, tsv
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
-from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, records, sentences
 from lingvo_gshard.input.tokenizer import load_pair
 from tests.data_prep import prepared
+from xla_spmd.files import digests
 
 _CONFIG = BuildConfig(source_vocab_size=400, target_vocab_size=400)
 _PAIR = Pair("ein Haus", "a house")
@@ -22,16 +22,13 @@ _PAIR = Pair("ein Haus", "a house")
         ("english_to_many", {"en-de": ("<2de> a house", "ein Haus")}),
         (
             "many_to_many",
-            {
-                "de": ("<2en> ein Haus", "a house"),
-                "en-de": ("<2de> a house", "ein Haus"),
-            },
+            {"de": ("<2en> ein Haus", "a house"), "en-de": ("<2de> a house", "ein Haus")},
         ),
     ],
 )
 def test_the_directions_of_a_language(setting, expected):
     found = directions.of("de", setting)
-    assert {one.code: one.turned(_PAIR) for one in found} == expected
+    assert {one.code: one.record_sides(_PAIR) for one in found} == expected
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +53,17 @@ def test_both_directions_have_records_and_text(built):
         for one in made.languages
     }
     german, french = {"train": 90}, {"train": 40, "dev": 2}
-    # No text that is trained on has Japanese as its target.
+    # No training text has Japanese as its target.
     expected = {"de": german, "en-de": german, "fr": french, "en-fr": french, "ja": {"test": 1}}
     assert counts == expected
     for code in ("de", "en-de", "fr", "en-fr"):
         assert made.language(code).dropped == {"duplicate": 1, "too_many_pieces": 1}
     text = made.language("en-fr").text["dev"].path
     assert text == "text/dev/en-fr.tsv.gz"
-    lines = list(sentences.eval_text(folder / "data" / text))
-    assert lines == [("<2fr> Sample one", "Probe eins"), ("<2fr> a house", "ein Haus")]
+    # Other programs may read this text, so it must not contain the token.
+    pairs = list(sentences.eval_text(folder / "data" / text))
+    assert pairs == [("Sample one", "Probe eins"), ("a house", "ein Haus")]
+    assert made.language("en-fr").line("Sample one") == "<2fr> Sample one"
     digests.verify(folder / "data", made.files())
 
 
@@ -76,11 +75,12 @@ def test_records_begin_with_the_target_as_decoded_lines_do(built):
     for code, token in {"fr": "<2en>", "en-fr": "<2fr>"}.items():
         entry = made.language(code)
         shard = records.RecordSource(folder / "data", entry.records["dev"])
-        lines = sentences.eval_text(folder / "data" / entry.text["dev"].path)
-        for example, (line, english) in zip(shard.read(np.arange(2)), lines, strict=True):
+        pairs = sentences.eval_text(folder / "data" / entry.text["dev"].path)
+        for example, (text, english) in zip(shard.read(np.arange(2)), pairs, strict=True):
+            line = entry.line(text)
             ids = example.source_ids.tolist()
             assert ids == source.encode(line)
-            # No piece of a space comes before the token.
+            # The token is not preceded by a piece for a space.
             assert source.pieces(ids[:1]) == [token]
             assert source.decode(ids) == line
             assert target.decode(example.target_ids) == english

@@ -5,12 +5,7 @@ import pytest
 from pyarrow import parquet
 
 from data_prep import tsv
-from data_prep.documents import (
-    JsonlDocuments,
-    OneSide,
-    ParquetDocuments,
-    TextFile,
-)
+from data_prep.documents import JsonlDocuments, OneSide, ParquetDocuments, TextFile
 from data_prep.rules import Rule
 from data_prep.sources import ColumnsFile, MosesFiles, Row
 from data_prep.tsv import Document, Malformed
@@ -52,11 +47,15 @@ def test_lines_are_read_by_spans_and_blocks_as_a_whole(tmp_path, monkeypatch):
 
 def test_a_field_of_json(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text('{"page": {"text": "first\\n\\nsecond"}}\n{"page": {}}\n[]\n{\n')
-    found = [row.example for row in JsonlDocuments(path, "web", "page.text").rows()]
-    missing = Malformed("no text in field 'page.text'")
-    assert found[:3] == [Document("first second"), missing, missing]
-    assert found[3].startswith("not JSON: ")
+    lines = ['{"page": {"text": "first\\n\\nsecond"}}', '{"page": {}}', '{"page": null}', "{}"]
+    path.write_text("\n".join([*lines, '{"page": 3}', "[]", "{"]))
+    source = JsonlDocuments(path, "web", "page.text")
+    source.check()
+    found = [row.example for row in source.rows()]
+    malformed = Malformed("field 'page.text' is not text")
+    assert found[:4] == [Document("first second"), *[Document("")] * 3]
+    assert found[4:6] == [malformed, malformed]
+    assert found[6].startswith("not JSON: ")
 
 
 def test_a_column_of_parquet(tmp_path):
@@ -65,7 +64,7 @@ def test_a_column_of_parquet(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(records), path)
     first, second = ParquetDocuments(path, "web", "page.text").rows()
     assert first == Row("web", Document("first second"))
-    assert second == Row("web", Document(""))  # Null is no text, and no damage.
+    assert second == Row("web", Document(""))  # Null counts as empty text, not as damage.
     with pytest.raises(ValueError, match=r"x.parquet has no column text, only id, page.text"):
         list(ParquetDocuments(path, "web", "text").rows())
     path.write_bytes(path.read_bytes()[:-9])

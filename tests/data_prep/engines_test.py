@@ -53,7 +53,7 @@ def test_without_dask_it_says_so(monkeypatch):
 
 @contextlib.contextmanager
 def _started(module, *flags):
-    """A process of Dask's in a group of its own."""
+    """A Dask process in its own process group."""
     command = [sys.executable, "-m", f"distributed.cli.{module}", *flags]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -66,7 +66,7 @@ def _started(module, *flags):
 
 @pytest.fixture
 def cluster(tmp_path):
-    """The address of a scheduler, its process, and those of its three workers."""
+    """The address and the process of a scheduler, and its three workers' processes."""
     distributed = pytest.importorskip("distributed")
     path, options = tmp_path / "scheduler.json", ("--no-dashboard", "--host=127.0.0.1")
     with contextlib.ExitStack() as stack:
@@ -112,7 +112,7 @@ def _contents(folder: pathlib.Path) -> dict[str, bytes]:
 def test_a_killed_worker_and_a_killed_driver_change_nothing(cluster, tmp_path):
     address, _, workers = cluster
     _write_text(tmp_path / "text")
-    results = tmp_path / "data" / ".unfinished" / "results-3"
+    results = tmp_path / "data" / ".unfinished" / "results-4"
     context = multiprocessing.get_context("spawn")
     begin = functools.partial(
         context.Process, target=_build, args=(address, tmp_path / "text", tmp_path / "data")
@@ -150,7 +150,7 @@ def test_a_killed_scheduler_is_one_line_and_the_build_goes_on_elsewhere(cluster,
     command += [f"--out={tmp_path}/data", "--engine=dask", f"--scheduler={address}"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     driver = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-    results = tmp_path / "data" / ".unfinished" / "results-3"
+    results = tmp_path / "data" / ".unfinished" / "results-4"
     while not list(results.glob("clean-*.result")):
         assert driver.poll() is None
         time.sleep(0.005)

@@ -7,7 +7,7 @@ from data_prep.documents import TfdsDocuments
 from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.rules import Rule
 from data_prep.sources import Row
-from data_prep.tsv import Document, Pair
+from data_prep.tsv import Document, Malformed, Pair
 
 _TMX = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -42,7 +42,7 @@ def test_every_language_beside_english(tmx_path):
 
 def test_wanted_languages_take_their_regions(tmx_path):
     both = TmxFile(tmx_path, ("pt", "pt-BR"))
-    # What is no language is counted, whatever is wanted.
+    # An invalid language name is counted, whatever languages are wanted.
     assert [row.language for row in both.rows()] == ["pt-BR", "pt", "x-unknown9"]
     portuguese = TmxFile(tmx_path, ("pt",)).rows()
     assert [row.language for row in portuguese] == ["pt", "pt", "x-unknown9"]
@@ -61,15 +61,7 @@ def test_languages_by_the_names_of_the_source(tmx_path):
     assert wanted[0].example.source == "dois"
 
 
-def test_many_units_are_forgotten_as_they_are_read(tmp_path):
-    unit = '<tu><tuv lang="en"><seg>n{0}</seg></tuv><tuv lang="de"><seg>z{0}</seg></tuv></tu>'
-    path = tmp_path / "many.tmx"
-    path.write_text(f"<tmx><body>{''.join(map(unit.format, range(5000)))}</body></tmx>")
-    rows = list(TmxFile(path).rows())
-    assert [row.example.english for row in rows] == [f"n{i}" for i in range(5000)]
-
-
-def test_what_is_no_tmx_is_refused(tmp_path):
+def test_invalid_tmx_is_refused(tmp_path):
     (tmp_path / "x.tmx").write_text("<tmx><body><tu>")
     with pytest.raises(ValueError, match=r"x.tmx is not TMX: "):
         list(TmxFile(tmp_path / "x.tmx").rows())
@@ -89,7 +81,7 @@ def test_what_is_no_tmx_is_refused(tmp_path):
 
 
 class _Talks(tfds.core.GeneratorBasedBuilder):
-    """In the form of ted_multi_translate."""
+    """A data set in the format of ted_multi_translate."""
 
     name = "small_talks"
     VERSION = tfds.core.Version("1.0.0")
@@ -162,7 +154,7 @@ def test_a_real_set_of_two_languages_on_made_up_data(tmp_path):
     assert all(row.example.source and row.example.english for row in rows)
 
 
-def test_what_is_no_set_or_no_translations_is_refused(tfds_dir):
+def test_unknown_sets_and_sets_without_translations_are_refused(tfds_dir):
     with pytest.raises(ValueError, match=r"tfds no_such_set, split train: "):
         list(TfdsSplit("no_such_set", "train", tfds_dir).rows())
     with pytest.raises(ValueError, match=r"tfds small_talks, split later: "):
@@ -200,12 +192,12 @@ def test_a_damaged_character_costs_its_unit(tmp_path):
     assert texts[:4] == ["gut", "mit \ufffd Referenz", "mit \ufffd NUL", "ein \ufffd Byte"]
     assert len(texts[4]) == 10_100_000 and texts[5] == "gut"
 
-    # What is no markup is text.
+    # A sign that is not markup is text.
     path.write_text(_tmx_of("gut", "a < b & c", "1&nbsp;000", "gut"))
     texts = [row.example.source for row in TmxFile(path).rows()]
     assert texts == ["gut", "a < b & c", "1 000", "gut"]
 
-    # As tools write it, too.
+    # Some tools write UTF-16.
     path.write_text(_tmx_of("schön", "\u2028"), encoding="utf-16")
     assert [row.example.source for row in TmxFile(path).rows()] == ["schön", ""]
 
@@ -220,6 +212,16 @@ def test_a_placeholder_separates_the_words_that_it_stood_between(tmp_path):
         "点击<ph/>这里": "点击这里",
         "点击<ph/>OK": "点击 OK",
         "<ph/>Anfang<ph/>": "Anfang",
+        # Words that end with a vowel sign, a point, a tone, and a virama with a joiner.
+        "नदी<ph/>किनारा": "नदी किनारा",
+        "אַתָּ<ph/><ph/>בָא": "אַתָּ בָא",
+        "ma˥˩<ph/>pa꜔<ph/>e\u0301<ph/>o": "ma˥˩ pa꜔ e\u0301 o",
+        "അവന്\u200d<ph/>വന്നു": "അവന്\u200d വന്നു",
+        # A mark continues its word; Thai, Tibetan, kana and Han are written without spaces.
+        "क<ph/>\u093fत": "क\u093fत",
+        "กิ่<ph/>น้ำ": "กิ่น้ำ",
+        "བོ<ph/>ད": "བོད",
+        "コー<ph/>ヒー々<ph/>飲<ph/>\U00020000": "コーヒー々飲\U00020000",
     }
     path.write_text(_tmx_of(*texts), encoding="utf-8")
     assert [row.example.source for row in TmxFile(path).rows()] == list(texts.values())
@@ -233,3 +235,80 @@ def test_text_in_no_language_is_counted_as_that(tmp_path):
         Row("und", Rule.UNKNOWN_LANGUAGE),
         Row("mul", Rule.UNKNOWN_LANGUAGE),
     ]
+
+
+def test_a_text_that_is_given_twice_is_malformed(tmp_path):
+    path = tmp_path / "x.tmx"
+    english = '<tuv xml:lang="en"><seg>one</seg></tuv>'
+    german = '<tuv xml:lang="de"><seg>eins</seg></tuv>'
+    units = [
+        english + '<tuv xml:lang="de"><seg>eins</seg><seg>zwei</seg></tuv>',
+        english + '<tuv xml:lang="de" lang="fr"><seg>eins</seg></tuv>',
+        english + '<tuv xml:lang="de" lang="DE"><seg>eins</seg></tuv>',
+        english.replace("</tuv>", "<seg>two</seg></tuv>") + german,
+    ]
+    path.write_text(f"<tmx><body>{''.join(f'<tu>{unit}</tu>' for unit in units)}</body></tmx>")
+    rows = list(TmxFile(path).rows())
+    assert {row.language for row in rows} == {"de"}
+    assert [row.example for row in rows] == [
+        Malformed("a text has 2 segments, expected one"),
+        Malformed("a text has two languages, de and fr"),
+        Pair("eins", "one"),
+        Malformed("a text has 2 segments, expected one"),
+    ]
+    path.write_text(f'<tmx><body><tu lang="en" lang="de">{english}</tu></body></tmx>')
+    with pytest.raises(ValueError, match="x.tmx is not TMX: Attribute lang redefined"):
+        list(TmxFile(path).rows())
+
+
+_DTD = """<!DOCTYPE tmx PUBLIC "-//LISA//TMX" "tmx14.dtd" [
+  <!-- don't: <!ENTITY firm "commented"> ]> -->
+  <!ENTITY firm "Müller &amp; Söhne"> <!ENTITY firm "second">
+  <!ENTITY % more SYSTEM "more.dtd"> <!ENTITY other SYSTEM "secret.txt">
+  <!ENTITY long-name.1 'the "&firm;"'>
+  <!ENTITY marked "<hi>&firm;</hi>!"> <!ENTITY none "">
+]>"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "iso-8859-1"])
+def test_entities_of_its_own_dtd_are_text(tmp_path, encoding):
+    (tmp_path / "secret.txt").write_text("secret")
+    texts = {
+        "bei &firm; hier": "bei Müller & Söhne hier",
+        "&long-name.1;&none;.": 'the "Müller & Söhne".',
+        "&marked; <hi x='&long-name.1;'>a</hi>": "Müller & Söhne! a",
+        "&other; &unknown; &amp;firm; <![CDATA[&firm;]]>": "&other; &unknown; &firm; &firm;",
+        "&auml;&firm": "ä&firm",
+    }
+    path = tmp_path / "x.tmx"
+    head = f'<?xml version="1.0" encoding="{encoding}"?>\n{_DTD}\n'
+    path.write_bytes((head + _tmx_of(*texts)).encode(encoding))
+    assert [row.example.source for row in TmxFile(path).rows()] == list(texts.values())
+    path.write_bytes((head + "<tmx>\n<tu></tmx>").encode(encoding))
+    with pytest.raises(ValueError, match=f"line {head.count(chr(10)) + 2}, "):
+        list(TmxFile(path).rows())
+
+
+def test_entities_that_grow_are_undecodable(tmp_path):
+    """The billion laughs, an entity that refers to itself, and many references to a long one."""
+    laughs = [f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 10)]
+    declared = ['<!ENTITY a0 "ha">', *laughs, '<!ENTITY x "a &y;"> <!ENTITY y "b &x;">']
+    declared.append(f'<!ENTITY long "{"long " * 10_000}">')
+    texts = ["&a9;", "gut", "&a1;", "&x;", *["&long;"] * 200, "gut"]
+    path = tmp_path / "x.tmx"
+    path.write_text(f"<!DOCTYPE tmx [{''.join(declared)}]>" + _tmx_of(*texts))
+    found = [row.example.source for row in TmxFile(path).rows()]
+    assert "\ufffd" in found[0] and len(found[0]) < 100
+    assert found[1:3] == ["gut", "ha" * 10]
+    assert "\ufffd" in found[3] and len(found[3]) < 10
+    of_long = found[4:-1]
+    assert of_long[0] == ("long " * 10_000).strip() and of_long[-1] == "\ufffd"
+    assert sum(map(len, of_long)) < 3_000_000 and found[-1] == "gut"
+
+
+def test_an_encoding_that_is_not_known_is_refused(tmp_path):
+    path = tmp_path / "x.tmx"
+    for name in ("x-none", "base64", "idna"):
+        path.write_text(f'<?xml version="1.0" encoding="{name}"?>' + _tmx_of("gut"))
+        with pytest.raises(ValueError, match=f"x.tmx is not TMX: {name} is not a known encoding"):
+            list(TmxFile(path).rows())

@@ -1,14 +1,14 @@
-"""Pairs of languages of which none is English: what is prepared of them."""
+"""Data of language pairs without English."""
 
 import numpy as np
 import pytest
 
 from data_prep import config as configuration
-from data_prep import directions, languages, tsv
+from data_prep import languages, tsv
 from data_prep.config import BuildConfig
 from data_prep.multilingual import TmxFile
 from data_prep.tsv import Pair
-from lingvo_gshard.input import example_codec, manifest, records, sentences
+from lingvo_gshard.input import example_codec, records, sentences
 from lingvo_gshard.input.tokenizer import load_pair
 from tests.data_prep import prepared
 
@@ -31,7 +31,7 @@ def built(tmp_path_factory):
     text = folder / "text"
     all_texts = [_texts(number) for number in range(100)]
     german, french, russian, english = zip(*all_texts, strict=True)
-    # One with the other language first, as its file's name says.
+    # One file has the other language first, and so does its name.
     tsv.write(text / "train/fr-de.tsv.gz", map(Pair, french[:60], german[:60]))
     tsv.write(text / "train/de-en.tsv.gz", map(Pair, german[:40], english[:40]))
     tsv.write(text / "train/fr-ru.tsv.gz", map(Pair, french[40:95], russian[40:95]))
@@ -47,14 +47,14 @@ def test_both_directions_have_records_and_text(built):
     counts = {}
     for language in made.languages:
         counts[language.code] = {split: language.num_examples(split) for split in language.records}
-    # A sentence of dev or test is in no training pair on either side, in whatever pair it is there:
+    # A sentence of dev or test must not occur in training, on either side of any pair: this drops
     # three in French, two in German, and two in Russian.
     assert counts.pop("de-fr") == counts.pop("fr-de") == {"train": 60 - 2 - 3}
     assert counts.pop("de") == counts.pop("en-de") == {"train": 40 - 2, "dev": 2}
     assert counts.pop("fr-ru") == counts.pop("ru-fr") == {"train": 55 - 3 - 2, "dev": 3}
-    # Training text has all of these languages, but no such pair.
+    # All of these languages have training text, but not this pair.
     assert counts.pop("de-ru") == counts.pop("ru-de") == {"test": 2}
-    # Nothing is translated into Japanese, so the pair has no directions.
+    # Nothing is translated into Japanese, so the pair gets {}: it does not have a direction.
     assert counts == {"ja-ru": {}}
     assert made.language("ja-ru").dropped == {"no_target": 1}
     assert made.language("de-fr").dropped == {"held_out": 5}
@@ -65,7 +65,8 @@ def test_both_directions_have_records_and_text(built):
     assert path == "text/test/ru-de.tsv.gz"
     german, _, russian, _ = _texts(90)
     lines = list(sentences.eval_text(folder / "data" / path))
-    assert lines[0] == (f"<2de> {russian}", german)
+    assert lines[0] == (russian, german)
+    assert made.language("ru-de").beginning == "<2de>"
 
 
 def test_records_begin_with_their_target(built):
@@ -94,18 +95,6 @@ def test_one_direction_alone_is_refused(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_directions_have_the_vocabularys_codes_of_both_languages():
-    class Given:
-        def code(self, language):
-            return {"de": "deu_Latn", "fr": "fra_Latn"}[language]
-
-    into, back = directions.of("de+fr", "many_to_many", Given())
-    pair = Pair("ein Haus", "une maison")
-    assert (into.code, back.code) == ("de-fr", "fr-de")
-    assert into.line(pair) == ("deu_Latn fra_Latn ein Haus", "une maison")
-    assert back.line(pair) == ("fra_Latn deu_Latn une maison", "ein Haus")
-
-
 def test_a_file_of_settings_names_the_other_language(tmp_path):
     (tmp_path / "a.de").write_text("Haus\n")
     (tmp_path / "a.fr").write_text("maison\n")
@@ -132,13 +121,6 @@ def test_a_file_of_settings_names_the_other_language(tmp_path):
         ("en+fr", Pair("house", "maison")),
     ]
 
-    # What has English has it last.
+    # In a pair with English, English comes last.
     in_order = [languages.in_order(pair) for pair in ("de+fr", "en+fr", "fr+de", "de", "en-GB+de")]
     assert in_order == ["de+fr", "fr", "de+fr", "de", "de"]
-
-
-def test_a_pairs_folder_is_whole(built):
-    _, made = built
-    for language in made.languages:
-        assert language.read == language.kept + sum(language.dropped.values())
-    assert made.kind == manifest.Kind.PARALLEL

@@ -1,3 +1,4 @@
+import dataclasses
 import datetime
 import itertools
 
@@ -29,7 +30,7 @@ def path(tmp_path):
 def test_named_columns_and_a_threshold(path):
     rows = list(ParquetFile(path, "de", **_COLUMNS).rows())
     assert rows[3] == Row("de", Pair("Satz 3", "sentence 3"))
-    assert rows[8] == Row("de", Pair("", "sentence 8"))  # Null is no text, and no damage.
+    assert rows[8] == Row("de", Pair("", "sentence 8"))  # Null counts as empty text, not as damage.
     assert len(rows) == 10
     scored = list(ParquetFile(path, "de", **_COLUMNS, score_column="score", min_score=0.5).rows())
     assert [row.example is Rule.LOW_SCORE for row in scored] == [True] * 5 + [False] * 4 + [True]
@@ -41,10 +42,10 @@ def test_named_columns_and_a_threshold(path):
     [
         (float("nan"), Rule.LOW_SCORE),
         ("low", Malformed("could not convert string to float: 'low'")),
-        (datetime.date(2020, 1, 2), Malformed("no number in column 'score'")),
+        (datetime.date(2020, 1, 2), Malformed("column 'score' is not a number")),
     ],
 )
-def test_a_score_that_is_no_number_keeps_nothing(tmp_path, score, pair):
+def test_pairs_with_an_invalid_score_are_dropped(tmp_path, score, pair):
     record = {"de": "Satz", "en": "sentence", "score": score}
     parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "x.parquet")
     source = ParquetFile(tmp_path / "x.parquet", "de", "de", "en", score_column="score")
@@ -76,7 +77,7 @@ def test_spans_are_even_ranges_of_row_groups(path, monkeypatch):
         ]
 
 
-def test_what_is_damaged_or_lacks_a_column_is_named(path):
+def test_damage_and_missing_columns_are_named(path):
     with pytest.raises(ValueError, match=r"x.parquet has no column en, only id, score, trans"):
         list(ParquetFile(path, "de", "translation.de", "en").rows())
     path.write_bytes(path.read_bytes()[:-100])
@@ -88,8 +89,44 @@ def test_what_is_damaged_or_lacks_a_column_is_named(path):
         list(ParquetFile(path, "de", **_COLUMNS).rows())
 
 
-def test_names_with_dots_and_null(tmp_path):
-    table = pyarrow.table({"text.de": ["ein Haus", None], "text.en": ["a house", "two"]})
+def test_a_null_above_a_column_is_an_empty_text(tmp_path):
+    pairs = [{"de": "ein Haus", "en": "a house"}, None]
+    table = pyarrow.table({"page": [{"pair": pair} for pair in pairs] + [None]})
     parquet.write_table(table, tmp_path / "x.parquet")
-    rows = ParquetFile(tmp_path / "x.parquet", "de", "text.de", "text.en").rows()
-    assert [row.example for row in rows] == [Pair("ein Haus", "a house"), Pair("", "two")]
+    source = ParquetFile(tmp_path / "x.parquet", "de", "page.pair.de", "page.pair.en")
+    empty = Pair("", "")
+    assert [row.example for row in source.rows()] == [Pair("ein Haus", "a house"), empty, empty]
+    scored = dataclasses.replace(source, score_column="page.pair.en")
+    assert [row.example for row in scored.rows()][1:] == [Rule.LOW_SCORE] * 2
+
+
+_TEXT = pyarrow.array(["x", "y"])
+
+
+def _struct(*names):
+    return pyarrow.StructArray.from_arrays([_TEXT] * len(names), names=names)
+
+
+@pytest.mark.parametrize(
+    ("fields", "repeated"),
+    [
+        ([("t", _struct("de", "en")), ("id", _TEXT)], None),
+        ([("t", _struct("de", "en")), ("id", _TEXT), ("ID", _TEXT)], None),
+        # Two columns have the name: the choice must not be left to chance.
+        ([("t", _struct("de", "en", "de"))], "t.de"),
+        ([("t", _struct("de", "en")), ("t.en", _TEXT)], "t.en"),
+        ([("t", _struct("de")), ("t", _struct("en"))], "t.de, t.en"),
+        ([("t", _struct("de", "en")), ("x", _TEXT), ("x", _TEXT)], None),
+    ],
+)
+def test_a_name_that_occurs_twice_is_refused(tmp_path, fields, repeated):
+    names, arrays = zip(*fields, strict=True)
+    table = pyarrow.Table.from_arrays(list(arrays), list(names))
+    parquet.write_table(table, tmp_path / "x.parquet")
+    rows = ParquetFile(tmp_path / "x.parquet", "de", "t.de", "t.en").rows()
+    if repeated is None:
+        assert [row.example for row in rows] == [Pair("x", "x"), Pair("y", "y")]
+        return
+    message = f"x.parquet has more than one column {repeated}, expected one of each name"
+    with pytest.raises(ValueError, match=message):
+        list(rows)

@@ -1,6 +1,7 @@
 import pytest
 
-from data_prep import patterns
+from data_prep import languages, patterns, source_tables, text_folder, tsv_folder
+from lingvo_gshard.input.manifest import Kind
 
 
 def _touch(folder, *names):
@@ -47,7 +48,7 @@ def test_the_same_placeholder_stands_for_the_same_text(tmp_path):
     assert [table["path"] for table in tables] == ["de/de.tsv", "fr/fr.tsv"]
 
 
-def test_english_is_no_source(tmp_path):
+def test_english_cannot_be_a_source(tmp_path):
     _touch(tmp_path, "de.tsv", "en.tsv", "eng_Latn.tsv")
     (table,) = patterns.expand({"path": "{language}.tsv"}, tmp_path)
     assert table["language"] == "de"
@@ -76,15 +77,6 @@ def test_a_pair_without_english_names_its_target(tmp_path):
     assert (table["language"], table["target_language"]) == ("de", "fr")
 
 
-def test_mistakes_are_named(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"\{lang\} is none of corpus, language, pair, side, split"
-    ):
-        patterns.expand({"path": "{lang}.tsv"}, tmp_path)
-    with pytest.raises(ValueError, match=r"no file in .* matches path '\{language\}.tsv'"):
-        patterns.expand({"path": "{language}.tsv"}, tmp_path)
-
-
 def test_files_that_only_the_placeholders_leave_out_are_named(tmp_path, caplog):
     _touch(tmp_path, "train/de.tsv", "valid/de.tsv", "train/fr.tsv")
     assert len(patterns.expand({"path": "{split}/{language}.tsv"}, tmp_path)) == 2
@@ -92,3 +84,36 @@ def test_files_that_only_the_placeholders_leave_out_are_named(tmp_path, caplog):
     assert told == (
         f"path '{{split}}/{{language}}.tsv': 1 files in {tmp_path} are not read: valid/de.tsv"
     )
+
+
+# Names with vowel signs, points, and an accent that is a separate character.
+_NAMES = [
+    "\u0939\u093f\u0928\u094d\u0926\u0940",
+    "\u05e2\u05b4\u05d1\u05e8\u05b4\u05d9\u05ea",
+    "cafe\u0301-2",
+]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_name_has_the_letters_of_any_script(tmp_path, name):
+    _touch(tmp_path, f"{name}.jsonl", f"train/{name}.txt", f"pairs/train/{name}-en.tsv")
+    (table,) = patterns.expand({"path": "{corpus}.jsonl"}, tmp_path)
+    assert table["corpus"] == name
+    (table,) = patterns.expand({"path": "{language}.jsonl"}, tmp_path)
+    assert table["language"] == name
+    assert languages.named(name, "source") == name
+    assert languages.printable(f"{name}/x") == f"{name}?x"
+
+    (source,) = text_folder.sources_in(tmp_path)
+    assert source.corpus == name
+    (source,) = tsv_folder.sources_in(tmp_path / "pairs", "source")
+    assert source.language == name
+    fields = {"format": "text", "path": f"train/{name}.txt", "document": "line", "corpus": name}
+    (source,) = source_tables.of_table(fields, tmp_path, Kind.TEXT)
+    assert source.corpus == name
+
+
+def test_what_is_no_letter_is_in_no_name(tmp_path):
+    _touch(tmp_path, "a\u2019b.jsonl", "a b.jsonl", "a\u0964.jsonl")
+    with pytest.raises(ValueError, match="no file in .* matches"):
+        patterns.expand({"path": "{corpus}.jsonl"}, tmp_path)

@@ -9,7 +9,7 @@ from data_prep import engines, runs
 
 
 def _note(path: pathlib.Path) -> tuple[str, int]:
-    """Appends a line to a file: how often it ran shows."""
+    """Appends a line to a file, so that the number of calls shows."""
     with path.open("a") as file:
         file.write("ran\n")
     return path.name, os.getpid()
@@ -29,7 +29,7 @@ def test_results_are_in_order_and_each_task_is_done_once(tmp_path, num_workers):
     assert [(key, name) for key, (name, _) in results.items()] == [(key, key) for key in calls]
     assert all(path.read_text() == "ran\n" for path in paths)
     assert all(pid != os.getpid() for _, pid in results.values()) == (num_workers == 2)
-    # Another name is another step.
+    # Another name means another step.
     run("two", {0: calls["task0"]})
     assert paths[0].read_text() == "ran\n" * 2
 

@@ -8,7 +8,7 @@ from data_prep.text_chunks import Chunk
 
 
 class _Listed(Chunk):
-    """A chunk of the numbers from its start, of which those divisible by 3 are not kept."""
+    """A chunk of consecutive numbers from its start; the multiples of 3 are not kept."""
 
     def examples(self):
         return iter(range(self.start, self.start + self.num_examples))
@@ -25,10 +25,10 @@ def _chunks(*cuts):
 @pytest.mark.parametrize("cuts", [(0, 35), (0, 10, 20, 30, 35), (0, 1, 2, 17, 31, 35), (0, 25, 35)])
 @pytest.mark.parametrize("pairs_per_shard", [5, 14, 1000])
 def test_shards_do_not_depend_on_where_chunks_are_cut(cuts, pairs_per_shard):
-    members = [*_chunks(*cuts), *_chunks(40, 52)]  # Another source begins a block.
+    members = [*_chunks(*cuts), *_chunks(40, 52)]  # Another source begins its own block.
     sizes = shards.block_sizes(members, 10)
     made = shards.divide(members, sizes, 10, pairs_per_shard)
-    # Literally: blocks of ten numbers, grouped as long as they fit.
+    # The definition, literally: blocks of ten numbers, grouped as long as they fit.
     numbers = [*range(35), *range(40, 52)]
     expected = []
     for _, block in itertools.groupby(numbers, lambda i: i // 10):

@@ -22,7 +22,7 @@ _SCRIPTS = {"de": frozenset({"Latn"}), "fr": frozenset({"Latn"})}
 
 @dataclasses.dataclass(frozen=True)
 class _Listed(sources.Source):
-    """A source of the rows that it is given."""
+    """A source with the given rows."""
 
     listed: tuple[Row, ...]
     split: str | None = "train"
@@ -57,7 +57,7 @@ def test_the_survey_counts_the_characters_of_sources():
 
 
 def test_the_survey_is_of_a_spread_of_each_language(monkeypatch):
-    """Not of the head: here it is Latin, with all other text in Cyrillic after it."""
+    """Not just of the head, which is Latin here; all other text is Cyrillic."""
     monkeypatch.setattr(source_cleaning, "_SURVEYED_ROWS", 50)
     rows = [Row("sr", Pair("abcd", "x"))] * 300 + [Row("sr", Pair("абвг", "x"))] * 2700
     rows.append(Row("de", Pair("at the end", "x")))
@@ -152,7 +152,7 @@ def test_without_a_split_the_english_decides_for_all_languages(tmp_path):
         for (split, _), pairs in _pairs(cleaned).items():
             for pair in pairs:
                 split_of[pair.english.rstrip(".!")].add(split)
-    # Punctuation makes no other sentence of it.
+    # Another punctuation does not make it another sentence.
     assert all(len(splits) == 1 for splits in split_of.values())
     counts = collections.Counter(split for (split,) in split_of.values())
     assert counts.total() == 100
@@ -226,3 +226,22 @@ def test_entities_are_counted_or_made_text_of(tmp_path):
         cleaned = _clean(tmp_path, *rows, split=split, config=config)
         assert _pairs(cleaned)[split, "de"][0].source == "er & sie"
         assert (cleaned.escaped, cleaned.repaired) == ({}, num_repaired)
+
+
+def test_text_in_a_wrong_encoding_is_counted_unless_it_is_repaired(tmp_path):
+    russian = "Сегодня хорошая погода, мы идём гулять"
+    utf_8 = russian.encode()
+    in_another = utf_8.replace(b"\x98", b"").decode("cp1251")
+    rows = [
+        Row("ru", Pair(russian, "the weather is good today")),
+        Row("ru", Pair(in_another, "the weather is good today, we go for a walk")),
+        Row("ru", Pair(utf_8.decode("latin-1"), "the weather is good, we go for a walk")),
+        Row("ru", Pair(russian.encode("cp1251").decode("latin-1"), "we go for a walk today")),
+    ]
+    cleaned = _clean(tmp_path, *rows, config=dataclasses.replace(_CONFIG, scripts={"ru": ["Cyrl"]}))
+    # The last one is dropped as well, since it lacks Cyrillic letters.
+    assert (cleaned.mojibake, cleaned.repaired) == ({"ru": 2}, {"ru": 1})
+    assert cleaned.dropped["ru", Rule.WRONG_SCRIPT] == 1
+    assert _clean(tmp_path, *rows, split="dev").mojibake == {}
+    joined = source_cleaning.join(_Listed(()), [cleaned, cleaned], 0.01)
+    assert joined.mojibake == {"ru": 4}

@@ -2,7 +2,8 @@ import gzip
 
 import pytest
 
-from data_prep import sources, tsv
+from data_prep import source_cleaning, sources, tsv
+from data_prep.documents import JsonlDocuments, OneSide
 from data_prep.rules import Rule
 from data_prep.sources import ColumnsFile, JsonlFile, MosesFiles, PoFile, Row, TsvFile
 from data_prep.tsv import Malformed, Pair
@@ -34,15 +35,7 @@ msgstr[2] "plików"
 """
 
 
-def test_tsv(tmp_path):
-    (tmp_path / "x.tsv").write_text("ein Haus\ta house\nno tab\n")
-    assert list(TsvFile(tmp_path / "x.tsv", "de").rows()) == [
-        Row("de", Pair("ein Haus", "a house")),
-        Row("de", Malformed("expected 1 tab, got 0")),
-    ]
-
-
-def test_a_score_that_is_no_number_keeps_nothing(tmp_path):
+def test_pairs_with_an_invalid_score_are_dropped(tmp_path):
     (tmp_path / "x.txt").write_text("nan\ta\tb\n0.5\tc\td\n2\te\tf\n")
     rows = ColumnsFile(tmp_path / "x.txt", "de", 1, 2, score_column=0, min_score=1.0).rows()
     assert [row.example for row in rows] == [Rule.LOW_SCORE, Rule.LOW_SCORE, Pair("e", "f")]
@@ -71,7 +64,8 @@ def test_moses_files_of_different_length_are_refused(tmp_path):
 def test_jsonl(tmp_path):
     (tmp_path / "x.jsonl").write_text(
         '{"translation": {"de": "ein\\nHaus", "en": "a house"}, "id": 3}\n'
-        '{"translation": {"de": "ein Hund"}}\n'
+        '{"translation": ["ein Hund"]}\n'
+        '{"translation": {"de": "ein Hund", "en": "a dog", "de": "eine Katze"}}\n'
         "{\n" + "[" * 10**5 + "\n"
         '{"translation": {"de": "eins", "en": 1}}\n'
         '{"translation": {"de": "Hallo \\ud83d", "en": "hello"}}\n'
@@ -80,10 +74,11 @@ def test_jsonl(tmp_path):
     rows = list(source.rows())
     assert rows[0] == Row("de", Pair("ein Haus", "a house"))
     assert [row.example[:28] for row in rows[1:]] == [
-        "no text in field 'translatio",
+        "field 'translation.de' is no",
+        "not JSON: an object has the ",
         "not JSON: Expecting property",
         "not JSON: it is nested too d",
-        "no text in field 'translatio",
+        "field 'translation.en' is no",
         "'utf-8' codec can't encode c",
     ]
 
@@ -101,7 +96,7 @@ def test_translated_messages(tmp_path):
     ]
 
 
-def test_what_is_no_catalog_is_refused(tmp_path):
+def test_invalid_catalogs_are_refused(tmp_path):
     (tmp_path / "x.po").write_text("this is no catalog\n")
     with pytest.raises(ValueError, match=r"x.po is not a gettext catalog: "):
         list(PoFile(tmp_path / "x.po", "de").rows())
@@ -117,19 +112,37 @@ def test_what_is_no_catalog_is_refused(tmp_path):
         list(PoFile(tmp_path / "none.po", "de").rows())
 
 
-def test_a_name_may_have_dots_of_its_own():
+def test_a_name_may_contain_dots():
     fields = {"a.b": 1, "a": {"b": 2, "c.d": {"e": 3}}, "x.y": {"z": 4}}
     expected = {"a.b": 1, "a.c.d.e": 3, "x.y.z": 4, "a": fields["a"]}
     assert {name: sources.value_at(fields, name) for name in expected} == expected
-    for name in ("b", "a.x", "a.b.c", "x.z"):
+    for name in ("b", "a.x", "x.z"):
         assert sources.value_at(fields, name) is sources.MISSING
+    assert sources.value_at(fields, "a.b.c") is sources.NO_OBJECT
 
 
-def test_null_is_no_text_and_no_damage(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"d": null, "e": "one"}\n{"e": "two"}\n\n')
-    rows = list(JsonlFile(tmp_path / "x.jsonl", "de", "d", "e").rows())
-    missing = Malformed("no text in field 'd'")
-    assert [row.example for row in rows] == [Pair("", "one"), missing, Rule.EMPTY]
+def test_null_is_an_empty_text(tmp_path):
+    lines = ['{"t": {"d": null, "e": "one"}}', '{"t": {"e": "two"}}', '{"t": null}', "{}", "", ""]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    rows = list(JsonlFile(tmp_path / "x.jsonl", "de", "t.d", "t.e").rows())
+    pairs = [Pair("", "one"), Pair("", "two"), Pair("", ""), Pair("", "")]
+    assert [row.example for row in rows] == [*pairs, Rule.EMPTY]
+
+
+def test_a_field_that_no_line_has_is_refused(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{\n[]\n{"id": 1, "t": {"de": "eins"}}\n{"t": {"de": "zwei", "en": "two"}}\n')
+    JsonlFile(path, "de", "t.de", "t.en").check()
+    message = "x.jsonl: no line has the field t.fr, only id, t.de, t.en"
+    for source in (
+        JsonlFile(path, "de", "t.de", "t.fr"),
+        JsonlDocuments(path, "web", "t.fr"),
+        OneSide(JsonlFile(path, "de", "t.de", "t.fr"), "source", None, "train"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            source_cleaning.survey(source)
+    path.write_text("")
+    JsonlFile(path, "de", "t.de", "t.fr").check()  # An empty file causes a warning elsewhere.
 
 
 def test_empty_last_lines_are_no_damage(tmp_path):
@@ -157,7 +170,7 @@ def test_a_damaged_byte_costs_its_message(tmp_path):
     assert next(PoFile(path, "de").rows()).example.source == "Öffne die Datei"
 
 
-def test_a_message_that_is_none_costs_itself(tmp_path):
+def test_an_invalid_message_is_dropped_and_the_others_are_kept(tmp_path):
     path = tmp_path / "de.po"
     quoted = 'msgid "a"\nmsgstr "ein "Wort""\n\n'
     unterminated = 'msgid "a"\r\nmsgstr "ein "\n"Wort\r\n\n'

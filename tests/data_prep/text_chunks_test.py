@@ -1,4 +1,7 @@
+import errno
+
 import numpy as np
+import pytest
 
 from data_prep import text_chunks
 from data_prep.text_chunks import Chunk, ChunkWriter
@@ -32,7 +35,7 @@ def test_splits_and_languages_have_chunks_of_their_own_in_one_folder(tmp_path):
         ("train", "fr", 2),
     ]
     assert len({chunk.path.parent for chunk in chunks}) == 1
-    # A task that repeats another one's work leaves its files alone.
+    # A task that repeats another task's work leaves the other's files alone.
     (again,) = _write(tmp_path, [Pair("0", "x")])
     assert again.path.parent != chunks[0].path.parent
 
@@ -43,7 +46,7 @@ def test_what_the_digests_compare(tmp_path):
     digests = chunk.digests()
     assert digests.dtype == np.uint64
     assert len(set(digests[:, text_chunks.PAIR].tolist())) == 3
-    # English by its letters and digits, sources without case.
+    # English is compared by its letters and digits, sources without case.
     assert len(set(digests[:, text_chunks.TARGET].tolist())) == 1
     assert len(set(digests[:, text_chunks.SOURCE].tolist())) == 1
 
@@ -76,3 +79,16 @@ def test_all_of_dev_is_kept(tmp_path):
     (chunk,) = _write(tmp_path, pairs, split="dev")
     assert chunk.is_kept().tolist() == [True, True]
     assert list(chunk.kept_examples()) == pairs
+
+
+def test_an_array_is_numpys_and_a_full_disk_is_named(tmp_path):
+    digests = np.arange(2**14, dtype=np.uint64).reshape(-1, 2)
+    text_chunks.save_array(tmp_path / "a.npy", digests)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), digests)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy", mmap_mode="r"), digests)
+    text_chunks.save_array(tmp_path / "a.npy", digests.T)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), digests.T)
+
+    with pytest.raises(OSError, match="No space left") as raised, open("/dev/full", "wb") as file:
+        text_chunks._write_array(file, digests)
+    assert raised.value.errno == errno.ENOSPC

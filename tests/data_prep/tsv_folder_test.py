@@ -24,7 +24,7 @@ def test_finds_a_flat_corpus(tmp_path):
     assert tsv_folder.sources_in(tmp_path) == (TsvFile(tmp_path / "iw-en.tsv", "he", None),)
 
 
-def test_refuses_what_is_no_corpus(tmp_path):
+def test_folders_without_a_corpus_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no input folder .*nowhere"):
         tsv_folder.sources_in(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"no <lang>-en.tsv or <lang>-en.tsv.gz files in"):
@@ -65,13 +65,13 @@ def test_finds_pairs_without_english(tmp_path):
         ("de-CH", "expected a name like de-en.tsv or de-en.tsv.gz, or de-fr.tsv without English"),
     ],
 )
-def test_what_is_no_pair_is_refused(tmp_path, name, message):
+def test_invalid_pairs_are_refused(tmp_path, name, message):
     (tmp_path / f"{name}.tsv").touch()
     with pytest.raises(ValueError, match=f"{name}.tsv: {message}"):
         tsv_folder.sources_in(tmp_path)
 
 
-def test_what_is_no_language_is_refused(tmp_path):
+def test_invalid_languages_are_refused(tmp_path):
     (tmp_path / "xx-en.tsv").touch()
     with pytest.raises(
         ValueError, match=r"xx-en.tsv: 'xx' is not a language: expected a BCP-47 code"
@@ -90,7 +90,7 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
     unread = "extra.tsv, nl-en.tsv, valid, train/es-en.TSV, train/fr-en.tsv.xz, train/it-en.txt"
     assert told.startswith(f"{tmp_path}: not read: {unread}; ")
 
-    # What another source reads is not among them.
+    # Files that another source reads are not reported.
     caplog.clear()
     tables = [("folder", "."), ("tsv", "extra.tsv")]
     text = "".join(f'[[sources]]\nformat = "{name}"\npath = "{path}"\n' for name, path in tables)
@@ -98,10 +98,3 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
     config.load(tmp_path / "c.toml", {})
     (told,) = caplog.messages
     assert "not read: c.toml, nl-en.tsv, valid, train/es-en.TSV" in told
-
-
-def test_nothing_is_named_where_all_is_read(tmp_path, caplog):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "de-en.tsv.gz").touch()
-    assert len(config.sources_of_folder(tmp_path, Kind.PARALLEL)) == 1
-    assert not caplog.messages

@@ -63,7 +63,7 @@ def test_a_file_that_became_shorter_is_refused(tmp_path):
 def test_one_nul_costs_its_line(tmp_path):
     path = tmp_path / "de-en.tsv"
     path.write_bytes(b"a\tb\nc\x00\td\ne\tf\n")
-    nul = Malformed("holds a NUL byte")
+    nul = Malformed("it has a NUL byte")
     assert list(tsv.read(path)) == [Pair("a", "b"), nul, Pair("e", "f")]
 
 

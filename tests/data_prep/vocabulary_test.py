@@ -29,7 +29,7 @@ def _sentences(count):
 def test_quotas_by_hand():
     # 32 ** (1/5) = 2, 1 ** (1/5) = 1, and 243 ** (1/5) = 3: shares 2/6, 1/6 and 3/6 of 240.
     assert vocabulary.quotas([32, 1, 243], 240, 5.0) == [80, 40, 120]
-    # T=1 is proportional, and the budget is never more than there is.
+    # T=1 is proportional, and the budget never exceeds the number of sentences.
     assert vocabulary.quotas([30, 10, 0], 240, 1.0) == [30, 10, 0]
 
 
@@ -113,7 +113,7 @@ def test_models_are_reproducible_with_our_special_ids(tmp_path, model_type):
         example_codec.EOS_ID,
         example_codec.UNK_ID,
     )
-    # Nothing in the training text is like this, yet it survives, in bytes.
+    # Nothing in the training text looks like this, yet it survives, as bytes.
     assert model.decode(model.encode("ქართული")) == "ქართული"
 
 
@@ -137,6 +137,6 @@ def test_pieces_are_the_special_ids_the_tokens_the_bytes_and_those_of_the_text(t
 
 def test_a_size_that_cannot_hold_the_characters_is_refused(tmp_path):
     many = ["".join(chr(0x4E00 + 7 * i) for i in range(300))] * 3
-    # 300 and the mark of words' beginnings, 256 bytes and 4 control pieces.
+    # 300 characters and the mark of a word's beginning, 256 bytes and 4 control pieces.
     with pytest.raises(ValueError, match="target vocabulary of 300 pieces .*: .* text need 561$"):
         vocabulary.train(Side.TARGET, many, _config(), tmp_path / "m")

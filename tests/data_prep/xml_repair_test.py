@@ -40,9 +40,32 @@ def test_what_is_no_markup_is_text(size):
     assert _read(repaired, size) == repaired
 
 
-def test_other_encodings_are_left_as_they_are():
-    for encoding in ("utf-16", "utf-16-le", "utf-32"):
-        content = "<a>text</a>".encode(encoding)
-        assert _read(content, 5) == content
-    latin = b"<?xml version='1.0' encoding='iso-8859-1'?><a>\xe4&#x1;</a>"
-    assert _read(latin, 1000) == latin.replace(b"&#x1;", b"&#xFFFD;")
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_other_encodings_become_utf_8(size):
+    text = "<a b='R&D'>\xe4 \U0001f600 &#x1; &uuml;</a>"
+    expected = "<a b='R&amp;D'>\xe4 \U0001f600 &#xFFFD; &#252;</a>".encode()
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8"):
+        assert _read(text.encode(encoding), size) == expected
+        # Such files may also be in UTF-8.
+        declared = f"<?xml version='1.0' encoding='UTF-16'?>{text}"
+        assert _read(declared.encode(encoding), size) == b"<?xml version='1.0'?>" + expected
+
+    head = "<?xml version='1.0' encoding=\"windows-1251\" ?>"
+    russian = f"{head}<a>\u0434\u0430 & \u043d\u0435\u0442</a>".encode("cp1251")
+    assert _read(russian, size) == "<?xml version='1.0' ?><a>да &amp; нет</a>".encode()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_entities_are_those_that_a_parser_knows(size):
+    """libxml2 expands entities that are free of errors; our repaired file has the same text."""
+    content = b"""<?xml version="1.0"?><!-- <a> --> <?p <a>?>
+<!DOCTYPE a [<!ENTITY x "1 &y; 2"><!ENTITY y '<b>"&#65;&amp;"</b>'><!ELEMENT a ANY>
+<!ATTLIST a c CDATA "]>"><?p ]> ?><!ENTITY n\xc3\xa4-1. "it's">]><!-- after -->
+<a d="&n\xc3\xa4-1.;">&x;&y;&n\xc3\xa4-1.; &lt;<![CDATA[&x;]]></a>"""
+    parsed = etree.fromstring(content, etree.XMLParser(resolve_entities=True))
+    repaired = _read(content, size)
+    root = etree.fromstring(repaired)
+    assert b"<!DOCTYPE" not in repaired and repaired.count(b"\n") == content.count(b"\n")
+    assert root.get("d") == parsed.get("d") == "it's"
+    assert "".join(root.itertext()) == "".join(parsed.itertext())
+    assert root.findtext("b") == parsed.findtext("b") == '"A&"'

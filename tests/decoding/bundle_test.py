@@ -1,8 +1,7 @@
-"""A bundle translates in a process that has jax, numpy, sentencepiece and flatbuffers alone."""
+"""A bundle translates in a process with only jax, numpy, sentencepiece, flatbuffers and tqdm."""
 
 import ast
 import dataclasses
-import functools
 import json
 import pathlib
 import re
@@ -18,14 +17,15 @@ from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import bundle
 from lingvo_gshard.decoding.bundle import DecoderSpec
-from lingvo_gshard.files import digests, safetensors_file
+from lingvo_gshard.decoding.outcomes import Finish
 from lingvo_gshard.input.tokenizer import vocabulary_files
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.train.programs import Programs
 from tests.decoding import vocabularies
 from tests.layers import building
 from tests.spmd import functions
+from xla_spmd.files import digests
 
 _LINES = [
     "ba ke lixmo",
@@ -41,7 +41,7 @@ _ALONE = """
 import importlib.metadata, sys
 owners = importlib.metadata.packages_distributions()
 allowed = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy"}
-allowed |= {"absl", "sentencepiece", "flatbuffers", "lingvo_gshard"}
+allowed |= {"absl", "sentencepiece", "flatbuffers", "tqdm", "lingvo_gshard", "xla_spmd"}
 allowed |= {name for name in owners if name.startswith(("jax_", "libtpu", "nvidia"))}  # Plugins.
 
 class Refuse:
@@ -76,9 +76,16 @@ def test_a_bundle_translates_like_the_model(made):
     folder, translator = made
     done = _translate(folder, "--nbest=2", "--scores")
     assert done.returncode == 0, done.stderr.decode()
-    assert re.fullmatch(rb"2 virtual CPU devices on \d+ cores?\n", done.stderr)
     lines = done.stdout.decode().removesuffix("\n").split("\n")
     wanted = list(translator.decode(_LINES))
+
+    # With untrained weights, translations seldom end.
+    devices, *warnings = done.stderr.decode().splitlines()
+    assert re.fullmatch(r"2 virtual CPU devices on \d+ cores?", devices)
+    num_cut = sum(Finish.LENGTH in {each.finish for each in found} for found in wanted)
+    assert num_cut > 0 and len(warnings) == 1
+    assert f"{num_cut} of 4 lines were cut at the maximum length" in warnings[0]
+
     assert len(lines) == len(wanted) == 4 and lines[1] == "0.0000\t"
     for line, want in zip(lines, wanted, strict=True):
         fields = line.split("\t")
@@ -89,19 +96,9 @@ def test_a_bundle_translates_like_the_model(made):
     assert len(wanted[0]) == 2 and any(want[0].text for want in wanted)
 
 
-def test_a_file_is_translated_like_standard_input(made, tmp_path):
-    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_bytes(_TEXT)
-    target.write_text("old")
-    done = _translate(made[0], f"--input={source}", f"--output={target}", "--nbest=2")
-    assert done.returncode == 0, done.stderr.decode()
-    wanted = ["\t".join(each.text for each in found) for found in made[1].decode(_LINES)]
-    assert target.read_text() == "".join(f"{line}\n" for line in wanted)
-    assert sorted(tmp_path.iterdir()) == [source, target] and not done.stdout
-
-
+@pytest.mark.slow
 def test_any_input_bytes_give_one_output_line_per_line(made):
-    """Random bytes, many line breaks, incomplete characters, and no final newline."""
+    """Random bytes, many line breaks, incomplete characters, and no newline at the end."""
     rng = np.random.default_rng(8)
     junk = rng.integers(0, 256, 900, np.uint8).tobytes()
     junk += rng.choice(np.frombuffer(b"\n\r\0\t \x85\x0c\xff.a", np.uint8), 150).tobytes()
@@ -121,12 +118,12 @@ def test_int8_weights_are_a_quarter_of_the_file_and_of_the_memory(tmp_path):
     params.decode.Set(batch_size=2, max_target_len=8)
     parts = functions.partitioning(2)
 
-    # Kept once, by a program of its own, on two devices.
+    # A separate program quantizes the weights once, on two devices.
     theta = building.random_theta(TaskModel(params, parts).task)
-    keep = compile_program(experiment_programs.keeper(params, parts))
+    keep = compile_program(Programs(TaskModel(params, parts), in_process=True).weight_converter())
     kept = keep(NestedMap(theta=theta)).state.theta
     spec = DecoderSpec("toy.MoE8E4L", ("de", "fr"), 2, (16,), 1, 2, weights="int8")
-    program_for = functools.partial(experiment_programs.decoder, params, parts)
+    program_for = Programs(TaskModel(params, parts), in_process=True).decoder
     decoder = bundle.Decoder(spec, kept, program_for)
     bundle.save(tmp_path / "b", decoder, (tmp_path / "made.model",) * 2)
 
@@ -134,7 +131,7 @@ def test_int8_weights_are_a_quarter_of_the_file_and_of_the_memory(tmp_path):
     size = (tmp_path / "b/weights.safetensors").stat().st_size
     assert size < 0.27 * num_bytes
 
-    # What is loaded decodes alike, and holds no more than the file does.
+    # The loaded decoder gives the same results, and takes at most the file's size in memory.
     loaded, *_ = bundle.load(tmp_path / "b")
     assert loaded.spec.weights == "int8"
     features = NestedMap(
@@ -159,7 +156,7 @@ def test_the_modules_come_from_the_bundle(made):
 
 
 def _imported(path):
-    """Returns the files of the library that a file of it imports, inside functions, too."""
+    """Returns the library's files that one of its files imports, even inside functions."""
     names = []
     for node in ast.walk(ast.parse((_ROOT / path).read_text())):
         if isinstance(node, ast.Import):
@@ -173,12 +170,13 @@ def _imported(path):
 
 def test_it_holds_what_translate_and_serve_import_and_no_other_room(made):
     remaining = [f"lingvo_gshard/{name}.py" for name in ("translate", "generate", "serve")]
-    # The package's public names are imported when they are used, and these programs use none.
+    # The package's public names are imported when they are used; these programs don't use any.
     reached = {"lingvo_gshard/__init__.py"}
     while remaining:
         path = remaining.pop()
-        # A run is opened for --logdir alone.
-        if path not in reached and not path.startswith("lingvo_gshard/runs/"):
+        # A run is opened, and an experiment looked up, only for --logdir.
+        of_runs = path.startswith(("lingvo_gshard/runs/", "lingvo_gshard/registry.py"))
+        if path not in reached and not of_runs:
             reached.add(path)
             remaining += _imported(path)
     # Programs that ran from the bundle may have left bytecode.
@@ -204,24 +202,10 @@ def test_a_bundle_serves_with_its_own_modules(made):
     assert best["text"] == next(iter(made[1].decode(_LINES[:1])))[0].text
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--source_lang=dee"], "the model was trained on de, fr. Did you mean de?"),
-        (["--nbest=3"], "gives 2 translations of a line; export it again"),
-    ],
-)
-def test_unsupported_flags_are_refused_in_one_line(made, flags, message):
-    done = _translate(made[0], *flags)
-    assert done.returncode == 1
-    assert message in done.stderr.decode() and len(done.stderr.splitlines()) == 1
-
-
-def test_weights_read_back(made):
-    folder, translator = made
-    held = safetensors_file.read(folder / "weights.safetensors").arrays
-    for path, array in translator.decoder.theta.FlattenItems():
-        np.testing.assert_array_equal(held[path], array)
+def test_unsupported_flags_are_refused_in_one_line(made):
+    done = _translate(made[0], "--nbest=3")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "gives 2 translations of a line; export it again" in done.stderr.decode()
 
 
 def _damaged(made, tmp_path, name, content):
@@ -235,10 +219,8 @@ def _damaged(made, tmp_path, name, content):
     ("name", "content", "message"),
     [
         ("weights.safetensors", b"no tensors", "weights.safetensors has 10 bytes, not the "),
-        ("bundle.json", b"{", "bundle.json is damaged"),
         ("bundle.json", b'{"version": 9}', "bundle.json has version 9, expected 2"),
         ("programs/source_16.program", b"", "source_16.program has 0 bytes, not the "),
-        ("vocab/target.model", b"", "target.model has 0 bytes, not the "),
     ],
 )
 def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
@@ -246,13 +228,26 @@ def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
         bundle.load(_damaged(made, tmp_path, name, content))
 
 
+def test_weights_that_are_not_finite_are_refused_by_name(made, tmp_path):
+    """A run whose training failed may export such weights."""
+    decoder = made[1].decoder
+    weights = dict(decoder.theta.FlattenItems())
+    bad = np.array(weights["softmax"])
+    bad[3, 1:3] = np.nan
+    theta = decoder.theta.Pack([*({**weights, "softmax": bad}.values())])
+    broken = dataclasses.replace(decoder, theta=theta)
+    folder = tmp_path / "broken"
+    bundle.save(folder, broken, vocabulary_files(made[0], None))
+    with pytest.raises(ValueError, match=f"^{folder}: softmax has 2 numbers that are not finite"):
+        bundle.load(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
         ("weights.safetensors", lambda data: data[:-4000] + bytes(4000), "has SHA-256"),
         ("vocab/target.model", lambda data: data[:-1] + bytes([data[-1] ^ 1]), "has SHA-256"),
-        ("bundle.json", lambda data: data.replace(b'size": 2', b'size": 0'), "not what was writ"),
-        ("bundle.json", lambda data: data.replace(b'best": 2', b'best": 7'), "not what was writ"),
+        ("bundle.json", lambda data: data.replace(b'size": 2', b'size": 0'), "not match its dig"),
     ],
 )
 def test_a_change_that_keeps_the_size_is_found(made, tmp_path, name, change, message):
@@ -284,7 +279,7 @@ def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made,
     modes = {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
     assert modes == {0o644}
     (folder / "mine.txt").touch()
-    with pytest.raises(ValueError, match="copy holds mine.txt, which is no part of a bundle"):
+    with pytest.raises(ValueError, match="copy holds mine.txt, which is not part of a bundle"):
         bundle.save(folder, decoder, vocabulary_files(made[0], "parallel"))
 
 
@@ -294,7 +289,7 @@ def test_other_folders_are_refused(tmp_path):
 
 
 def test_a_bundle_of_before_there_were_prompts_is_read(made, tmp_path):
-    """Its lengths are those of sources, and it says nothing of kinds."""
+    """It has the lengths under the name of sources, and does not mention kinds."""
     folder = tmp_path / "copy"
     shutil.copytree(made[0], folder)
     fields = json.loads((folder / "bundle.json").read_text())
@@ -307,10 +302,3 @@ def test_a_bundle_of_before_there_were_prompts_is_read(made, tmp_path):
     assert bundle.load_spec(folder) == bundle.load_spec(made[0])
     decoder, _, _ = bundle.load(folder)
     assert decoder.spec.command == "translate" and decoder.spec.inputs[0] == "source_ids"
-
-
-def test_a_spec_reads_back(made):
-    spec = bundle.load_spec(made[0])
-    assert json.loads((made[0] / "bundle.json").read_text())["version"] == 2
-    assert spec == dataclasses.replace(made[1].decoder.spec) and isinstance(spec.languages, tuple)
-    assert pathlib.Path(made[0], "programs", "source_16.program").stat().st_size > 1000

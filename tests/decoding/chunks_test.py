@@ -1,4 +1,4 @@
-"""Chunks of lines: dealt out to processes, which threads stand for, kept, resumed, told apart."""
+"""Chunks of lines: dealt out to processes (threads in these tests), kept, resumed, identified."""
 
 import dataclasses
 import itertools
@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.decoding.chunks import Parts
+from lingvo_gshard.decoding.outcomes import Finish, Line, NoResultError
 from lingvo_gshard.decoding.translator import Translator
-from lingvo_gshard.files import atomic_file
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.spmd.specs import Share
 from tests.decoding.reverser import Letters, Reverser
+from xla_spmd.files import atomic_file
 
 _BATCH = 2
 _WINDOW = 16 * _BATCH
@@ -23,8 +24,12 @@ class _Killed(Exception):
     pass
 
 
+def _best(found):
+    return Line(found[0].text, found[0].finish)
+
+
 class _Processes:
-    """Threads that stand for processes: their collectives wait for all of them."""
+    """Threads in the role of processes: their collectives wait for all of them."""
 
     def __init__(self, count, monkeypatch):
         self.count, self._own = count, threading.local()
@@ -63,7 +68,7 @@ class _Processes:
 
 @dataclasses.dataclass
 class _Done:
-    """What processes did: their output together, and the lines that each one encoded."""
+    """The results of several processes: their joint output, and the lines that each one encoded."""
 
     output: list[str]
     encoded: list[set[str]]
@@ -72,7 +77,7 @@ class _Done:
 def _translate(
     folder, lines, count, monkeypatch, *, shares=None, text="a", calls=None, origin="reversed"
 ):
-    """Translates with `count` processes, of which each is killed at a number of calls."""
+    """Translates with `count` processes; each one is killed after its number of `calls`."""
     shares = shares or [Share(i, count) for i in range(count)]
 
     def work(index):
@@ -88,8 +93,9 @@ def _translate(
         limited.spec, limited.share, limited.origin = decoder.spec, decoder.share, decoder.origin
         translator = Translator(limited, tokenizer, tokenizer)
         assert translator.window == _WINDOW
-        parts = Parts(folder, translator, lambda found: found[0].text, {"text": text})
-        return list(parts.lines(parts.write(iter(lines)))), tokenizer.encoded
+        parts = Parts(folder, translator, _best, {"text": text})
+        written = list(parts.lines(parts.write(iter(lines), len(lines))))
+        return [line.text for line in written], tokenizer.encoded
 
     done = _Processes(count, monkeypatch).run(work)
     return _Done(done[0][0], [encoded for _, encoded in done])
@@ -101,7 +107,7 @@ def _lines(count):
 
 
 def _reversed(lines):
-    return [line[::-1] + "\n" for line in lines]
+    return [line[::-1] for line in lines]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -131,7 +137,7 @@ def test_processes_with_the_same_rows_translate_the_same_lines(tmp_path, monkeyp
 
 @pytest.mark.parametrize("again", [1, 2, 3])
 def test_what_is_done_is_kept_whoever_goes_on(tmp_path, monkeypatch, again):
-    """Two processes are killed in the second round of three."""
+    """Two processes are killed in the second of three rounds."""
     lines = _lines(6 * _WINDOW)
     with pytest.raises(_Killed):
         _translate(tmp_path / "parts", lines, 2, monkeypatch, calls=_WINDOW // _BATCH + 3)
@@ -162,18 +168,18 @@ def test_parts_of_anything_else_are_not_used(tmp_path, monkeypatch, other):
 
 
 def test_parts_without_a_note_are_not_used(tmp_path, monkeypatch):
-    """As an interrupted deletion leaves them."""
+    """An interrupted deletion leaves this state."""
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts/part_00000000.txt").write_text("old\n")
-    assert _translate(tmp_path / "parts", ["ab"], 1, monkeypatch).output == ["ba\n"]
+    assert _translate(tmp_path / "parts", ["ab"], 1, monkeypatch).output == ["ba"]
 
 
 def test_a_folder_of_anything_else_is_left_alone(tmp_path):
     translator = Translator(Reverser(_BATCH, (8,)), Letters(), Letters())
-    parts = Parts(tmp_path, translator, lambda found: found[0].text, {})
+    parts = Parts(tmp_path, translator, _best, {})
     (tmp_path / "part_2_of_my_book.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"is for parts of the result, and holds part_2_of_my_boo"):
-        parts.write(["a"])
+        parts.write(["a"], 1)
     assert [path.name for path in tmp_path.iterdir()] == ["part_2_of_my_book.txt"]
 
 
@@ -187,15 +193,45 @@ def test_lines_are_read_a_round_at_a_time(tmp_path):
 
     translator = Translator(Watched(_BATCH, (8,)), Letters(), Letters())
     lines = ("ab" for _ in range(20 * _WINDOW) if next(read) >= 0)
-    parts = Parts(tmp_path / "parts", translator, lambda found: found[0].text, {})
-    parts.write(lines)
+    parts = Parts(tmp_path / "parts", translator, _best, {})
+    parts.write(lines, 20 * _WINDOW)
     assert ahead[0] == _WINDOW and len(ahead) == 20 * 16
 
 
 def test_a_part_that_vanished_is_noticed(tmp_path):
     translator = Translator(Reverser(_BATCH, (8,)), Letters(), Letters())
-    parts = Parts(tmp_path / "parts", translator, lambda found: found[0].text, {})
-    num_parts = parts.write(["ab"] * (2 * _WINDOW + 1))
+    parts = Parts(tmp_path / "parts", translator, _best, {})
+    num_parts = parts.write(["ab"] * (2 * _WINDOW + 1), 2 * _WINDOW + 1)
     (tmp_path / "parts/part_00000001.txt").unlink()
     with pytest.raises(FileNotFoundError, match="part_00000001"):
         list(parts.lines(num_parts))
+
+
+def test_parts_keep_which_lines_were_cut(tmp_path):
+    class Cutting(Reverser):
+        """Sources of four letters fill their rows, so that their EOS is forced."""
+
+        def __call__(self, features):
+            found = super().__call__(features)
+            return {**found, "token_log_probs": found["token_log_probs"] - 1.0}
+
+    translator = Translator(Cutting(_BATCH, (5,)), Letters(), Letters())
+    lines = ["abc", "abcd", "", "ab"] * _BATCH * 16
+    parts = Parts(tmp_path / "parts", translator, _best, {})
+    num_parts = parts.write(lines, len(lines))
+
+    # Another process joins the parts.
+    written = list(Parts(tmp_path / "parts", translator, _best, {}).lines(num_parts))
+    assert [line.text for line in written] == _reversed(lines)
+    wanted = [Finish.LENGTH if len(line) == 4 else Finish.STOP for line in lines]
+    assert [line.finish for line in written] == wanted
+
+
+def test_a_line_without_a_result_has_its_number_in_the_whole_text(tmp_path):
+    translator = Translator(Reverser(_BATCH, (8,)), Letters(), Letters())
+    lines = ["ab"] * (_WINDOW + 5) + ["a!b"] + ["ab"] * 9
+    parts = Parts(tmp_path / "parts", translator, _best, {})
+    with pytest.raises(NoResultError, match=f"^line {_WINDOW + 6} has no translation: .* finite"):
+        parts.write(lines, len(lines))
+    # The parts that were finished before stay.
+    assert (tmp_path / "parts/part_00000000.txt").exists()

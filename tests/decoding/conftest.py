@@ -3,14 +3,11 @@
 import pytest
 
 from lingvo_gshard import registry
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import bundle
 from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
 from lingvo_gshard.decoding.translator import Translator
-from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.train.steps import ModelPrograms
+from lingvo_gshard.train.programs import Programs
 from tests.decoding import vocabularies
 from tests.layers import building
 from tests.spmd import functions
@@ -22,7 +19,7 @@ def _model(vocab_size):
     for stack in (params.task.encoder, params.task.decoder):
         stack.num_layers = 2
     params.decode.Set(batch_size=2, beam_size=3, num_best=2, max_target_len=8)
-    return TaskModel(params, functions.partitioning(2)), params
+    return TaskModel(params, functions.partitioning(2))
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +28,11 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     path = folder / "made.model"
     tokenizer = vocabularies.train(path)
-    model, params = _model(tokenizer.vocab_size)
+    model = _model(tokenizer.vocab_size)
     spec = DecoderSpec("toy.MoE8E4L", ("de", "fr"), 2, (16,), 2, 2)
 
     def program_for(source_len):
-        rows = TensorSpec((2, source_len), "int32", "BL")
-        names = ("source_ids", "source_positions", "source_segment_ids")
-        batch = NestedMap(features=NestedMap({name: rows for name in names}))
-        state = NestedMap(theta=model.state_spec.theta)
-        programs = ModelPrograms(model.model_fn, None, params, model.partitioning, state)
-        return programs.step(Mode.PREDICT, batch)
+        return Programs(model, in_process=True).decoder(source_len)
 
     theta = building.random_theta(model.task)
     decoder = Decoder(spec, theta, program_for)

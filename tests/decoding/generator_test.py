@@ -17,7 +17,7 @@ _LONGEST = 8
 
 
 class _Appender:
-    """Appends `ids` to each prompt; with samples, scores are made of the seeds."""
+    """Appends `ids` to each prompt; with samples, the scores are computed from the seeds."""
 
     share = WHOLE
 
@@ -42,6 +42,7 @@ class _Appender:
             "ids": np.tile(self.ids, (2, 1, 1)),
             "lengths": len(self.ids) * is_used,
             "scores": scores if self.spec.is_sampled else scores * 0 - 1.0,
+            "token_log_probs": np.zeros((2, 1, len(self.ids))),
         }
 
 
@@ -61,7 +62,7 @@ def test_a_prompt_is_read_as_a_document_begins(tokenizer):
     generator, decoder = _generator(tokenizer, tokenizer.encode("mo"))
     (found,), (blank,) = generator.decode(["ba \u3000ke", ""])
     assert found.text == " mo" and found.num_tokens == len(tokenizer.encode("mo"))
-    assert blank.text == "mo"  # A document begins with no space.
+    assert blank.text == "mo"  # A document does not begin with a space.
 
     (batch,) = decoder.batches
     prompt = [BOS_ID, *tokenizer.encode("ba ke")[:-1]]
@@ -70,7 +71,7 @@ def test_a_prompt_is_read_as_a_document_begins(tokenizer):
 
 
 def test_a_continuation_may_go_on_with_a_word_and_with_a_character(tokenizer):
-    """Bytes spell what has no piece: the first half of a character is in the prompt's tokens."""
+    """Bytes spell text without pieces: the prompt's tokens end with half of a character."""
     whole = tokenizer.encode("ba \u00e9")[:-1]
     first, second = whole[-2:]
     generator, _ = _generator(tokenizer, [second, *tokenizer.encode("x\n\ty ")])
@@ -81,9 +82,27 @@ def test_a_continuation_may_go_on_with_a_word_and_with_a_character(tokenizer):
             "ids": generator.decoder.ids[None],
             "lengths": np.array([len(generator.decoder.ids)]),
             "scores": np.zeros(1),
+            "token_log_probs": np.zeros((1, len(generator.decoder.ids))),
         },
     )
     assert found.text == "\u00e9 x y"
+
+
+def test_a_continuation_has_no_control_characters(tokenizer):
+    """Neither NUL and ESC, which byte pieces can spell, nor marks of direction; joiners stay."""
+    spelled = [
+        token
+        for character in "\x00\x1b[1m\u202e\u200d"
+        for token in _byte_pieces(tokenizer, character.encode())
+    ]
+    generator, _ = _generator(tokenizer, [*spelled, *tokenizer.encode("mo")])
+    ((found,),) = generator.decode(["ba"])
+    assert found.text == "[1m\u200d mo"
+
+
+def _byte_pieces(tokenizer, data):
+    names = tokenizer.pieces(range(tokenizer.vocab_size))
+    return [names.index(f"<0x{byte:02X}>") for byte in data]
 
 
 @pytest.mark.parametrize("first_number", [1, 41])
@@ -132,8 +151,8 @@ def test_the_first_tokens_of_a_document_are_its_prompt(tokenizer):
 
 
 def test_each_program_names_the_other_for_a_model_of_its_own():
-    with pytest.raises(ValueError, match=r"toy.X continues prompts, which .*\.generate is for"):
+    with pytest.raises(ValueError, match=r"toy.X continues prompts: use gshard generate"):
         reading.check_command("toy.X", "text", "translate")
-    with pytest.raises(ValueError, match=r"toy.X translates lines, which .*\.translate is for"):
+    with pytest.raises(ValueError, match=r"toy.X translates lines: use gshard translate"):
         reading.check_command("toy.X", "parallel", "generate")
     reading.check_command("toy.X", "text", "generate")

@@ -1,4 +1,4 @@
-"""A bundle translates a file in two processes as in one, also if they are killed repeatedly."""
+"""Two processes translate a file like one process, even if they are killed repeatedly."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ _CHUNKS = 16
 
 @pytest.fixture
 def text(tmp_path):
-    """A file of lines of different lengths, some of them blank."""
+    """A file with lines of different lengths, some of them blank."""
     rng = random.Random(3)
     lines = [" ".join(rng.choices(_WORDS, k=rng.randrange(6))) for _ in range(_CHUNKS * 16 - 5)]
     path = tmp_path / "in.txt"
@@ -32,7 +32,7 @@ def text(tmp_path):
 
 @pytest.fixture(autouse=True)
 def environment(tmp_path_factory, monkeypatch):
-    """Each start would compile: the programs are cached."""
+    """Caches the programs, which each start would compile otherwise."""
     for name in [*os.environ]:
         if name.startswith(("JAX_", "XLA_FLAGS", "PJRT_")):
             monkeypatch.delenv(name)
@@ -63,7 +63,7 @@ def _finish(started):
 
 
 def _kill_one(started, rng, parts, num_parts):
-    """Kills a process soon after `num_parts` are there; the other one then ends."""
+    """Kills a process soon after `num_parts` parts exist; the other process then ends."""
     while len(list(parts.glob("part_*.txt"))) < num_parts:
         assert all(process.poll() is None for process in started), "ended before it was killed"
         time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""The rules for text in a TensorFlow graph, against those of Python."""
+"""The rules for text in a TensorFlow graph, compared with the same rules in Python."""
 
 import random
 import unicodedata
@@ -6,11 +6,10 @@ import unicodedata
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.decoding import text_graph, translator
+from lingvo_gshard.decoding import joints, text_graph, translator
 from lingvo_gshard.input import example_codec
-from lingvo_gshard.input.normalization import normalize
+from lingvo_gshard.input.normalization import normalize, one_line
 
-# All that the rules look at, and letters of several sizes in UTF-8.
 _ALPHABET = "ab3é語😀  ..!?。\"')»,،:--–;"
 
 
@@ -24,7 +23,7 @@ def _texts(count, longest):
 
 
 def test_text_is_normalized_as_it_is_for_training():
-    """For all characters of planes 0 and 1 that this Python's Unicode has assigned."""
+    """For all characters of planes 0 and 1 that this Python's version of Unicode has assigned."""
     characters = [chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000]
     known = [c for c in characters if unicodedata.category(c) != "Cn"]
     texts = [f" x{c}\u0301 {c} " for c in known] + _texts(200, 40)
@@ -42,7 +41,7 @@ def test_text_is_split_where_the_translator_splits_it(longest):
     texts += ["a, - b - - - c", "1.5 2.5. x.y 3", "a.\" b.') c", "no.spaces.at.all", "。。。語語。"]
 
     def fits(text, lines):
-        # Parts of every third text may be longer.
+        # In every third text, parts may be longer.
         extra = tf.where(lines % 3 == 0, 5, 0)
         return tf.strings.length(text, "UTF8_CHAR") <= longest + extra
 
@@ -65,3 +64,23 @@ def test_tokens_in_a_text_are_cut_as_the_tokenizer_cuts_them():
     for text, parts in zip(texts, cut, strict=True):
         expected = example_codec.literal_parts(f"<2de> {text}", tokens)
         assert f"<2de> {parts}".split(text_graph.CUT) == expected
+
+
+def test_written_text_is_one_line_as_the_translator_writes_it():
+    texts = [f" x{chr(code)} {chr(code)}y" for code in range(0x3000)]
+    assert _strings(text_graph.one_line(tf.constant(texts))) == [one_line(text) for text in texts]
+
+
+def test_parts_are_joined_as_the_translator_joins_them():
+    rng = random.Random(1)
+    alphabet = 'ab3\u0e01\u0e48語かﾃ、。９๕é😀 ."»'
+    lines = []
+    for _ in range(400):
+        texts = ["".join(rng.choices(alphabet, k=rng.randint(0, 4))) for _ in range(4)]
+        lines.append([one_line(text) for text in texts[: rng.randint(0, 4)]])
+
+    numbers = [number for number, parts in enumerate(lines) for _ in parts]
+    parts = tf.constant([part for parts in lines for part in parts])
+    made = text_graph.joined(parts, tf.constant(numbers, tf.int64), tf.constant(len(lines)))
+    assert _strings(made) == [joints.joined(parts) for parts in lines]
+    assert any(" " in line and "語か" in line for line in _strings(made))

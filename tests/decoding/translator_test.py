@@ -4,11 +4,13 @@ import dataclasses
 import itertools
 import typing
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lingvo_gshard.decoding.text_decoder import Hypothesis
+from lingvo_gshard.decoding.outcomes import NoResultError
+from lingvo_gshard.decoding.text_decoder import Hypothesis, Token
 from lingvo_gshard.decoding.translator import Translator, split
 from lingvo_gshard.spmd import processes
 from tests.decoding import vocabularies
@@ -30,10 +32,6 @@ def test_each_line_gets_its_translation_in_order(batch_size):
     assert _texts(lines, batch_size) == [line[::-1] for line in lines]
 
 
-def test_the_tokens_of_a_line_include_its_end():
-    assert _translator()[0].num_tokens(["abc", ""]) == [4, 1]
-
-
 def test_a_part_knows_the_shortest_rows_that_hold_it():
     translator, _ = _translator(3, (4, 16, 20))
     long = "abcdefghijklmnopqrstuvwx"
@@ -43,13 +41,38 @@ def test_a_part_knows_the_shortest_rows_that_hold_it():
         assert "".join(Letters().decode(part.ids) for part in parts) == line.strip()
 
 
-def test_hypotheses_have_scores_and_lengths():
-    (found,) = _translator()[0].decode(["abc"])
-    assert found == (Hypothesis("cba", -1.0, 4), Hypothesis("aaa", -8.0, 4))
+def _without_tokens(nbest):
+    return tuple(dataclasses.replace(hypothesis, tokens=()) for hypothesis in nbest)
+
+
+class _Unsure(Reverser):
+    """The log-probability of the i-th token is -i."""
+
+    def __call__(self, features):
+        found = super().__call__(features)
+        log_probs = np.zeros(found["ids"].shape, np.float32) - np.arange(found["ids"].shape[-1])
+        return {**found, "token_log_probs": log_probs}
+
+
+def test_tokens_have_scores_over_all_parts_of_a_line():
+    translator = Translator(_Unsure(3, (5,)), Letters(), Letters())
+    long, short = translator.decode(["abcdefg", "ab"])
+    assert short[0].tokens == (Token(5, "b", 0.0), Token(4, "a", -1.0), Token(2, "$", -2.0))
+    assert "".join(token.piece for token in long[0].tokens) == "cba$gfed$"
+    assert [token.log_prob for token in long[0].tokens] == [-0.0, -1, -2, -3, -0.0, -1, -2, -3, -4]
+    assert len(long[0].tokens) == long[0].num_tokens
+
+
+def test_lines_are_counted_as_their_last_parts_are_done():
+    translator, _ = _translator(3, (5, 9))
+    counts = []
+    lines = ["", "abcdefghijklmnop", "ab", "abcdefg", "a"]
+    list(translator.decode(lines, on_lines=counts.append))
+    assert sum(counts) == len(lines) and counts[0] == 1 and max(counts) < len(lines)
 
 
 class _Repeating(Reverser):
-    """The second best has the letters of the best, and the third best those of the last one's."""
+    """The second-best result equals the best; in the third, the last letters do."""
 
     def __call__(self, features):
         found = super().__call__(features)
@@ -60,14 +83,14 @@ class _Repeating(Reverser):
 
 
 def test_no_text_is_in_an_n_best_list_twice():
-    """Neither of a line, nor of one in two parts."""
+    """Neither for a line, nor for a line in two parts."""
     translator = Translator(_Repeating(2, (16, 20)), Letters(), Letters())
     for found in translator.decode(["abc", "abcdefghijklmnopqrstuvwx", "aa"]):
         texts = [hypothesis.text for hypothesis in found]
         assert len(set(texts)) == len(texts)
     (found,) = translator.decode(["abc"])
-    assert found == (Hypothesis("cba", -1.0, 4), Hypothesis("aaa", -8.0, 4))
-    (found,) = translator.decode(["aa"])  # Where all three are equal.
+    assert _without_tokens(found) == (Hypothesis("cba", -1.0, 4), Hypothesis("aaa", -8.0, 4))
+    (found,) = translator.decode(["aa"])  # All three hypotheses are equal.
     assert [hypothesis.text for hypothesis in found] == ["aa"]
 
 
@@ -99,7 +122,7 @@ def test_a_long_line_is_translated_in_parts():
     translator, decoder = _translator(3, (5,))
     found = list(translator.decode(["abcdefg", "ab"]))
     # Parts of 3 and 4 letters, each followed by EOS.
-    assert found[0] == (
+    assert _without_tokens(found[0]) == (
         Hypothesis("cba gfed", (4 * -1.0 + 5 * -1.25) / 9, 9),
         Hypothesis("aaa aaaa", (4 * -8.0 + 5 * -10.0) / 9, 9),
     )
@@ -114,12 +137,6 @@ def test_a_character_that_is_too_long_is_truncated_with_a_warning_and_keeps_eos(
     translator = Translator(Reverser(3, (2, 4)), Bytes(), Letters())
     assert [part.ids.tolist() for part in translator.parts("a")] == [[7, 8, 9, 2]]
     assert "Truncated 'a' from 5 to 4 pieces." in caplog.text
-
-
-def test_lines_of_similar_length_share_a_batch():
-    translator, decoder = _translator(batch_size=2)
-    list(translator.decode(["a" * 18, "b", "c" * 19, "d"]))
-    assert decoder.shapes == [(2, 16), (2, 20)]
 
 
 def test_each_part_of_a_line_begins_with_its_target():
@@ -167,6 +184,62 @@ def test_translations_are_returned_before_all_lines_are_read():
     assert [next(endless)[0].text for _ in range(40)] == ["ba", "edc"] * 20
 
 
+def test_a_line_without_a_result_is_an_error_that_names_it():
+    """The lines before it still get results. In a long line, one such part is enough."""
+    translator, _ = _translator()
+    found = translator.decode(["ab", "", "c!d", "e"], first_number=40)
+    assert [next(found)[0].text, next(found)[0].text] == ["ba", ""]
+    message = r"^line 42 has no translation: the model's numbers for it are not finite \(NaN or"
+    with pytest.raises(NoResultError, match=message):
+        next(found)
+
+    long = "abcdefghijklmnopqrstuvwxyz" + "!"
+    assert len(translator.parts(long)) == 2
+    with pytest.raises(NoResultError, match="^line 2 has no translation"):
+        translator.decode_together(["ab", long])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_hypothesis_whose_score_is_not_finite_is_none(bad):
+    class Scored(Reverser):
+        def __call__(self, features):
+            found = super().__call__(features)
+            is_short = found["lengths"][:, :1] < 4
+            scores = np.where(is_short, [bad, -1.0, bad], [bad, bad, bad])
+            return {**found, "scores": scores}
+
+    translator = Translator(Scored(3, (16,)), Letters(), Letters())
+    ((only,),) = translator.decode(["bc"])
+    assert _without_tokens([only]) == (Hypothesis("aa", -1.0, 3),)
+    with pytest.raises(NoResultError, match="^line 2 "):
+        list(translator.decode(["bc", "bcd"]))
+
+
+def test_a_translation_is_cut_if_the_model_would_rather_have_gone_on():
+    """It has the maximum length, and no EOS, or an EOS that is less likely than not."""
+
+    class Longest(Reverser):
+        """Rows of 5 tokens; the EOS of a source with `b` is unlikely, and missing with `c`."""
+
+        def __call__(self, features):
+            found = super().__call__(features)
+            for row, source in enumerate(features.source_ids.tolist()):
+                if 5 in source:
+                    found["token_log_probs"][row, :, -1] = -0.7
+                if 6 in source:
+                    found["ids"][row, :, -1] = 7
+            return found
+
+    class Lax(Letters):
+        def decode(self, ids):
+            return super().decode([*ids, 2])
+
+    translator = Translator(Longest(3, (5,)), Letters(), Lax())
+    lines = ["aaaa", "aaab", "aab", "aaac", "aac", "", "a" * 5 + "b" * 3]
+    finishes = [best.finish.value for best, *_ in translator.decode(lines)]
+    assert finishes == ["stop", "length", "stop", "length", "stop", "stop", "length"]
+
+
 def test_line_breaks_and_tabs_in_a_translation_become_spaces():
     class Breaking(Letters):
         def decode(self, ids):
@@ -175,6 +248,28 @@ def test_line_breaks_and_tabs_in_a_translation_become_spaces():
 
     translator = Translator(_translator()[1], Letters(), Breaking())
     assert [best.text for best, *_ in translator.decode(["dxcybzawa"])] == ["a a b c d"]
+
+
+def test_a_translation_has_no_control_characters():
+    """Byte pieces can spell any character; see normalization.CONTROL."""
+
+    class Bytes(Letters):
+        def decode(self, ids):
+            text = super().decode(ids).replace("x", "\x00").replace("y", "\x1b[31m")
+            return text.replace("z", "\u202e").replace("w", "\x85")
+
+    translator = Translator(_translator()[1], Letters(), Bytes())
+    found = [best.text for best, *_ in translator.decode(["dxcybzawa", "x", "axb"])]
+    assert found == ["a ab[31mcd", "", "ba"]
+
+
+def test_the_parts_of_a_line_are_joined_as_their_script_is_written():
+    class Chinese(Letters):
+        def decode(self, ids):
+            return super().decode(ids).translate(str.maketrans("abcdefg", "一二三四五六七"))
+
+    (found,) = Translator(Reverser(3, (5,)), Letters(), Chinese()).decode(["abcdefg"])
+    assert [hypothesis.text for hypothesis in found] == ["三二一七六五四", "一一一一一一一"]
 
 
 # --- splitting ---
@@ -205,7 +300,7 @@ def test_long_text_is_cut_at_the_best_place_near_the_middle(text, want):
 
 
 def test_marks_need_no_space_in_scripts_without_them():
-    text = "我们去公园,他们在家里等我们回来"  # As normalized: the comma was a wide one.
+    text = "我们去公园,他们在家里等我们回来"  # In its normalized form: the comma was a wide one.
     assert split(text, lambda part: len(part) <= 12) == ["我们去公园,", "他们在家里等我们回来"]
 
 
@@ -234,7 +329,7 @@ def test_every_part_fits_and_only_space_is_lost(text, most):
 
 
 class _Tongues(Letters):
-    """Has tokens of three languages."""
+    """A vocabulary with tokens of three languages."""
 
     languages: typing.ClassVar = {"deu_Latn": 41, "eng_Latn": 42, "fra_Latn": 43}
 
@@ -243,7 +338,7 @@ class _Tongues(Letters):
 
 
 class _Forced(Reverser):
-    """Begins each translation with the token that its row is given, and records the tokens."""
+    """Begins each translation with its row's forced token, and records these tokens."""
 
     def __call__(self, features):
         results = super().__call__(features)
@@ -271,8 +366,8 @@ def test_a_source_begins_with_its_language_and_its_translation_with_another():
     assert blank == []
     assert translator.num_tokens(lines) == [4, 3, 2]
 
-    # One batch of several languages; the shortest comes first, and two rows are empty. The forced
-    # token takes the place of the first letter of a reversed source, and is no part of the text.
+    # One batch of several languages; the shortest source comes first, and two rows are empty. The
+    # forced token replaces the first letter of a reversed source, and is not part of the text.
     best = [line[0].text for line in translator.decode(lines)]
     assert decoder.first_ids == [[42, 43, -1, -1]]
     assert best == ["b", "", ""]
@@ -312,7 +407,7 @@ def test_a_text_that_names_another_target_keeps_its_own(tmp_path):
     decoder.spec = dataclasses.replace(decoder.spec, targets=tokenizer.targets)
     translator = Translator(decoder, tokenizer, tokenizer)
     for text in ("<2fr> ba", "ke <2fr> <2de> li", "<2de>"):
-        # As a program, or the server, makes a line of it.
+        # The line that a program, or the server, makes from it.
         (part,) = translator.parts(decoder.spec.beginning("de") + text)
         assert tokenizer.pieces(part.ids)[0] == "<2de>"
         assert not {"<2de>", "<2fr>"} & set(tokenizer.pieces(part.ids)[1:])

@@ -26,7 +26,7 @@ def train(
         byte_fallback=True,
         hard_vocab_limit=False,
         user_defined_symbols=list(symbols),
-        add_dummy_prefix=not symbols,  # As data_prep has it for those that name targets.
+        add_dummy_prefix=not symbols,  # The same as in data_prep for vocabularies with targets.
         pad_id=0,
         bos_id=1,
         eos_id=2,

@@ -11,18 +11,39 @@ import pytest
 from lingvo_gshard import registry
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_PAGES = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
+_PAGES = sorted(
+    [
+        *_ROOT.glob("*.md"),
+        *(_ROOT / "docs").glob("*.md"),
+        *(_ROOT / "bench").glob("*.md"),
+        *(_ROOT / "repro").rglob("*.md"),
+        _ROOT / "tools/README.md",
+    ]
+)
 _SCRIPTS = sorted((_ROOT / "launch").iterdir())
-_SOURCES = sorted([*(_ROOT / "lingvo_gshard").glob("*.py"), _ROOT / "data_prep/build.py"])
-_WITHOUT_COMMANDS = {"CONTRIBUTING.md", "api.md", "estimator.md"}
+_SOURCES = sorted(
+    [
+        *(_ROOT / "lingvo_gshard").glob("*.py"),
+        *(_ROOT / "xla_plan").glob("*_program.py"),
+        _ROOT / "repro/plan_tables.py",
+        _ROOT / "data_prep/build.py",
+    ]
+)
+_WITHOUT_COMMANDS = {
+    "CONTRIBUTING.md",
+    "docs/api.md",
+    "docs/estimator.md",
+    "docs/results.md",
+}
 
-_MODULE = re.compile(r"-m ((?:lingvo_gshard|data_prep|bench|tools)(?:\.[a-z_\d]+)+)")
-_GSHARD = re.compile(r"(?<![\w./])gshard ([a-z]+)\b")
+_MODULE = re.compile(r"-m ((?:lingvo_gshard|data_prep|bench|repro|tools)(?:\.[a-z_\d]+)+)")
+_GSHARD = re.compile(r"(?<![\w./])gshard (plan [a-z_]+|(?!plan\b)[a-z]+)\b")
 _SLURM = re.compile(r"launch/slurm\.sbatch\b")
 _FLAG = re.compile(r"(?<!\S)--([\w-]+)")
-_DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
+_DEFINED = re.compile(r'(?:DEFINE_\w+|_\w+Flag)\(\s*"(\w+)"')
 _SETTING = re.compile(r"((?:train|task|input|eval_input|decode|optimizer)\.[\w.]+)(?==|$)")
 _SET = re.compile(r"--set=([\w.]+)=")
+_WITH_PROGRAMS = ("bench", "repro", "repro.quality", "tools", "lingvo_gshard", "xla_plan")
 # Every program has absl's flags.
 _ABSL = {"help", "verbosity"}
 # Flags of sbatch, xpk, docker and bazel that a document names by themselves.
@@ -66,12 +87,20 @@ def _commands(document: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _file(module: str) -> pathlib.Path:
-    return _ROOT / f"{module.replace('.', '/')}.py"
+    path = _ROOT / module.replace(".", "/")
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 @functools.cache
 def _modules_of_gshard() -> dict[str, str]:
-    source = _file("lingvo_gshard.gshard").read_text()
+    programs = _named_in("lingvo_gshard.gshard")
+    of_plan = _named_in(programs.pop("plan"))
+    return programs | {f"plan {name}": module for name, module in of_plan.items()}
+
+
+def _named_in(module: str) -> dict[str, str]:
+    """The modules of a command that runs other programs, by their names."""
+    source = _file(module).read_text()
     return dict(re.findall(r'^    "(\w+)": "([\w.]+)",$', source, re.MULTILINE))
 
 
@@ -81,10 +110,12 @@ def _defined(module: str) -> frozenset[str]:
     source = _file(module).read_text()
     flags = set(_DEFINED.findall(source))
     if "cli.define_devices()" in source:
-        flags |= set(_DEFINED.findall(_file("lingvo_gshard.cli").read_text()))
+        flags |= set(_DEFINED.findall(_file("lingvo_gshard.cli").read_text())) - {"import"}
+    if "cli.define_imports()" in source:
+        flags.add("import")
 
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module in ("bench", "tools", "lingvo_gshard"):
+        if isinstance(node, ast.ImportFrom) and node.module in _WITH_PROGRAMS:
             for name in node.names:
                 imported = f"{node.module}.{name.name}"
                 if name.name != "cli" and _file(imported).exists():
@@ -95,7 +126,8 @@ def _defined(module: str) -> frozenset[str]:
 @functools.cache
 def _all_flags() -> frozenset[str]:
     flags = set(_ABSL | _OTHERS)
-    for folder in ("lingvo_gshard", "data_prep", "data_prep/recipes", "bench", "tools"):
+    folders = ("lingvo_gshard", "xla_plan", "data_prep", "repro", "repro/quality", "repro/recipes")
+    for folder in (*folders, "bench", "tools", "tools/fuzz_programs"):
         for source in (_ROOT / folder).glob("*.py"):
             flags.update(_DEFINED.findall(source.read_text()))
     # Those of booleans have a negation.
@@ -119,11 +151,12 @@ def test_every_flag_that_stands_alone_exists(document):
 
 @pytest.mark.parametrize("document", _PAGES, ids=lambda path: path.name)
 def test_every_setting_exists(document):
-    tasks = [registry.get_params(name) for name in ("toy.MoE8E4L", "toy.LmMoE8E4L")]
+    names = ("toy.MoE8E4L", "toy.LmMoE8E4L", "open_moe.HyMT2MoE30B")
+    tasks = [registry.get_params(name) for name in names]
     for piece in _code(document):
         for word in piece.split():
             found = _SET.match(word) or _SETTING.match(word)
-            if found and found[1] != "path":
+            if found and found[1] != "path" and not found[1].endswith(".py"):
                 assert any(_has(params, found[1]) for params in tasks), f"{document.name}: {word}"
 
 
@@ -138,7 +171,8 @@ def _has(params, setting):
 @pytest.mark.parametrize("document", [*_PAGES, *_SCRIPTS], ids=lambda path: path.name)
 def test_a_document_has_commands(document):
     has_commands = any(True for _ in _commands(document))
-    assert has_commands == (document.name not in _WITHOUT_COMMANDS)
+    name = str(document.relative_to(_ROOT))
+    assert has_commands == (name not in _WITHOUT_COMMANDS)
 
 
 def test_every_program_is_documented():
@@ -160,14 +194,14 @@ def test_flags_are_those_of_the_program():
     [
         ("    gshard train --logdir=RUN\n", [("lingvo_gshard.trainer", ["logdir"])]),
         (
-            "`python -m lingvo_gshard.plan \\\n    --model=M` tells it\n",
-            [("lingvo_gshard.plan", ["model"])],
+            "`gshard plan model \\\n    --model=M` prints it\n",
+            [("lingvo_gshard.plan_model", ["model"])],
         ),
         (
             "```\nsbatch --nodes=4 launch/slurm.sbatch --model=M  # and --more\n```\n",
             [("lingvo_gshard.trainer", ["model"])],
         ),
-        ("python -m lingvo_gshard.plan --model=M is prose\n", []),
+        ("gshard plan model --model=M is prose\n", []),
     ],
 )
 def test_commands_are_found(text, expected, tmp_path):

@@ -6,9 +6,16 @@ import re
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_DOCUMENTS = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
+_ROOMS = sorted(
+    path
+    for folder in ("lingvo_gshard", "xla_plan", "xla_spmd", "data_prep", "bench", "repro", "tools")
+    for path in (_ROOT / folder).rglob("*.md")
+)
+_DOCUMENTS = [*sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")]), *_ROOMS]
 # Matches the paths of the project, such as `lingvo_gshard/x.py`, `L:x.py` and `docs/`.
-_FOLDERS = "lingvo_gshard|params|data_prep|bench|tools|tests|docs|launch|examples"
+_FOLDERS = (
+    "lingvo_gshard|xla_plan|xla_spmd|repro|params|data_prep|bench|tools|tests|docs|launch|examples"
+)
 _PATH = re.compile(rf"`((?:L:|T:|(?:{_FOLDERS})/)[\w/.]*)`")
 _SHORT = {"L:": "lingvo_gshard/", "T:": "tests/"}
 _LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)")
@@ -25,6 +32,25 @@ def test_every_path_exists(document):
 def test_every_link_leads_to_a_file(document):
     for target in _LINK.findall(document.read_text()):
         assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+_READMES = [path for path in _ROOMS if path.name == "README.md"]
+
+
+@pytest.mark.parametrize("readme", _READMES, ids=lambda path: path.parent.name)
+def test_a_room_names_what_there_is(readme):
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", readme.read_text())
+    assert named
+    for name in named:
+        places = (readme.parent, readme.parent.parent, _ROOT)
+        assert any((place / name).exists() for place in places), name
+
+
+@pytest.mark.parametrize("folder", ["lingvo_gshard", "data_prep", "bench", "repro", "xla_spmd"])
+def test_every_large_room_has_a_readme(folder):
+    for room in [_ROOT / folder, *(_ROOT / folder).iterdir()]:
+        is_large = len(list(room.glob("*.py"))) > 15 and room.name != "lingvo_gshard"
+        assert not is_large or (room / "README.md").exists(), room
 
 
 def test_every_page_is_in_the_navigation_and_in_the_index():

@@ -8,9 +8,12 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def output(source: str, folder: pathlib.Path) -> str:
-    """Runs Python source and returns what it prints; AssertionError if it fails."""
-    script = folder / "script.py"
+def output(source: str, folder: pathlib.Path, name: str = "script.py") -> str:
+    """Runs Python source as a file of that name, and returns the text that it prints.
+
+    Raises AssertionError if it fails.
+    """
+    script = folder / name
     script.write_text(source)
     result = subprocess.run(
         [sys.executable, str(script)],

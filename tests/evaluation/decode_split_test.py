@@ -9,12 +9,13 @@ import pytest
 from data_prep import tsv
 from data_prep.tsv import Pair
 from lingvo_gshard.evaluation import decode_split, quality
-from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Language, Manifest, Records, Shard, Vocabulary
+from tests.decoding import vocabularies
 from tests.decoding.reverser import Letters, Reverser
+from xla_spmd.files import digests
 
-# The references of `aa` are what the decoder makes of its sources.
+# The references of `aa` equal the decoder's results for its sources.
 _PAIRS = {
     "aa": [Pair("ab", "ba"), Pair("cde", "edc"), Pair("fg", "gf")],
     "br": [Pair("abc", "abc"), Pair("de", "de")],
@@ -24,7 +25,7 @@ _TRAIN_PAIRS = {"aa": 30, "br": 900}
 
 @pytest.fixture
 def data_dir(tmp_path):
-    """A folder with the text of a test split and of flores, which `br` alone has."""
+    """A folder with the text of a test split, and of flores, which only `br` has."""
     folder = tmp_path / "data"
     languages = []
     for code, pairs in _PAIRS.items():
@@ -45,7 +46,7 @@ def data_dir(tmp_path):
 
 @pytest.fixture
 def run(data_dir, tmp_path, monkeypatch):
-    """A run with a decoder of its own, and without a record of its training."""
+    """A run with a toy decoder, and without a record of its training."""
     monkeypatch.setattr(decode_split, "recorded", lambda logdir: None)
     monkeypatch.setattr(decode_split, "check_decoded", lambda model, params: None)
     monkeypatch.setattr(decode_split, "check_data", lambda launch, logdir: {})
@@ -80,7 +81,7 @@ def test_each_language_has_its_lines_and_its_scores(run, tmp_path, capsys):
 
 
 def test_references_have_the_form_of_translations_and_one_line_each(run, data_dir, tmp_path):
-    """Line breaks of any kind may stand in text that is one line of a file with newlines alone."""
+    """A line may contain line breaks of any kind other than newlines."""
     raw = [Pair("a\rb", "ba\u2028\x85x² e\u0301"), Pair("cde", "edc\x0b\u200b，"), Pair("fg", "gf")]
     tsv.write(data_dir / "text/test/aa-en.tsv.gz", raw)
     data = manifest.load(data_dir)
@@ -125,21 +126,54 @@ def test_what_is_translated_is_not_translated_again(run, tmp_path, monkeypatch):
     assert (tmp_path / "run/decode_test/aa.txt").read_text() == "ba\nedc\ngf\n"
 
 
-@pytest.mark.parametrize("number", [0, -1])
-def test_no_number_of_sentences_that_leaves_none_or_cuts_some_off(run, number):
-    run.params.decode.max_sentences = number
-    with pytest.raises(ValueError, match=f"max_sentences must be 1 or more, .*got {number}"):
+def test_translations_that_were_cut_are_told_by_language(run, tmp_path, caplog):
+    """`abc` and `cde` fill their rows, so their EOS is forced, and counts in their scores."""
+    decoder, *tokenizers = run.decoder()
+
+    def unlikely_ends(features):
+        found = decoder(features)
+        return {**found, "token_log_probs": found["token_log_probs"] - 1.0}
+
+    for name in ("spec", "share", "origin"):
+        setattr(unlikely_ends, name, getattr(decoder, name))
+    run.decoder = lambda: (unlikely_ends, *tokenizers)
+    decode_split.decode_split(run, "test")
+
+    scores = json.loads((tmp_path / "run/decode_test/scores.json").read_text())
+    shares = {row["code"]: row["cut_share"] for row in scores["languages"]}
+    assert shares == {"aa": pytest.approx(1 / 3), "br": 0.5}
+    (warning,) = caplog.messages
+    assert warning.startswith("2 of 5 lines were cut at the maximum length")
+    assert "the first is line 2 of aa." in warning
+
+
+def test_a_line_without_a_result_is_named_by_its_language(run, data_dir, tmp_path):
+    pairs = [Pair("ab", "ba"), Pair("c!d", "edc")]
+    tsv.write(data_dir / "text/test/br-en.tsv.gz", pairs)
+    data = manifest.load(data_dir)
+    text = {"test": digests.describe(data_dir, "text/test/br-en.tsv.gz")}
+    br = dataclasses.replace(data.languages[1], text=text)
+    manifest.save(dataclasses.replace(data, languages=(data.languages[0], br)), data_dir)
+
+    with pytest.raises(ValueError, match="^line 2 of br has no translation: .* not finite"):
+        decode_split.decode_split(run, "test")
+    assert not (tmp_path / "run/decode_test/scores.json").exists()
+
+
+def test_a_maximum_of_0_sentences_is_refused(run):
+    run.params.decode.max_sentences = 0
+    with pytest.raises(ValueError, match="max_sentences must be 1 or more, .*got 0"):
         decode_split.decode_split(run, "test")
 
 
 def test_a_split_that_no_language_has_is_refused(run, data_dir):
-    message = f"{data_dir}: no language has a train split to decode; there is flores, test."
+    message = f"{data_dir}: no language has a train split to decode; the splits are flores, test."
     with pytest.raises(ValueError, match=message):
         decode_split.decode_split(run, "train")
 
 
 def test_the_tokens_of_bleu_follow_the_target(run, data_dir, tmp_path, capsys):
-    """Thai from English, by characters; a language without a sentence has no scores."""
+    """Thai from English, by characters; a language without sentences is left out."""
     tsv.write(data_dir / "text/test/en-th.tsv.gz", [Pair("กขคงจ", "จงคขก")])
     tsv.write(data_dir / "text/test/none-en.tsv.gz", [])
     data = manifest.load(data_dir)
@@ -155,8 +189,8 @@ def test_the_tokens_of_bleu_follow_the_target(run, data_dir, tmp_path, capsys):
     assert "tok:char" in tokens["en-th"] and "tok:13a" in tokens["aa"] and "none" not in tokens
     assert scores["languages"][-1]["bleu"]["value"] == pytest.approx(100)
     printed = capsys.readouterr().out
-    assert printed.startswith("none has no sentence to score.")
-    assert "BLEU has no average" in printed
+    assert printed.startswith("none: there are no sentences to score.")
+    assert "BLEU is not averaged" in printed
 
 
 def test_other_data_is_refused_before_anything_is_written_over(run, tmp_path, monkeypatch):
@@ -164,11 +198,11 @@ def test_other_data_is_refused_before_anything_is_written_over(run, tmp_path, mo
     before = {path: path.read_bytes() for path in (tmp_path / "run/decode_test").iterdir()}
 
     def refuse(launch, logdir):
-        raise ValueError(f"{launch.data_dir} holds other data than {logdir}")
+        raise ValueError(f"{launch.data_dir} differs from the data of {logdir}")
 
     monkeypatch.setattr(decode_split, "check_data", refuse)
     monkeypatch.delattr(run, "decoder")  # Not even the weights are read.
-    with pytest.raises(ValueError, match="/data holds other data than .*/run"):
+    with pytest.raises(ValueError, match="/data differs from the data of .*/run"):
         decode_split.decode_split(run, "test")
     assert {path: path.read_bytes() for path in before} == before
 
@@ -178,3 +212,27 @@ def test_damaged_text_is_refused_before_it_is_translated(run, data_dir):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=path.name):
         decode_split.decode_split(run, "test")
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_what_other_programs_read_has_no_token(run, data_dir, tmp_path, is_old):
+    """The text of older folders begins with the token itself; text that looks like one stays."""
+    sources = ["ba li", "<2fr> ke", "li <2de> ba"]
+    written = [f"<2de> {source}" for source in sources] if is_old else sources
+    tsv.write(data_dir / "text/test/en-de.tsv.gz", [Pair(source, "ba") for source in written])
+    text = {"test": digests.describe(data_dir, "text/test/en-de.tsv.gz")}
+    language = Language("en-de", {}, text, {}, beginning="" if is_old else "<2de>")
+    data = dataclasses.replace(manifest.load(data_dir), languages=(language,))
+    manifest.save(data, data_dir)
+
+    tokenizer = vocabularies.train(tmp_path / "x.model", symbols=("<2de>", "<2fr>"))
+    decoder = Reverser(3, (64,))
+    decoder.spec = dataclasses.replace(decoder.spec, targets=tokenizer.targets)
+    run.decoder = lambda: (decoder, tokenizer, tokenizer)
+    decode_split.decode_split(run, "test")
+
+    folder = tmp_path / "run/decode_test"
+    assert (folder / "en-de.source.txt").read_text().splitlines() == sources
+    # The model reads the token: in the reversed result, it is the last piece.
+    results = (folder / "en-de.txt").read_text().splitlines()
+    assert len(results) == 3 and all(line.endswith("<2de>") for line in results)

@@ -1,4 +1,4 @@
-"""Pages in HTML: what is escaped, what scrolls, and that a page is one file."""
+"""Pages in HTML: they escape text, wide content scrolls, and each page is one file."""
 
 import html.parser
 import re

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import math
 
 import pytest
 import sentencepiece
@@ -38,20 +37,7 @@ _QUALITY = Quality(
 )
 
 
-def test_table():
-    assert _QUALITY.table() == (
-        "language  train pairs  sentences   BLEU    +-   chrF    +-  chrF++    +-\n"
-        "qb             32,000        100  45.00  1.50  60.00  0.25   20.00  0.50\n"
-        "qa                300        100  12.50  1.50  30.00  0.25   20.00  0.50\n"
-        "qc                300         90  30.00  1.50  45.00  0.25   20.00  0.50\n"
-        "average                           29.17        45.00         20.00\n"
-        "sacreBLEU bleu nrefs:1\n"
-        "sacreBLEU chrf nc:6\n"
-        "sacreBLEU chrfpp nw:2"
-    )
-
-
-def test_what_is_saved_reads_back(tmp_path):
+def test_saved_scores_are_read_back(tmp_path):
     _QUALITY.save(tmp_path / "scores.json")
     read = quality.load(tmp_path / "scores.json")
     assert read.by_size() == _QUALITY.by_size()
@@ -69,6 +55,7 @@ def test_columns_are_the_metrics_that_all_languages_have(tmp_path):
     all_of_them = Quality(tuple(with_spbleu))
     table = all_of_them.table().splitlines()
     assert table[0].split()[-4:] == ["chrF++", "+-", "spBLEU", "+-"]
+    assert [line.split()[0] for line in table[1:4]] == ["qb", "qa", "qc"]  # By size.
     assert table[4].split() == ["average", "29.17", "45.00", "20.00", "1.00"]
     assert table[-1] == "sacreBLEU spbleu tok:flores200"
 
@@ -86,7 +73,7 @@ def test_a_file_that_holds_no_scores_is_refused(tmp_path, text):
     if text is not None:
         (tmp_path / "scores.json").write_text(text)
     reason = "there is no such file" if text is None else ""
-    with pytest.raises(ValueError, match=rf"scores.json: holds no scores by language .{reason}"):
+    with pytest.raises(ValueError, match=rf"scores.json is not a file of scores .*{reason}"):
         quality.load(tmp_path / "scores.json")
 
 
@@ -105,25 +92,6 @@ def test_equal_text_scores_100_and_other_text_0():
         assert metric(text, text).value == pytest.approx(100)
         assert metric(text, text).margin == pytest.approx(0, abs=1e-9)
         assert metric(["x y z w v"], ["a b c d e"]).value == 0
-
-
-def test_bleu_by_hand():
-    """The hypothesis shares 6 of 7 words, 4 of 6 bigrams, 3 of 5 trigrams, 2 of 4 4-grams."""
-    bleu = corpus_bleu(["a b c d e x g"], ["a b c d e f g"])
-    want = 100 * (6 / 7 * 4 / 6 * 3 / 5 * 2 / 4) ** 0.25
-    assert bleu.value == pytest.approx(want)
-
-
-def test_brevity_penalty_by_hand():
-    bleu = corpus_bleu(["a b c d e"], ["a b c d e f g"])
-    assert bleu.value == pytest.approx(100 * math.exp(1 - 7 / 5))
-
-
-def test_chrf_by_hand():
-    """Precisions 3/4, 1/3, 0 of letters, bigrams, trigrams; recalls 1, 1/2, 0; F2 of the means."""
-    precision, recall = (3 / 4 + 1 / 3) / 3, (1 + 1 / 2) / 3
-    want = 100 * 5 * precision * recall / (4 * precision + recall)
-    assert corpus_chrf(["abxc"], ["abc"]).value == pytest.approx(want)
 
 
 def test_chrfpp_is_sacrebleus():
@@ -151,18 +119,11 @@ def test_spbleu_needs_its_tokenizers_model(tmp_path, monkeypatch):
 
 
 def test_the_margin_shrinks_as_the_root_of_the_corpus():
-    """Half of the sentences are right; four times as many halve the margin."""
+    """Half of the sentences are right; with four times as many, the margin is halved."""
     right, wrong = "a b c d e f", "g h i j k l"
     margins = [corpus_bleu([right, right] * n, [right, wrong] * n).margin for n in (25, 100)]
     assert margins[0] / margins[1] == pytest.approx(2, rel=0.25)
     assert 5 < margins[1] < 15  # 1.96 * sqrt(0.5 * 0.5 / 200) is 7 % of right sentences.
-
-
-def test_a_corpus_that_is_mostly_wrong_has_a_margin():
-    """Only some of the bootstrap's samples score 0."""
-    for metric in (corpus_bleu, corpus_chrf):
-        score = metric(["x"] * 9 + ["a b c d"], ["b"] * 9 + ["a b c d"])
-        assert 0 < score.margin < 100
 
 
 @pytest.mark.parametrize(("metric", "own"), [(corpus_bleu, "tok:13a"), (corpus_chrf, "nc:6")])
@@ -172,17 +133,11 @@ def test_the_signature_names_the_settings(metric, own):
         assert part in signature
 
 
-# The same sentence in scripts that are written without spaces between words, and in one with.
+# The same sentence in scripts without spaces between words, and in one with spaces.
 _TEXTS = {
     "zh": "孩子们在花园里读一本旧书。",
-    "yue": "啲細路喺花園度睇緊一本舊書。",
-    "zho_Hant": "孩子們在花園裡讀一本舊書。",
     "ja": "子どもたちは庭で古い本を読んでいます。",
-    "ko": "아이들이 정원에서 오래된 책을 읽는다.",
     "th": "เด็กๆอ่านหนังสือเก่าในสวน",
-    "lo": "ເດັກນ້ອຍອ່ານປຶ້ມເກົ່າຢູ່ໃນສວນ",
-    "km": "ក្មេងៗអានសៀវភៅចាស់នៅក្នុងសួន",
-    "my": "ကလေးများသည်ဥယျာဉ်ထဲတွင်စာအုပ်ဟောင်းဖတ်သည်။",
     "de": "Die Kinder lesen im Garten ein altes Buch.",
 }
 
@@ -191,15 +146,8 @@ _TEXTS = {
 def test_a_perfect_translation_has_bleu_100_whatever_its_script(target, text):
     score = quality.score("bleu", [text, text], [text, text], target)
     assert score.value == pytest.approx(100)
-    tokens = {"de": "13a", "zh": "zh", "yue": "zh", "zho_Hant": "zh"}.get(target, "char")
+    tokens = {"de": "13a", "zh": "zh"}.get(target, "char")
     assert f"|tok:{tokens}|" in score.signature  # MeCab is not installed here.
-
-
-def test_thai_is_scored_by_characters():
-    """Of 6 characters 5 are right, and 3, 1 and 0 of the n-grams; sacreBLEU halves a half for 0."""
-    score = quality.score("bleu", ["กขคงจx"], ["กขคฉจx"], "th")
-    want = 100 * (5 / 6 * 3 / 5 * 1 / 4 * (0.5 / 3)) ** 0.25
-    assert score.value == pytest.approx(want)
 
 
 @pytest.mark.parametrize(
@@ -207,16 +155,10 @@ def test_thai_is_scored_by_characters():
     [
         ("ja", "ja-mecab"),
         ("jpn_Jpan", "ja-mecab"),
-        ("ja-Latn", "13a"),
         ("ko-KR", "ko-mecab"),
-        ("cmn", "zh"),
         ("zh-Latn-pinyin", "13a"),
         ("tha_Thai", "char"),
-        ("sr-Latn", "13a"),
-        ("kok", "13a"),
         ("jv_Java", "char"),
-        ("blt-Tavt", "char"),
-        ("lzh_Hanb", "zh"),
         ("qta", "13a"),
     ],
 )
@@ -226,8 +168,8 @@ def test_tokens_follow_the_script(language, tokens):
 
 def test_mecab_is_taken_where_it_is_there(monkeypatch):
     assert tokenization.advice(["de", "ja", "th", "ko"]) == [
-        "BLEU of ja is by characters; pip install 'sacrebleu[ja]' for words.",
-        "BLEU of ko is by characters; pip install 'sacrebleu[ko]' for words.",
+        "BLEU of ja counts characters; pip install 'sacrebleu[ja]' to count words.",
+        "BLEU of ko counts characters; pip install 'sacrebleu[ko]' to count words.",
     ]
     monkeypatch.setattr(tokenization, "_is_installed", lambda tokenizer: True)
     assert tokenization.of_target("ja") == "ja-mecab"
@@ -256,7 +198,8 @@ def test_bleu_of_other_tokens_has_no_average_but_spbleu_has(tmp_path):
     lines = _MIXED.table().splitlines()
     assert "sacreBLEU bleu nrefs:1|tok:13a|smooth:exp: en-de" in lines
     assert "sacreBLEU bleu nrefs:1|tok:char|smooth:exp: en-th" in lines
-    assert lines[-1].startswith("BLEU has no average") and lines[-1].endswith("spBLEU has one.")
+    assert lines[-1].startswith("BLEU is not averaged")
+    assert lines[-1].endswith("use the average of spBLEU.")
 
     _MIXED.save(tmp_path / "scores.json")
     assert "average_bleu" not in json.loads((tmp_path / "scores.json").read_text())

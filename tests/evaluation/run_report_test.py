@@ -1,4 +1,4 @@
-"""The report of a run, which shows what the run has produced so far."""
+"""The report of a run, which shows the run's results so far."""
 
 import dataclasses
 import html
@@ -9,9 +9,9 @@ import pytest
 
 from lingvo_gshard.evaluation import quality, run_report
 from lingvo_gshard.evaluation.quality import Score
-from lingvo_gshard.planning import plan
-from lingvo_gshard.planning.published import factors, factors_text
-from tests.planning.published_steps import record
+from tests.repro.published.published_steps import record
+from xla_plan.expected import factors, factors_text
+from xla_plan.plans import plan_folder
 
 _FACTS = run_report.RunFacts(
     model="toy.Model<4>",
@@ -23,6 +23,7 @@ _FACTS = run_report.RunFacts(
     unit="target token",
     shown=(),
     has_source=True,
+    dispatch="GATHER",
 )
 
 
@@ -59,12 +60,12 @@ def _page(folder, *lines):
 
 
 def _facts(page):
-    """The facts below the title, by name."""
+    """Returns the facts below the title, by name."""
     return dict(re.findall(r"<dt>(.*?)<dd>(.*?)</div>", page))
 
 
 def _rows(page):
-    """The rows of all tables."""
+    """Returns the rows of all tables."""
     rows = [re.split("<t[hd]>", line)[1:] for line in page.splitlines() if line.startswith("<tr>")]
     return [[html.unescape(cell) for cell in row] for row in rows]
 
@@ -85,6 +86,7 @@ def test_a_run_that_was_evaluated_and_decoded(tmp_path):
     assert "<h1>toy.Model&lt;4&gt; in " in page
     assert _facts(page) == {
         "weights": "1.23 M",
+        "dispatch to experts": "GATHER",
         "steps": "20 of 500",
         "time": "0.20 hours",
         "loss": "3.0000",
@@ -139,14 +141,12 @@ def test_planned_step_times_follow_the_measured_one(tmp_path, monkeypatch, share
         def tokens_per_sec(self, share):
             return 4000.0 * share
 
-    (tmp_path / "plan").mkdir()
-    (tmp_path / "plan" / plan.PLAN_JSON).touch()
-    monkeypatch.setattr(plan, "load", lambda folder: _Planned())
+    monkeypatch.setattr(plan_folder, "find", lambda kind, folder: _Planned())
     page = _page(tmp_path, _line(10))
     roofline, *expected = [row for row in _rows(page) if row[0].startswith("plan for v3:8x8")]
     assert roofline[1:] == ["0.25", "4,000", "16"]
 
-    # Published steps tell how near to the roofline others came, on some machines.
+    # Published steps show how near to the roofline others came, on some machines.
     name = "plan for v3:8x8, expected"
     assert [row[:2] for row in expected] == ([[name, "0.5"]] if share else [])
     assert factors_text.basis("v3:8x8") in page
@@ -162,6 +162,6 @@ def test_the_report_tells_what_the_time_went_to(tmp_path):
     assert ["training steps", "60.0", "60.0%"] in rows and ["evaluation", "25.0", "25.0%"] in rows
     assert ["all", "100.0", "100.0%"] in rows
 
-    # Runs of earlier versions have no such file.
+    # Runs of earlier versions lack this file.
     (tmp_path / "run_times.jsonl").unlink()
     assert "Goodput" not in _page(tmp_path, _line(10))

@@ -1,7 +1,5 @@
-import bz2
 import gzip
 import io
-import lzma
 
 import pytest
 
@@ -16,25 +14,22 @@ _ZSTD = b"\x28\xb5\x2f\xfd\x04\x00\x01\x02"
     ("content", "name"),
     [
         pytest.param(gzip.compress(_TEXT.encode()), "gzip", id="gzip"),
-        pytest.param(bz2.compress(_TEXT.encode()), "bzip2", id="bzip2"),
-        pytest.param(lzma.compress(_TEXT.encode()), "xz", id="xz"),
         pytest.param(_ZSTD, "zstd", id="zstd"),
         pytest.param(b"PK\x03\x04\x14\x00", "zip", id="zip"),
         pytest.param(_TEXT.encode("utf-16"), "UTF-16", id="UTF-16"),
-        pytest.param(b"\xfe\xff" + _TEXT.encode("utf-16-be"), "UTF-16", id="big-endian"),
         pytest.param(_TEXT.encode("utf-32"), "UTF-32", id="UTF-32"),
         pytest.param(_TEXT.encode("utf-16-le"), "binary", id="UTF-16 without a mark"),
         pytest.param(b"\7\0\0\0" * 900, "binary", id="integers"),
     ],
 )
-def test_what_is_no_text_is_named_wherever_it_is_read(tmp_path, content, name):
+def test_binary_files_are_refused_with_their_format(tmp_path, content, name):
     path = tmp_path / "x.txt"
     path.write_bytes(content)
     told = rf"x.txt is {name}[,:] .*expected text in UTF-8"
     with pytest.raises(ValueError, match=told), text_file.opened_text(path):
         pass
 
-    # In a file whose name ends in .gz, too, and on standard input.
+    # Also in a file whose name ends in .gz, and on standard input.
     (tmp_path / "y.txt.gz").write_bytes(gzip.compress(content))
     with pytest.raises(ValueError, match=rf"y.txt.gz is {name}"):
         with text_file.opened_text(tmp_path / "y.txt.gz"):
@@ -45,15 +40,7 @@ def test_what_is_no_text_is_named_wherever_it_is_read(tmp_path, content, name):
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"a\0b\n",
-        bytes(range(256)) * 20,
-        b"\xff\xfe\n\xc3",
-        "\ufeffein Haus\n".encode(),
-        b"BZh is text\n",
-        b"PK\n",
-    ],
+    [b"", b"a\0b\n", bytes(range(256)) * 20, b"\xff\xfe\n\xc3", "\ufeffein Haus\n".encode()],
 )
 def test_text_with_a_little_damage_is_text(tmp_path, content):
     path = tmp_path / "x.txt"
@@ -71,7 +58,7 @@ def test_gzip_and_plain_files_have_the_same_lines(tmp_path):
         assert lines == _TEXT.split("\n")[:-1]
 
 
-def test_the_first_line_that_is_not_utf_8_is_told(tmp_path, caplog):
+def test_the_first_line_that_is_not_utf_8_is_reported(tmp_path, caplog):
     path = tmp_path / "x.txt"
     path.write_bytes(b"good\n\nna\xefve\nbad \xff\n")
     with path.open("rb") as stream:

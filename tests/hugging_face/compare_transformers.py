@@ -1,11 +1,11 @@
-"""Compares what the installed transformers computes with NLLB-MoE and what 4.55.4 computed.
+"""Compares the logits of NLLB-MoE in the installed transformers with the logits in 4.55.4.
 
 Run it where torch and transformers are installed, in the root of the checkout:
 
     python -m tests.hugging_face.compare_transformers
 
-It prints the largest difference of logits, for a model with experts and one without; and, of the
-model with experts, whether experts but 0 and 1 have any effect.
+It prints the largest difference of logits, for a model with experts and one without. For the model
+with experts, it also prints whether experts other than 0 and 1 have an effect.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ def _is_token(name: str) -> np.ndarray:
 
 
 def _logits(name: str, without_others: bool = False) -> np.ndarray:
-    """Returns the logits of the batch; perhaps with zeros as the weights of experts 2 and 3."""
+    """Returns the logits of the batch, optionally with zeros as the weights of experts 2 and 3."""
     batch = np.load(MODELS / name / "goldens.npz")
     source = torch.tensor(batch["source"])
     target = torch.tensor(batch["target"])

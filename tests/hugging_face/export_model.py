@@ -1,13 +1,13 @@
-"""A model of ours with the paper's settings, exported for transformers, and what that computes.
+"""A model of ours with the paper's settings, exported for transformers, and its results there.
 
-Run the first where this project is installed, and the second where torch and transformers are, in
-the root of the checkout:
+Run the first command where this project is installed, and the second one where torch and
+transformers are installed, in the root of the checkout:
 
     python -m tests.hugging_face.export_model /tmp/exported
     python -m tests.hugging_face.load_export /tmp/exported
 
-The second writes exported.npz beside itself: the digest of model.safetensors, a batch of ids, the
-logits of its targets and the ids that a beam search finds.
+The second one writes exported.npz beside itself: the digest of model.safetensors, a batch of ids,
+the logits of its targets, and the ids that a beam search finds.
 
 B batch, T source length, L target length.
 """
@@ -21,8 +21,8 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hugging_face import exporting
 from lingvo_gshard.runs.run import Run
-from lingvo_gshard.spmd import environment
 from tests.hugging_face import runs
+from xla_spmd.runtime import environment
 
 V = 29
 # No biases, an embedding for each side, positions from 0, a loop of layers.
@@ -52,10 +52,10 @@ LAUNCH = runs.launch_of(
 
 
 def write_run(logdir: pathlib.Path) -> Run:
-    """Writes a run whose weights are random, norms and all."""
+    """Writes a run with random weights, also of its norms."""
     theta = runs.random_theta(LAUNCH, seed=4)
-    theta.softmax *= 3  # So that a search has something to prefer,
-    theta.softmax[:, 2] *= 2  # and ends.
+    theta.softmax *= 3  # So that the search prefers some hypotheses.
+    theta.softmax[:, 2] *= 2  # So that hypotheses end.
     return runs.write(logdir, LAUNCH, theta)
 
 

@@ -1,14 +1,14 @@
-"""Tokenizers as published, what our export makes of them, and what transformers reads in both.
+"""Published tokenizers, our exports of them, and the ids that transformers gives with both.
 
-Run the first where this project is installed, and the second where transformers and sentencepiece
-are, in the root of the checkout:
+Run the first command where this project is installed, and the second one where transformers and
+sentencepiece are installed, in the root of the checkout:
 
     python -m tests.hugging_face.export_tokenizers /tmp/tokenizers
     python -m tests.hugging_face.load_tokenizers /tmp/tokenizers
 
-The second prints how many of a thousand lines in twenty scripts have the same ids, and writes
-exported_tokenizers.zip beside itself: digests of the files that we write; and the two vocabularies
-of a run of ours, with the ids that transformers gives some lines with their files.
+The second one prints how many of a thousand lines in twenty scripts have the same ids, and writes
+exported_tokenizers.zip beside itself. It has the digests of the files that we write, and the two
+vocabularies of a run of ours, with the ids that transformers gives some lines.
 """
 
 import json
@@ -27,10 +27,10 @@ from tests.input.hugging_face import lines
 
 PUBLISHED = ("nllb_bpe", "nllb_unigram", "m2m_100")
 OWN = "two_sides"
-SIZE = 1000  # Of its vocabularies.
+SIZE = 1000  # The sizes of its vocabularies.
 THEIR_ROWS = (1, 0, 2)
 OUR_ROWS = (0, 1, 2)
-_TOKENS = ["<2de>", "<2fr>"]  # Of a model with several targets.
+_TOKENS = ["<2de>", "<2fr>"]  # The targets of a model with several.
 
 
 def published(folder: pathlib.Path, name: str) -> dict[str, bytes]:
@@ -44,7 +44,7 @@ def published(folder: pathlib.Path, name: str) -> dict[str, bytes]:
 
 
 def _with_all_languages(folder: pathlib.Path) -> None:
-    """Lists M2M-100's hundred languages, as its tokenizer has them in any case."""
+    """Returns M2M-100's hundred languages, which its tokenizer always has."""
     tokens = [f"__{language}__" for language in tokenizer_files.M2M_LANGUAGES]
     listed = {"additional_special_tokens": tokens}
     (folder / "special_tokens_map.json").write_text(json.dumps(listed))
@@ -54,7 +54,7 @@ def _with_all_languages(folder: pathlib.Path) -> None:
 
 
 def own_lines() -> list[str]:
-    """Returns lines for a model of ours, in normal form, some with a token of their target."""
+    """Returns normalized lines for a model of ours, some with their target's token."""
     text = [Normalization.NFKC.of(line) for line in lines.lines()[::7]]
     return [f"{_TOKENS[i % 2]} {line}" if i % 3 == 0 else line for i, line in enumerate(text)]
 
@@ -69,7 +69,7 @@ def _train(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 
 
 def write(folder: pathlib.Path, files: dict[str, bytes]) -> None:
-    """Writes files to a folder that becomes there."""
+    """Creates a folder with these files."""
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Models for transformers: the files equal its own, and it computes what we do with them.
+"""Models for transformers: the files equal its own, and it computes the same results.
 
 export_model.py and load_export.py made exported.npz.
 
@@ -46,7 +46,7 @@ def _weights(logdir):
     "name", ["m2m_100", *[pytest.param(n, marks=pytest.mark.slow) for n in models.NAMES[:2]]]
 )
 def test_what_was_imported_is_exported_as_it_was(tmp_path, name):
-    """In parts; and imported again, it is the same to the bit."""
+    """It is exported to several files, and imported again it is the same bit by bit."""
     importing.import_folder(models.MODELS / name, tmp_path / "run")
     notes = exporting.export_folder(_opened(tmp_path / "run"), tmp_path / "out", part_bytes=20_000)
     assert notes[0] == "The run has no vocabulary, so there is no tokenizer."
@@ -58,7 +58,7 @@ def test_what_was_imported_is_exported_as_it_was(tmp_path, name):
     assert got.keys() == want.keys()
     for tensor, value in want.items():
         value = np.float32(value)
-        # What it multiplies experts' outputs by is in the weights.
+        # The factor of experts' outputs is in the weights.
         if ".expert_" in tensor and ".fc2." in tensor:
             value *= np.float32(1 - config["moe_token_dropout"])
         np.testing.assert_array_equal(got[tensor], value, err_msg=tensor)
@@ -116,7 +116,7 @@ def test_each_sides_own_table_comes_back(tmp_path):
     after = _weights(tmp_path / "again")
     for path, value in before.items():
         np.testing.assert_array_equal(after.pop(path), value, err_msg=path)
-    # And biases, which have no effect.
+    # The others are biases of 0.
     assert after and all(path.endswith("_bias") and not after[path].any() for path in after)
 
 

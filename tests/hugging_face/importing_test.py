@@ -1,8 +1,9 @@
-"""Runs of models that transformers wrote: their weights, what continues, what is refused."""
+"""Runs of models that transformers wrote: weights, continuing after a kill, errors."""
 
 import json
 import os
 import pickle
+import re
 import shutil
 import zipfile
 
@@ -12,8 +13,7 @@ import pytest
 from bench import import_model
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.files import safetensors_file
-from lingvo_gshard.hugging_face import config as configs
-from lingvo_gshard.hugging_face import importing, torch_file
+from lingvo_gshard.hugging_face import families, importing, torch_file
 from lingvo_gshard.hugging_face.folder import Folder
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
@@ -36,7 +36,7 @@ def _change_config(folder, **values):
 
 
 def _rewrite(folder, change):
-    """Writes model.safetensors with the arrays that `change` makes of its own."""
+    """Rewrites model.safetensors after `change` has changed its arrays."""
     path = folder / "model.safetensors"
     arrays = {name: np.array(x) for name, x in safetensors_file.read(path).arrays.items()}
     change(arrays)
@@ -54,7 +54,7 @@ def test_a_run_holds_the_weights_whatever_the_partitions(tmp_path):
     assert (done.model, done.num_weights) == ("nllb.Dense600M", 14552)
     assert not done.has_vocabulary and done.num_continued == 0
 
-    # Two of many, by hand: a table whose first rows change places, and a projection's heads.
+    # Two arrays are compared by hand: a table whose first rows change places, and heads.
     arrays = _arrays(tmp_path / "run")
     theirs = safetensors_file.read(models.MODELS / "m2m_100/model.safetensors").arrays
     table = theirs["model.shared.weight"]
@@ -66,7 +66,7 @@ def test_a_run_holds_the_weights_whatever_the_partitions(tmp_path):
     np.testing.assert_array_equal(own[:, 2, 3], query[2 * 4 + 3])
     assert arrays["step"] == 0
 
-    # Read onto four devices, and checked there.
+    # They are read onto four devices, and checked there.
     launch = launches.recorded(str(tmp_path / "run"))
     run = open_run(launch, str(tmp_path / "run"), 4)
     restored = run.estimator.restore()
@@ -75,10 +75,10 @@ def test_a_run_holds_the_weights_whatever_the_partitions(tmp_path):
 
 
 def _weights_of(folder, name):
-    config = configs.read(folder)
+    config = families.read(folder)
     params = models.params(name)
     theta = TaskModel(params, placement.partitioning(params, 1)).state_spec.theta
-    return Folder(folder, config, params.task, theta).arrays
+    return Folder(folder, config, theta).arrays
 
 
 def test_parts_of_torch_save_are_the_same_weights():
@@ -93,36 +93,6 @@ def test_parts_of_arrays_are_parts_of_the_whole():
     for path, array in _weights_of(models.MODELS / "nllb_moe", "nllb_moe").items():
         index = tuple(slice(size // 3, size) for size in array.shape)
         np.testing.assert_array_equal(array[index], np.asarray(array)[index], err_msg=path)
-
-
-def test_a_process_that_was_stopped_is_continued(tmp_path, monkeypatch):
-    """By an interruption in the middle, which leaves what is complete."""
-    read = Folder._read
-    count = 0
-
-    def interrupted(self, path, index):
-        nonlocal count
-        count += 1
-        if count > 40:
-            raise KeyboardInterrupt
-        return read(self, path, index)
-
-    folder = models.MODELS / "m2m_100"
-    monkeypatch.setattr(Folder, "_read", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        importing.import_folder(folder, tmp_path / "run")
-    monkeypatch.setattr(Folder, "_read", read)
-
-    # The last line of the journal is cut.
-    journal = tmp_path / "run/checkpoints/0.import/journal.jsonl"
-    journal.write_text(journal.read_text() + '{"array": "theta.')
-    done = importing.import_folder(folder, tmp_path / "run")
-    assert 0 < done.num_continued < done.num_arrays
-
-    importing.import_folder(folder, tmp_path / "whole")
-    whole = _arrays(tmp_path / "whole")
-    for path, array in _arrays(tmp_path / "run").items():
-        np.testing.assert_array_equal(array, whole[path])
 
 
 def _drop(arrays):
@@ -159,29 +129,45 @@ def test_tensors_that_are_not_the_models_are_refused(tmp_path, change, message):
 
 
 @pytest.mark.parametrize(
+    ("name", "bad", "dtype"),
+    [
+        ("model.encoder.layers.1.ffn.experts.expert_3.fc2.weight", np.inf, "float32"),
+        ("model.encoder.layers.0.ffn.fc1.bias", 1e300, "float64"),
+    ],
+)
+def test_tensors_that_are_not_finite_are_refused_by_name(tmp_path, name, bad, dtype):
+    def change(arrays):
+        values = arrays[name].astype(dtype)
+        values.reshape(-1)[[5, -1]] = bad
+        arrays[name] = values
+
+    folder = _copy(tmp_path, "nllb_moe")
+    _rewrite(folder, change)
+    message = rf"model\.safetensors: {re.escape(name)} has 2 numbers that are not finite \(NaN"
+    with pytest.raises(ValueError, match=message):
+        importing.import_folder(folder, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"model_type": "bart"}, "model_type is 'bart'; expected one of nllb-moe, m2m_100"),
         ({"router_bias": True}, "router_bias is True; expected False"),
-        ({"second_expert_policy": "random"}, "second_expert_policy is 'random'; expected 'all'"),
         ({"moe_eval_capacity_token_fraction": 0.5}, "token_fraction is 0.5; expected 1.0"),
         ({"activation_function": "tanh"}, "activation_function is 'tanh'; expected one of relu"),
         ({"encoder_attention_heads": 3}, "encoder_attention_heads is 3; expected a divisor"),
         ({"pad_token_id": 3}, r"pad, bos and eos are \[3, 0, 2\]; expected 0, 1 and 2"),
         ({"d_model": "16"}, "d_model is '16'; expected 1 to 262144"),
-        ({"d_model": True}, "d_model is True; expected 1 to 262144"),
-        ({"encoder_layers": 10**9}, "encoder_layers is 1000000000; expected 1 to 512"),
         ({"num_experts": 8192, "encoder_layers": 512}, "expected at most 131072 experts"),
-        ({"encoder_attention_heads": []}, r"encoder_attention_heads is \[\]; expected a divisor"),
-        ({"pad_token_id": [1]}, r"pad_token_id is \[1\]; expected an id of the vocabulary"),
         ({"decoder_start_token_id": 47}, "decoder_start_token_id is 47; expected an id"),
         ({"scale_embedding": "yes"}, "scale_embedding is 'yes'; expected true or false"),
         ({"dropout": float("nan")}, "dropout is nan; expected 0 or more, below 1"),
-        ({"moe_token_dropout": 1}, "moe_token_dropout is 1; expected 0 or more, below 1"),
         ({"encoder_sparse_step": None}, "encoder_sparse_step is None; expected 0 or more"),
-        ({"activation_function": ["relu"]}, r"activation_function is \['relu'\]; expected one of"),
+        ({"quantization_config": {"bits": 8}}, "quantization_config is {'bits': 8}; expected None"),
+        ({"tie_encoder_decoder": True}, "tie_encoder_decoder is True; expected False"),
+        ({"hidden_size": 32}, "hidden_size is 32; expected 16, as d_model"),
         ({"encoder_layers": 5}, r"lacks model\.encoder\.layers\.4\."),
-        ({"dropout": "much"}, "dropout is 'much'; expected 0 or more, below 1"),
     ],
 )
 def test_a_config_of_another_model_is_refused(tmp_path, values, message):
@@ -228,7 +214,7 @@ def test_damaged_files_are_refused(tmp_path, damage, message):
 
 
 def test_a_changed_byte_of_a_part_is_found_and_nothing_is_left(tmp_path):
-    """In the weights themselves, which are read when the run is there already."""
+    """The weights are read after the run's folder was created."""
     folder = _copy(tmp_path, _PARTS)
     path = folder / "pytorch_model-00001-of-00002.bin"
     span = next(iter(torch_file.spans(path).values()))
@@ -244,13 +230,6 @@ def test_a_changed_byte_of_a_part_is_found_and_nothing_is_left(tmp_path):
     assert [entry.name for entry in run.iterdir()] == ["mine.txt"]
 
 
-def test_a_part_that_is_missing_is_named(tmp_path):
-    folder = _copy(tmp_path, _PARTS)
-    (folder / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(ValueError, match=r"00002-of-00002\.bin is missing\.$"):
-        importing.import_folder(folder, tmp_path / "run")
-
-
 def test_a_folder_with_checkpoints_is_not_written_over(tmp_path):
     importing.import_folder(models.MODELS / "m2m_100", tmp_path / "run")
     with pytest.raises(ValueError, match=r"run has checkpoints already, of steps \[0\]"):
@@ -258,14 +237,14 @@ def test_a_folder_with_checkpoints_is_not_written_over(tmp_path):
 
 
 class _Call:
-    """Pickled as a call of os.system."""
+    """Its pickle calls os.system."""
 
     def __reduce__(self):
         return os.system, ("touch called",)
 
 
 def _saved(path, content, compression=zipfile.ZIP_STORED):
-    """Writes a file as torch.save does, with this pickle."""
+    """Writes a file like torch.save's, with this pickle."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("archive/data.pkl", content)
         archive.writestr("archive/data/0", bytes(16))
@@ -275,16 +254,16 @@ def _saved(path, content, compression=zipfile.ZIP_STORED):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (pickle.dumps({"a": _Call()}, 2), "it holds posix.system, which is no tensor"),
+        (pickle.dumps({"a": _Call()}, 2), "it holds posix.system, which is not a tensor"),
         (pickle.dumps({"a": 1}, 2), "it holds other things than tensors"),
         (pickle.dumps({"a": b"x" * 300}, 4), "its pickle has the opcode"),
         (b"\x80\x02}r\xff\xff\xff\x7f.", "its pickle has the index 2147483647"),
-        # A tuple of the one before, twice, and so on: hashing it would take hours.
+        # Each tuple holds the previous one twice: hashing the last one would take hours.
         (
             b"\x80\x02}N\x85q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(40)),
             "its pickle has a tuple in several places",
         ),
-        (b"\x80\x02(NNNNNtQ.", "it refers to something that is no storage"),
+        (b"\x80\x02(NNNNNtQ.", "it refers to something that is not a storage"),
         (b"\x80\x02\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", "not a file of tensors"),
         (b"", "not a file of tensors"),
     ],
@@ -335,7 +314,7 @@ def test_tensors_end_in_their_storages(tmp_path):
 
 @pytest.mark.slow
 def test_64_parts_take_little_memory_and_a_killed_import_continues(tmp_path):
-    """Half a gigabyte, of which the process holds a fraction beyond what it starts with."""
+    """Of half a gigabyte, the process holds a fraction in memory."""
     theirs = tmp_path / "theirs"
     num_bytes = import_model.write(theirs, num_experts=12, num_parts=64)
     assert num_bytes > 5e8
@@ -352,3 +331,152 @@ def test_64_parts_take_little_memory_and_a_killed_import_continues(tmp_path):
     index = json.loads((theirs / "model.safetensors.index.json").read_text())
     tensors = safetensors_file.read(theirs / index["weight_map"][name]).arrays
     np.testing.assert_array_equal(wi[1:2, 11:12][0, 0], tensors[name].T)
+
+
+# --- other contents of a folder ---
+
+
+def _with_tables(folder, is_tied, **tables):
+    """Gives m2m_100 other tables, each of which is its own plus a number."""
+    names = {
+        "shared": "model.shared.weight",
+        "source": "model.encoder.embed_tokens.weight",
+        "target": "model.decoder.embed_tokens.weight",
+        "softmax": "lm_head.weight",
+    }
+
+    def change(arrays):
+        table = arrays.pop("model.shared.weight")
+        for key, added in tables.items():
+            arrays[names[key]] = table + np.float16(added)
+
+    _rewrite(folder, change)
+    _change_config(folder, tie_word_embeddings=is_tied)
+
+
+def _imported(folder):
+    """Returns the arrays of a folder, and the lines that name unused contents."""
+    source = importing.read(folder)
+    params = launches.experiment_params(source.launch())
+    theta = TaskModel(params, placement.partitioning(params, 1)).state_spec.theta
+    files = Folder(folder, source.config, theta)
+    return {path: np.asarray(x) for path, x in files.arrays.items()}, importing.not_used(
+        source, files
+    )
+
+
+@pytest.mark.parametrize("name", ["source", "target", "softmax"])
+def test_tables_that_are_tied_and_differ_are_refused(tmp_path, name):
+    """transformers 4 uses model.shared.weight for all of them, and 5 uses each one."""
+    folder = _copy(tmp_path, "m2m_100")
+    _with_tables(folder, True, shared=0, **{name: 1})
+    with pytest.raises(ValueError, match="are one table by tie_word_embeddings, and differ"):
+        _imported(folder)
+
+
+def test_equal_copies_of_a_table_are_one(tmp_path):
+    want, _ = _imported(models.MODELS / "m2m_100")
+    folder = _copy(tmp_path, "m2m_100")
+    _with_tables(folder, True, shared=0, source=0, target=0, softmax=0)
+    got, not_used = _imported(folder)
+    assert got.keys() == want.keys() and "tensors" not in str(not_used)
+    for path, array in want.items():
+        np.testing.assert_array_equal(got[path], array)
+
+
+def test_tables_that_are_not_tied_are_kept_apart(tmp_path):
+    """Like transformers 4.57.6 and 5.24.0, which then do not use the shared one."""
+    folder = _copy(tmp_path, "m2m_100")
+    _with_tables(folder, False, shared=0, source=1, target=2, softmax=3)
+    got, not_used = _imported(folder)
+    base = got["theta.source_embedding.table"] - 1
+    np.testing.assert_allclose(got["theta.target_embedding.table"], base + 2, atol=1e-2)
+    np.testing.assert_allclose(got["theta.softmax"].T, base + 3, atol=1e-2)
+    assert "tensors: model.shared.weight" in not_used
+
+
+_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "generation_config.json"])
+def test_a_git_lfs_pointer_is_named(tmp_path, file):
+    folder = _copy(tmp_path, "m2m_100")
+    (folder / file).write_text(_POINTER)
+    with pytest.raises(ValueError, match=rf"{file} is a git-lfs pointer, .*git lfs pull"):
+        _imported(folder)
+
+
+def test_forms_of_weights_are_preferred_as_by_transformers(tmp_path):
+    """A single safetensors file is preferred to several, and these to torch.save's."""
+    folder = _copy(tmp_path, "m2m_100")
+    want, _ = _imported(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "x.safetensors"}}')
+    (folder / "pytorch_model.bin").write_text(_POINTER)
+    got, not_used = _imported(folder)
+    np.testing.assert_array_equal(got["theta.encoder.norm.scale"], want["theta.encoder.norm.scale"])
+    (files,) = [line for line in not_used if line.startswith("files: ")]
+    assert "model.safetensors.index.json, pytorch_model.bin" in files
+
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"x\.safetensors is missing\.$"):
+        _imported(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin is a git-lfs pointer"):
+        _imported(folder)
+
+
+def test_weights_of_other_formats_and_adapters_are_refused(tmp_path):
+    folder = _copy(tmp_path, "m2m_100")
+    path = folder / "model.safetensors"
+    arrays = {name: np.array(x) for name, x in safetensors_file.read(path).arrays.items()}
+    safetensors_file.write(path, arrays, {"format": "tf"})
+    with pytest.raises(ValueError, match="its metadata has the format 'tf'; expected 'pt'"):
+        _imported(folder)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"adapter_config\.json: an adapter changes the model's"):
+        _imported(folder)
+
+
+@pytest.mark.parametrize(
+    ("generation", "settings"),
+    [
+        ({}, []),
+        ({"max_length": 9, "num_beams": None}, ["max_target_len=8"]),
+        (
+            {"do_sample": True, "top_p": 0.9},
+            ["beam_size=1", "temperature=1.0", "top_k=47", "top_p=0.9"],
+        ),
+        (
+            {"num_beams": 1, "length_penalty": 2, "min_new_tokens": 3},
+            ["min_target_len=4", "length_norm_alpha=0.0", "beam_size=1"],
+        ),
+    ],
+)
+def test_settings_of_generate_are_those_of_decoding(tmp_path, generation, settings):
+    """They are in generation_config.json or, as in early versions, in config.json."""
+    folder = _copy(tmp_path, "m2m_100")
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    source = importing.read(folder)
+    assert source.decode_settings == tuple(f"decode.{setting}" for setting in settings)
+    launches.experiment_params(source.launch())
+
+    (folder / "generation_config.json").unlink()
+    _change_config(folder, **generation)
+    assert importing.read(folder).decode_settings == source.decode_settings
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"num_beams": 0}, r"generation_config\.json: num_beams is 0; expected 1 to 1024"),
+        ({"early_stopping": "always"}, "early_stopping is 'always'; expected true, false or"),
+        ({"max_length": 5, "min_length": 6}, "of at least 6 tokens and at most 4"),
+        ({"eos_token_id": None}, r"eos_token_id is None; expected 2, as in config\.json"),
+        ({"decoder_start_token_id": 40}, "decoder_start_token_id is 40; expected 2"),
+    ],
+)
+def test_settings_that_generate_does_not_take_are_refused(tmp_path, generation, message):
+    folder = _copy(tmp_path, "m2m_100")
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    with pytest.raises(ValueError, match=message):
+        importing.read(folder)

@@ -1,6 +1,6 @@
-"""Loads what export_model.py exported with transformers, and writes what it computes.
+"""Loads the folder of export_model.py with transformers, and writes its results.
 
-See there. torch 2.13.0 and transformers 4.55.4 made the file that is here.
+See there. torch 2.13.0 and transformers 4.55.4 made the file in this folder.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def main(folder: pathlib.Path) -> None:
             decoder_input_ids=batch["target_ids"].long(),
             decoder_attention_mask=batch["target_segment_ids"],
         ).logits
-        ids = model.generate(**source)  # By generation_config.json.
+        ids = model.generate(**source)  # The options come from generation_config.json.
 
     sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     path = pathlib.Path(__file__).with_name("exported.npz")

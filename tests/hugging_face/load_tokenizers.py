@@ -1,6 +1,6 @@
-"""Loads what export_tokenizers.py wrote with transformers: see there.
+"""Loads the tokenizers of export_tokenizers.py with transformers: see there.
 
-transformers 4.55.4 and sentencepiece 0.2.1 made the file that is here.
+transformers 4.55.4 and sentencepiece 0.2.1 made the file in this folder.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ def _digests(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _ids(tokenizer, name: str) -> list[list[int]]:
-    """Returns the ids of all lines, as sources and every tenth as a target, in two languages."""
+    """Returns the ids in two languages of all lines as sources, and of every tenth as a target."""
     ids = []
     source, target = _LANGUAGES.get(name, _NLLB_LANGUAGES)
     tokenizer.src_lang = source

@@ -10,7 +10,7 @@ import numpy as np
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hugging_face import config, folder
+from lingvo_gshard.hugging_face import families, folder
 from lingvo_gshard.model.translation import TranslationTask
 from tests.layers import building
 
@@ -21,24 +21,24 @@ PAD = 1  # Theirs.
 
 def params(name: str, *settings: str) -> Params:
     """Returns the experiment of a model, with `path=value` settings."""
-    model, overrides = config.launched_model(config.read(MODELS / name))
+    model, overrides = families.read(MODELS / name).launched_model()
     return registry.get_params(model, (*overrides, *settings))
 
 
 def weights(name: str, task: TranslationTask) -> NestedMap:
-    """Returns theta of a model's files."""
+    """Returns theta from a model's files."""
     specs = building.theta_specs(task)
-    files = folder.Folder(MODELS / name, config.read(MODELS / name), task.p, specs)
+    files = folder.Folder(MODELS / name, families.read(MODELS / name), specs)
     return specs.Pack(np.asarray(files.arrays[f"theta.{path}"]) for path, _ in specs.FlattenItems())
 
 
 def ours(ids: np.ndarray) -> np.ndarray:
-    """Returns our ids of theirs: padding and BOS change places."""
+    """Converts their ids to ours: padding and BOS change places."""
     return np.where(ids < 2, 1 - ids, ids).astype(np.int32)
 
 
 def features(source: np.ndarray, target: np.ndarray | None = None) -> NestedMap:
-    """Returns the features of their ids of sources [B, T] and targets [B, L]."""
+    """Returns the features of sources [B, T] and targets [B, L], given their ids."""
     batch = NestedMap()
     sides = {"source": source} if target is None else {"source": source, "target": target}
     for side, ids in sides.items():

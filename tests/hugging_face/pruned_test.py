@@ -1,4 +1,4 @@
-"""A model of NLLB-MoE's form with fewer experts is one of transformers, too."""
+"""An NLLB-MoE with fewer experts can be exported to transformers, too."""
 
 import json
 
@@ -13,7 +13,7 @@ from lingvo_gshard.runs.pruning import Request
 from lingvo_gshard.runs.run import open_run
 from tests.hugging_face import models
 
-# The two experts that stay of four: of the encoder's layers 1 and 3, and of the decoder's 1.
+# The remaining two of four experts, in the encoder's layers 1 and 3 and the decoder's layer 1.
 _KEPT = {"encoder_1": (1, 3), "encoder_3": (0, 1), "decoder_1": (0, 2)}
 
 
@@ -24,7 +24,7 @@ def _exported(logdir, folder):
 
 
 def _gathered(tensors):
-    """Renames the experts that stay, takes the rows of their routers, and drops the others."""
+    """Renames the remaining experts, selects their rows of the routers, and drops the others."""
     gathered = {}
     for name, tensor in tensors.items():
         _, stack, _, number, *_ = (*name.split("."), "", "")

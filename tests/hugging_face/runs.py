@@ -4,7 +4,6 @@ import numpy as np
 
 from lingvo_gshard.checkpoints import streamed
 from lingvo_gshard.checkpoints.checkpoints import Contents
-from lingvo_gshard.checkpoints.stored import SavedArray
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.model import placement
@@ -12,6 +11,7 @@ from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.runs.run import Run, open_run
+from tests.checkpoints import in_memory
 
 
 def launch_of(model: str, vocab_size: int, *settings: str) -> Launch:
@@ -20,7 +20,7 @@ def launch_of(model: str, vocab_size: int, *settings: str) -> Launch:
 
 
 def random_theta(launch: Launch, seed: int) -> NestedMap:
-    """Returns normal weights with the layers' own scales; constants are random as well."""
+    """Returns normal weights with the layers' own scales; constants are random, too."""
     params = launches.experiment_params(launch)
     specs = TaskModel(params, placement.partitioning(params, 1)).task.weight_specs
     rng = np.random.default_rng(seed)
@@ -39,7 +39,7 @@ def write(logdir, launch: Launch, theta: NestedMap) -> Run:
     for path, spec in state_spec.FlattenItems():
         arrays[path] = streamed.zeros(path, spec)
         if path in values:
-            arrays[path] = SavedArray(path, spec, None, values[path].__getitem__, ValueError)
+            arrays[path] = in_memory.array(values[path], spec.dims, path)
     launches.record(launch, str(logdir))
     streamed.write(logdir, 0, Contents(params, partitioning, state_spec), arrays, "test")
     return open_run(launch, str(logdir), 1)

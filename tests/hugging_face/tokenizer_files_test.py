@@ -28,11 +28,11 @@ def _digests(files):
 
 @pytest.mark.parametrize("name", export_tokenizers.PUBLISHED)
 def test_a_vocabulary_that_was_imported_gets_its_files_back(tmp_path, golden, name):
-    """With the files that have these digests, a thousand lines had the ids of the published."""
+    """With the files of these digests, a thousand lines had the ids of the published tokenizer."""
     files = export_tokenizers.published(tmp_path, name)
     assert _digests(files) == golden["digests"][name]
 
-    # Imported again, they are the same vocabulary to the byte.
+    # Imported again, they are the same vocabulary byte by byte.
     export_tokenizers.write(tmp_path / "again", files)
     model = (tmp_path / "ours.model").read_bytes()
     config = {"vocab_size": Tokenizer(tmp_path / "ours.model").vocab_size}
@@ -65,12 +65,6 @@ def test_a_run_of_ours_has_a_model_for_each_side(golden, own):
         assert target.decode(target_ids) == decoded
 
 
-def test_ids_follow_the_rows_of_the_table(own):
-    files = tokenizer_files.files(own, 1000, export_tokenizers.THEIR_ROWS)
-    ids = json.loads(files["vocab.json"])
-    assert [ids[name] for name in ("<s>", "<pad>", "</s>", "<unk>", "<2de>")] == [0, 1, 2, 3, 4]
-
-
 def test_new_languages_are_tokens_of_nllb_alone(tmp_path):
     for name, language in (("nllb_bpe", "nds_Latn"), ("m2m_100", "__nds__")):
         (tmp_path / name).mkdir()
@@ -86,12 +80,12 @@ def test_new_languages_are_tokens_of_nllb_alone(tmp_path):
             continue
         files = tokenizer_files.files((path, path), size, export_tokenizers.THEIR_ROWS)
         tokens = json.loads(files["tokenizer_config.json"])["added_tokens_decoder"]
-        # The unused rows before it are tokens, too, so that all ids follow each other.
+        # The unused rows before it are tokens, too, so that the ids are consecutive.
         assert tokens[str(size - 1)]["content"] == "nds_Latn"
         assert max(map(int, tokens)) == size - 1 and str(size - 2) in tokens
 
 
-def test_what_no_tokenizer_has_is_one_line(own, tmp_path):
+def test_unsupported_vocabularies_are_refused(own, tmp_path):
     with pytest.raises(ValueError, match="the vocabularies have 1000 pieces, and the table 999"):
         tokenizer_files.files(own, 999, export_tokenizers.OUR_ROWS)
     fairseq_vocabulary_test.write_folder(tmp_path / "theirs", "nllb_bpe")
@@ -101,3 +95,25 @@ def test_what_no_tokenizer_has_is_one_line(own, tmp_path):
         models[-1].write_bytes(fairseq_vocabulary.read(tmp_path / "theirs", new))
     with pytest.raises(ValueError, match="both sides have tokens of languages, and not one voc"):
         tokenizer_files.files(tuple(models), 2000, export_tokenizers.THEIR_ROWS)
+
+
+@pytest.mark.parametrize("name", ["nllb_bpe", "m2m_100"])
+def test_added_tokens_and_languages_of_any_name_come_back(tmp_path, name, monkeypatch):
+    # The tokenizer's code has all languages, and the test's vocabulary only a few.
+    monkeypatch.setattr(tokenizer_files, "M2M_LANGUAGES", ["de", "en", "fr", "zh", "sw"])
+    fairseq_vocabulary_test.write_added(tmp_path / "theirs", name)
+    path = tmp_path / "ours.model"
+    path.write_bytes(fairseq_vocabulary.read(tmp_path / "theirs"))
+    size = Tokenizer(path).vocab_size
+    files = tokenizer_files.files((path, path), size, export_tokenizers.THEIR_ROWS)
+    export_tokenizers.write(tmp_path / "again", files)
+    (tmp_path / "again/config.json").write_text(json.dumps({"vocab_size": size}))
+    assert sorted(Tokenizer(path).added) == ["...", "<tag>", "Qu", "Quux", "red fox", "\ufb05"]
+    again = tmp_path / "again.model"
+    again.write_bytes(fairseq_vocabulary.read(tmp_path / "again"))
+
+    # The files differ only in the order of records.
+    assert Tokenizer(again).languages == Tokenizer(path).languages
+    assert Tokenizer(again).added == Tokenizer(path).added
+    ids = range(size)
+    assert Tokenizer(again).pieces(ids) == Tokenizer(path).pieces(ids)

@@ -51,7 +51,7 @@ def test_a_run_translates_between_its_languages(tmp_path):
     with pytest.raises(ValueError, match="target_lang fra: expected one of .* 182 more"):
         decoder.decode_together(["deu_Latn fra Guten Morgen."])
 
-    # Its tokenizer is exported with it, and imported again the same vocabulary.
+    # The tokenizer is exported as well, and imported again it is the same vocabulary.
     exporting.export_folder(open_run(launch, str(tmp_path / "run"), 1), tmp_path / "out")
     again = importing.import_folder(tmp_path / "out", tmp_path / "again")
     assert again.has_vocabulary
@@ -62,7 +62,7 @@ def test_a_run_translates_between_its_languages(tmp_path):
 
 @pytest.mark.slow
 def test_positions_from_0_leave_the_tokenizer_its_ids(tmp_path):
-    """There, the id of padding decides where positions begin, and is none then."""
+    """In transformers, the id of padding decides where positions begin; here it is -1."""
     _write(tmp_path / "theirs", vocab_size=1706)
     settings = ["task.embedding.first_position=0"]
     importing.import_folder(tmp_path / "theirs", tmp_path / "run", settings)

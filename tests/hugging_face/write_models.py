@@ -1,17 +1,17 @@
-"""Writes small NLLB-MoE and M2M-100 models, and what transformers computes with them, for tests.
+"""Writes small NLLB-MoE and M2M-100 models, and transformers' results with them, for tests.
 
 Run it where torch and transformers are installed, in the root of the checkout:
 
     python -m tests.hugging_face.write_models
 
-It writes a folder of models/ for each model: config.json and model.safetensors as save_pretrained
-does, with random float16 weights; and goldens.npz with one batch of `source` and `target` ids and
-the float32 `logits` of each target position. searches.json has what `generate` returns by greedy
-and beam search. nllb_moe_bin/ has the weights of nllb_moe in two parts of torch.save, under the
-names that facebook/nllb-moe-54b has.
+It writes a folder of models/ for each model: config.json and model.safetensors, by save_pretrained,
+with random float16 weights; and goldens.npz with one batch of `source` and `target` ids and the
+float32 `logits` of each target position. searches.json has the results of `generate` by greedy and
+beam search. nllb_moe_bin/ has the weights of nllb_moe in two files of torch.save, under the names
+in facebook/nllb-moe-54b.
 
-torch 2.13.0 and transformers 4.55.4 made those that are here. Not 5.0 or later: until 5.24 at
-least, those send all tokens through experts 0 and 1, whatever the router chose.
+torch 2.13.0 and transformers 4.55.4 made the files in this folder. Versions 5.0 to 5.24, at least,
+cannot be used: they send all tokens through experts 0 and 1, whatever the router chose.
 
 B batch, T source length, L target length.
 """
@@ -46,7 +46,7 @@ _SIZES: dict[str, Any] = {
     "decoder_ffn_dim": 20,
     "max_position_embeddings": 64,
 }
-# A table for each side and one for the logits, and what else may be otherwise without experts.
+# A table for each side and one for the logits, and other options of models without experts.
 _UNTIED: dict[str, Any] = {
     "encoder_layers": 1,
     "decoder_layers": 3,
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _model(config: NllbMoeConfig | M2M100Config, seed: int) -> PreTrainedModel:
-    """Returns a model in eval mode whose every weight is random, biases and norms, too."""
+    """Returns a model in eval mode, whose weights are all random, also biases and norms."""
     is_moe = isinstance(config, NllbMoeConfig)
     cls = NllbMoeForConditionalGeneration if is_moe else M2M100ForConditionalGeneration
     model = cls._from_config(config, attn_implementation="eager").eval()
@@ -90,12 +90,12 @@ def _model(config: NllbMoeConfig | M2M100Config, seed: int) -> PreTrainedModel:
         if any(table in name for table in ("shared", "embed_tokens", "lm_head")):
             values /= math.sqrt(config.d_model)
             values[EOS] *= 3.5  # So that sentences end.
-            values[PAD] = 0.0  # As in released models, which never generate it.
+            values[PAD] = 0.0  # Released models never generate it, either.
         elif weight.ndim == 2:
             values *= (3.0 if "router" in name else 1.0) / math.sqrt(weight.shape[1])
         else:
             values = values * 0.2 + (1.0 if name.endswith("norm.weight") else 0.0)
-        # Files of float16 then hold the very numbers that were computed with.
+        # So float16 files hold exactly the numbers of the computation.
         weight.data.copy_(torch.from_numpy(values.astype(np.float16).astype(np.float32)))
     return model
 

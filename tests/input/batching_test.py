@@ -1,4 +1,4 @@
-"""The share of a process, which is the same for endless batches and for those of one pass."""
+"""The share of a process, which is the same for endless batches and for one pass."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.training_rows import TrainingBatches
 from tests.input import listed
 
-_LENGTHS = [(2, 2)] * 4000  # More than the pools of all lanes draw.
+_LENGTHS = [(2, 2)] * 4000  # More examples than the pools of all lanes draw.
 
 
 @pytest.mark.parametrize("batches", [TrainingBatches, OnePassBatches])
@@ -23,7 +23,7 @@ def test_each_process_makes_an_equal_part_of_every_batch(batches, num_processes)
         parts.append(listed.examples_of(batches(batching)[0]))
     assert [len(part) for part in parts] == [4 // num_processes] * num_processes
 
-    # No example is in two parts.
+    # No example is in two processes' parts.
     examples = []
     for part in parts:
         for row in part:

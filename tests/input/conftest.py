@@ -39,7 +39,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def text_dir(tmp_path_factory):
-    """Few long documents, "books", and many short ones, "notes", in several files of records."""
+    """A few long documents, "books", and many short ones, "notes", in several files of records."""
     folder = tmp_path_factory.mktemp("text")
     for split, num_books, num_notes in (("train", 9, 150), ("dev", 2, 11)):
         rng = random.Random(split)

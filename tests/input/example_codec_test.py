@@ -27,11 +27,11 @@ def test_round_trip(largest):
         (("de", "en-de"), [("de", "en"), ("en", "de")]),
         (("en-GB", "en-001", "de"), [("en-GB", "en"), ("en-001", "en"), ("de", "en")]),
         (("en-pt-BR", "en-zh-Hant"), [("en", "pt-BR"), ("en", "zh-Hant")]),
-        # British English from English, and a corpus's own names for languages.
+        # British English from English, with a corpus's own names for languages.
         (("en-GB", "en-en-GB"), [("en-GB", "en"), ("en", "en-GB")]),
         (("GB", "en-GB"), [("GB", "en"), ("en", "GB")]),
         (("en-eng_Latn", "english"), [("en", "eng_Latn"), ("english", "en")]),
-        # Without English, both directions are there; the name of a language may have a hyphen.
+        # Without English, there are both directions; the name of a language may have a hyphen.
         (("de-fr", "fr-de"), [("de", "fr"), ("fr", "de")]),
         (("zh-Hant-pt-BR", "pt-BR-zh-Hant"), [("zh-Hant", "pt-BR"), ("pt-BR", "zh-Hant")]),
         (("pt-br", "en-pt-br"), [("pt-br", "en"), ("en", "pt-br")]),

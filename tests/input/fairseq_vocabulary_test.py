@@ -1,10 +1,9 @@
-"""The oracle is Hugging Face's: hugging_face/tokenizers.py."""
+"""The oracle is Hugging Face: hugging_face/tokenizers.py and added_tokens.py."""
 
 import json
 import pathlib
 import zipfile
 
-import numpy as np
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
@@ -13,6 +12,8 @@ from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from tests.input.hugging_face import lines
 
 _GOLDENS = pathlib.Path(__file__).parent / "hugging_face" / "tokenizers.zip"
+_ADDED = _GOLDENS.with_name("added_tokens.zip")
+_CONFIG = "tokenizer_config.json"
 _NAMES = ("nllb_bpe", "nllb_unigram", "m2m_100")
 
 
@@ -66,7 +67,7 @@ def test_a_thousand_lines_in_twenty_scripts_have_their_ids(imported):
         ours = [tokenizer.languages[pair[1]], *tokenizer.encode(line)]
         assert theirs[ours].tolist() == ids, line
 
-    # The lines are worth comparing: many have pieces of several characters, some an unknown one.
+    # The comparison is meaningful: many lines have longer pieces, and some have an unknown one.
     num_unknown = sum(3 in ids for ids in golden["sources"])
     assert 50 < num_unknown < 900
 
@@ -75,19 +76,13 @@ def test_the_table_has_their_size_and_text_comes_back(imported):
     golden, tokenizer = imported
     assert tokenizer.vocab_size == golden["files"]["config.json"]["vocab_size"]
 
-    # A line without what the model's own rules replace, or what it has no piece for.
+    # A line without text that the model's own rules replace, or for which it lacks a piece.
     line = next(line for line in lines.lines() if tokenizer.decode(tokenizer.encode(line)) == line)
     code, token = next(iter(tokenizer.languages.items()))
     assert len(line) > 10
     assert tokenizer.decode([token, *tokenizer.encode(line)]) == line
-    assert max(tokenizer.encode(f"{code} <mask> <s>")) < token  # No text is a token.
+    assert max(tokenizer.encode(f"{code} <mask> <s>")) < token  # Text never becomes a token.
     assert tokenizer.encode_all([line, "a"]) == [tokenizer.encode(line), tokenizer.encode("a")]
-
-
-def test_zero_and_one_are_swapped():
-    assert fairseq_vocabulary.rows(6).tolist() == [1, 0, 2, 3, 4, 5]
-    both = fairseq_vocabulary.rows(6)[fairseq_vocabulary.rows(6)]
-    assert np.array_equal(both, np.arange(6))
 
 
 def test_text_is_not_normalized_before_the_model(imported, data_dir):
@@ -130,13 +125,13 @@ def test_new_languages_need_a_vocabulary_with_languages(data_dir):
 def test_a_folder_that_is_wrong_is_refused(nllb, tmp_path):
     config = nllb / "config.json"
     rows = json.loads(config.read_text())["vocab_size"]
-    for wrong in (rows - 3, rows + 90):
+    for wrong in (rows - 3, rows + 10**6):
         config.write_text(json.dumps({"vocab_size": wrong}))
         with pytest.raises(ValueError, match=f"has vocab_size {wrong}, but the tokenizer has"):
             fairseq_vocabulary.read(nllb)
     config.write_text(json.dumps({"vocab_size": rows}))
 
-    # A model that is shorter than the languages' ids tell.
+    # A model with fewer pieces than the languages' ids imply.
     model = nllb / "sentencepiece.bpe.model"
     content = model.read_bytes()
     shorter = sentencepiece_model_pb2.ModelProto.FromString(content)
@@ -157,7 +152,7 @@ def test_a_folder_that_is_wrong_is_refused(nllb, tmp_path):
 
 
 def _imported_already(tmp_path):
-    """Returns a vocabulary that is imported already."""
+    """Returns a vocabulary that is already imported."""
     write_folder(tmp_path / "again", "nllb_bpe")
     return fairseq_vocabulary.read(tmp_path / "again")
 
@@ -182,3 +177,85 @@ def test_a_damaged_list_of_pieces_is_refused(tmp_path):
     path.write_text(json.dumps(ids))
     with pytest.raises(ValueError, match="begins with pieces <pad>, <s>, </s>, <unk>, expected"):
         fairseq_vocabulary.read(tmp_path / "m2m")
+
+
+# --- tokens that a user added ---
+
+
+def write_added(path, name):
+    """Writes the folder of a tokenizer with added tokens, and returns its golden."""
+    with zipfile.ZipFile(_ADDED) as file:
+        golden = json.loads(file.read(f"{name}.json"))
+    _, model = _golden(name)
+    path.mkdir()
+    (path / "sentencepiece.bpe.model").write_bytes(model)
+    for file_name, content in golden["files"].items():
+        (path / file_name).write_text(json.dumps(content))
+    return golden
+
+
+@pytest.mark.parametrize("name", ["nllb_bpe", "m2m_100"])
+def test_added_tokens_have_their_ids_wherever_they_occur(tmp_path, name):
+    golden = write_added(tmp_path / "theirs", name)
+    model = fairseq_vocabulary.read(tmp_path / "theirs")
+    tokenizer = _tokenizer(tmp_path / "ours.model", model)
+    theirs = fairseq_vocabulary.rows(tokenizer.vocab_size)
+    assert theirs[tokenizer.added["Quux"]] == golden["lines"][0]["ids"][-2]
+
+    num_texts = 0
+    for line in golden["lines"]:
+        # The last of NLLB's languages has a name that is not a code.
+        ours = [tokenizer.languages[line["language"]], *tokenizer.encode(line["line"])]
+        assert theirs[ours].tolist() == line["ids"], line
+        if 3 not in line["ids"]:  # They drop unknown pieces, and we mark them.
+            assert tokenizer.decode(ours) == line["text"]
+            num_texts += 1
+    assert num_texts >= 5
+    lines_together = tokenizer.encode_all([line["line"] for line in golden["lines"]])
+    assert lines_together == [tokenizer.encode(line["line"]) for line in golden["lines"]]
+
+
+def _change(folder, file, change):
+    path = folder / file
+    content = json.loads(path.read_text()) if path.exists() else {}
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def _token(content, token_id):
+    return content["added_tokens_decoder"][str(token_id)]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (
+            _CONFIG,
+            lambda x: x.update(legacy_behaviour=True),
+            "legacy_behaviour is True; expected F",
+        ),
+        (_CONFIG, lambda x: x.update(tokenizer_class="T5Tokenizer"), "tokenizer_class is 'T5Tok"),
+        (_CONFIG, lambda x: x.update(eos_token="</x>"), "eos_token is '</x>'; expected '</s>'"),
+        (_CONFIG, lambda x: x.update(sp_model_kwargs={"alpha": 1}), "sp_model_kwargs is {'alpha'"),
+        (_CONFIG, lambda x: _token(x, 1704).update(content="Quuz"), "token 1704 is 'Quux'"),
+        (_CONFIG, lambda x: _token(x, 1704).update(lstrip=True), "lstrip is True for 'Quux'"),
+        (_CONFIG, lambda x: _token(x, 1704).update(special="no"), "special is 'no' for 'Quux'"),
+        (_CONFIG, lambda x: _token(x, 1709).update(content="two words"), "'two words'"),
+        (_CONFIG, lambda x: _token(x, 3).update(content="x"), "token 3 is 'x', but piece 3 is "),
+        (_CONFIG, lambda x: x["added_tokens_decoder"].pop("1704"), "lacks token 1704, 'Quux'"),
+        ("special_tokens_map.json", lambda x: x.update(pad_token="</s>"), "pad_token is '</s>'"),
+        (
+            "special_tokens_map.json",
+            lambda x: x["additional_special_tokens"].pop(),
+            "list different",
+        ),
+        ("added_tokens.json", lambda x: x.update(Quux=1705), "token 1705 is 'Quux'"),
+        ("added_tokens.json", lambda x: x.update(Quux="1704"), "an id is '1704'"),
+        ("tokenizer.json", lambda x: x.update(model={"vocab": {"Quux": 7}}), "piece 7 is 'Quux'"),
+    ],
+)
+def test_a_tokenizer_that_gives_text_other_ids_is_refused(tmp_path, file, change, message):
+    write_added(tmp_path / "theirs", "nllb_bpe")
+    _change(tmp_path / "theirs", file, change)
+    with pytest.raises(ValueError, match=message):
+        fairseq_vocabulary.read(tmp_path / "theirs")

@@ -1,4 +1,4 @@
-"""A source of examples in memory, and the settings of batches of them."""
+"""A source of examples in memory, and the settings for batches of them."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from lingvo_gshard.input.example_codec import EOS_ID, Example
 
 
 class ListedSource:
-    """One language's examples of given lengths; example i has the id 10 + i, and EOS."""
+    """One language's examples of given lengths; example i consists of the id 10 + i, and EOS."""
 
     def __init__(self, lengths):
         self.lengths = np.array(lengths)
@@ -28,7 +28,7 @@ class ListedSource:
 
 
 def batching(lengths, shape, process_index=0, num_processes=1, **settings):
-    """Returns a Batching; shuffling is off unless `settings` say so."""
+    """Returns a Batching; without shuffling, unless `settings` say otherwise."""
     settings = {"shuffle": False, "seed": 1, "temperature": 1.0, "max_repeats": None} | settings
     params = TranslationInput.Params().Set(**settings)
     row_shape = packing.RowShape(*shape)
@@ -36,6 +36,6 @@ def batching(lengths, shape, process_index=0, num_processes=1, **settings):
 
 
 def examples_of(batch):
-    """Returns the numbers of the examples in each row, in their order; EOS and padding are none."""
+    """Returns the numbers of the examples in each row, in order, ignoring EOS and padding."""
     rows = batch.features.source_ids.tolist()
     return [list(dict.fromkeys(token - 10 for token in row if token >= 10)) for row in rows]

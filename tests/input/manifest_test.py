@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from lingvo_gshard.files import digests, json_records
 from lingvo_gshard.input import manifest
+from xla_spmd.files import digests, json_records
 
 
 @pytest.fixture
@@ -43,11 +43,9 @@ def test_a_manifest_from_before_there_were_kinds_is_one_of_pairs(copy):
 
 
 def test_other_folders_are_refused_with_the_command_that_prepares_one(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"no data folder .*none: prepare it with python -m data_p"
-    ):
+    with pytest.raises(ValueError, match=r"no data folder .*none: prepare it with gshard prepare"):
         manifest.load(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"no manifest.json in .*: prepare it with python -m data"):
+    with pytest.raises(ValueError, match=r"no manifest.json in .*: prepare it with gshard pre"):
         manifest.load(tmp_path)
 
 
@@ -55,7 +53,9 @@ def test_a_damaged_manifest_and_one_of_another_version_are_refused(copy):
     path = copy / "manifest.json"
     fields = json.loads(path.read_text())
     path.write_text(json.dumps(fields | {"config": {}}))
-    with pytest.raises(ValueError, match=r"manifest.json is damaged: it is not what was written"):
+    with pytest.raises(
+        ValueError, match=r"manifest.json is damaged: its contents do not match its digest"
+    ):
         manifest.load(copy)
     path.write_text(json.dumps(fields | {"version": 3}))
     with pytest.raises(ValueError, match=r"manifest.json has version 3, expected 4; make the fold"):
@@ -76,7 +76,7 @@ def test_loading_reads_the_manifest_once_and_looks_at_no_other_file(copy, monkey
 
 
 def test_unknown_language_is_refused(data_dir):
-    with pytest.raises(ValueError, match=r"language 'zz' is not in the data: it holds aa, br, cy"):
+    with pytest.raises(ValueError, match=r"language 'zz' is not in the data, which has aa, br, cy"):
         manifest.load(data_dir).language("zz")
 
 

@@ -8,13 +8,19 @@ from tests.input import listed
 
 
 def _batches(*args, **kwargs):
-    """Returns all batches, and checks that there are no more and not more than their number."""
+    """Returns all batches, after checking that their number is within its bound."""
     source = OnePassBatches(listed.batching(*args, **kwargs))
     batches = []
     while (batch := source[len(batches)]) is not None:
         batches.append(batch)
     assert source[len(batches) + 3] is None
     assert len(batches) <= len(source)
+
+    # Planned ahead or not, the batches are counted.
+    assert source.count_batches(None) == len(batches)
+    limited = OnePassBatches(listed.batching(*args, **kwargs))
+    assert limited.count_batches(2) == min(2, len(batches))
+    assert limited.count_batches(None) == len(batches) == limited.count_batches(10**6)
     return batches
 
 
@@ -27,7 +33,7 @@ def test_one_example_a_row():
 def test_buckets_by_hand():
     lengths = [(2, 2), (5, 3), (2, 4), (3, 7), (9, 2), (2, 1)]
     batches = _batches(lengths, (8, 8), batch_size=1, rows=Rows.BUCKETED)
-    # Quarters, four rows a batch; halves, two rows; then full rows, of which the last is cut.
+    # Quarters, four rows per batch; halves, two rows; then full rows, the last of which is cut.
     assert [batch.features.source_ids.shape for batch in batches] == [
         (4, 2),
         (2, 4),

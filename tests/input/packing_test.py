@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.input import packing
 from lingvo_gshard.input.example_codec import BOS_ID, Example
-from lingvo_gshard.sharding.layout import TensorSpec
 
 
 def _example(source, target):
@@ -37,8 +36,9 @@ def test_rows_by_hand():
     shape = packing.RowShape(10, 6)
     lengths = np.array([(3, 1), (9, 2), (1, 6), (6, 2), (1, 1), (4, 4)])
     # Shares of a row, in 60ths: (18, 10), (54, 20), (6, 60), (36, 20), (6, 10), (24, 40).
-    # Pair 1 is the largest, 74, and leaves room for pair 4 only. Pair 2, 66, leaves no room on the
-    # target side. Pair 5, 64, is filled up by pair 3; pair 0 would have left 18. Pair 0 is last.
+    # Pair 1, the largest with 74, leaves room only for pair 4. Pair 2, with 66, leaves no room on
+    # the target side. Pair 5, with 64, is filled up by pair 3, while pair 0 would have left 18.
+    # Pair 0 is last.
     assert packing.plan_rows(lengths, shape) == [[1, 4], [2], [3, 5], [0]]
 
 
@@ -64,7 +64,7 @@ _LENGTHS = st.lists(st.tuples(st.integers(1, 13), st.integers(1, 9)), max_size=4
 @hypothesis.settings(max_examples=100, deadline=None)
 def test_filled_rows_hold_every_pair_once_with_its_segment_and_positions(lengths):
     shape = packing.RowShape(13, 9)
-    # All tokens differ, so that a swap shows.
+    # All tokens differ, so that a swap would show.
     pairs, token = [], 10
     for num_source, num_target in lengths:
         pairs.append(
@@ -119,14 +119,6 @@ def test_truncation_keeps_eos():
     assert cut.target_ids.tolist() == [5, 6, 7, 2]
     assert cut.source_ids.dtype == np.int32
     assert shape.fits(cut)
-
-
-def test_specs_match_the_batch():
-    shape = packing.RowShape(5, 7)
-    batch = packing.fill([[]] * 3, shape)
-    specs = packing.batch_specs(3, shape)
-    for (path, spec), (name, array) in zip(specs.FlattenItems(), batch.FlattenItems(), strict=True):
-        assert (path, spec) == (name, TensorSpec(array.shape, array.dtype.name, "BL"))
 
 
 def test_impossible_lengths_are_refused():

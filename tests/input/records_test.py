@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from data_prep import encoding
-from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest, records
+from xla_spmd.files import atomic_file, digests
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_reads_what_was_written_in_any_order(written):
 
 
 def _damaged(folder, tmp_path, shard, position):
-    """A copy of a shard's file in which one byte differs."""
+    """Returns a copy of a shard's file in which one byte differs."""
     content = bytearray((folder / shard.file.path).read_bytes())
     content[position] ^= 0x55
     path = tmp_path / shard.file.path
@@ -59,7 +59,7 @@ def test_a_damaged_byte_anywhere_is_reported_or_has_no_effect(written, tmp_path)
     one = dataclasses.replace(entry, shards=(shard,))
     size, reported = shard.file.size_bytes, 0
     assert size < 1 << 18
-    # Most bytes of so small a file pad its blocks of 64 KiB.
+    # Most bytes of such a small file pad its blocks of 64 KiB.
     for position in [*range(0, 2500, 13), *range(2500, size, 1997), *range(size - 70, size)]:
         path = _damaged(folder, tmp_path, shard, position)
         try:
@@ -82,7 +82,7 @@ def test_a_file_in_the_place_of_another_is_refused_when_it_is_first_read(written
     path = tmp_path / "copy" / shard.file.path
     encoding.write_records(path, [example_codec.encode(*pair) for pair in other])
     source = records.RecordSource(tmp_path / "copy", entry)
-    assert len(source.read(np.arange(20, 57))) == 37  # From other files.
+    assert len(source.read(np.arange(20, 57))) == 37  # From the other files.
     for _ in range(2):
         with pytest.raises(ValueError, match=rf"^{path} has "):
             source.read(np.array([3]))
@@ -122,24 +122,24 @@ def test_only_the_files_used_last_stay_open(tmp_path, monkeypatch):
     for indices in (np.arange(80), np.arange(80)[::-1], np.arange(79, 68, -1)):
         found = source.read(indices)
         assert [int(one.source_ids[0]) for one in found] == (indices // 4).tolist()
-    # Each file at most once a call; the third call finds its three files open.
+    # A call opens each file at most once; the third call finds its three files open.
     assert [path.rsplit("/")[-1] for path in opened[:20]] == [str(number) for number in range(20)]
     assert len(opened) == 40
     assert len(_open_files(tmp_path)) == 3
 
 
 def _open_files(folder):
-    """The files below a folder that this process has open; others come and go meanwhile."""
+    """Returns the files below a folder that this process has open."""
     files = []
     for descriptor in pathlib.Path("/proc/self/fd").iterdir():
-        # One that was closed since the folder was listed, such as the listing's own, has no target.
+        # The link of a file that was closed meanwhile, such as this folder's listing, is broken.
         with contextlib.suppress(FileNotFoundError):
             files.append(descriptor.readlink())
     return [path for path in files if path.is_relative_to(folder)]
 
 
 def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path, monkeypatch):
-    replacing = atomic_file.replacing  # Under a name that is known.
+    replacing = atomic_file.replacing  # Saved, to give the temporary file a known name.
     monkeypatch.setattr(atomic_file, "replacing", lambda path, is_shared: replacing(path))
     path = tmp_path / "de.array_record"
     path.with_name("de.array_record.partial").symlink_to("/dev/full")
@@ -151,5 +151,5 @@ def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path, monkeypatch):
 def test_a_wrong_number_of_records_is_refused(written):
     folder, entry, _ = written
     shards = (dataclasses.replace(entry.shards[0], num_examples=21),)
-    with pytest.raises(ValueError, match=r"de-0.* holds 20 records, the manifest says 21"):
+    with pytest.raises(ValueError, match=r"de-0.* has 20 records, the manifest 21"):
         records.RecordSource(folder, dataclasses.replace(entry, shards=shards)).read(np.array([0]))

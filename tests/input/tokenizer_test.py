@@ -68,7 +68,7 @@ def test_what_is_spelled_like_a_token_is_text(tmp_path, symbols):
     assert tokenizer.decode(ids) == f"<2de> {text}"
     assert tokenizer.encode_all([f"<2de> {text}", "mo"]) == [ids, tokenizer.encode("mo")]
 
-    # One token of a target at the beginning, if there are such, and no special ids but EOS.
+    # Only the target's token at the beginning, if there are targets, and no special ids but EOS.
     special = {0, 1, 2, 3, *range(4, 4 + len(symbols))}
     found = [token for token in ids if token in special]
     assert found == ([4, 2] if symbols else [2])
@@ -81,5 +81,5 @@ def test_the_form_of_a_vocabulary_is_told_by_its_model(tmp_path):
         vocabulary.train(side, ["ba ke li mo"] * 9, config, tmp_path / f"{side}.model")
         forms[side] = Tokenizer(tmp_path / f"{side}.model").normalize("x² \u200be\u0301")
     assert list(forms.values()) == ["x2 é", "x² é"]
-    # As of the time when all were in NFKC.
+    # An old vocabulary, from the time when all of them were in NFKC.
     assert vocabularies.train(tmp_path / "old.model").normalize("x²") == "x2"

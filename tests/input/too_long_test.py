@@ -15,7 +15,7 @@ def _params(data_dir, **changes):
 
 
 def _counted(data_dir, split, source_len, target_len):
-    """By language, the numbers of pairs, and of those with a longer side, read from the records."""
+    """Returns, by language, the numbers of all pairs and of too long ones, from the records."""
     counted = {}
     for language in manifest.load(data_dir).languages:
         if language.num_examples(split):
@@ -45,7 +45,7 @@ def test_training_tells_what_it_leaves_out_and_evaluation_what_it_cuts(data_dir,
         too_long._warn_once.cache_clear()
         caplog.clear()
 
-        # Once, however often it is opened.
+        # Only once, however often the input is opened.
         for _ in range(2):
             p = _params(data_dir, split=split, max_too_long_share=0.9, **settings)
             p.Instantiate().close()
@@ -54,6 +54,12 @@ def test_training_tells_what_it_leaves_out_and_evaluation_what_it_cuts(data_dir,
         rows = "are longer than rows of source_len 16 and target_len 12"
         assert told.endswith(f") {rows}, and {fate}.")
         assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_a_small_share_is_not_rounded_to_nothing():
+    shares = {"fr": 4e-5, "de": 0.12, "cs": 0.0}
+    few = too_long.TooLong(shares, {"fr": 100_000, "de": 10, "cs": 10}, is_estimated=False)
+    assert str(few) == "0.005% of the pairs (de 12.0%, fr 0.004%)"
 
 
 def test_more_than_the_limit_is_refused_and_evaluation_has_none(data_dir):

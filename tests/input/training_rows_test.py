@@ -1,4 +1,4 @@
-"""By hand, with pools of two rows: three draws fill one, with what is drawn to spare."""
+"""By hand, with pools of two rows: three draws fill a pool, including the spare ones."""
 
 import pytest
 
@@ -22,7 +22,7 @@ _TEN = [(2, 2)] * 10
 
 
 def test_one_lane_by_hand():
-    # Pools draw 0 1 2, 3 4 5, 6 7 8, 9 0 1; the third of each finds no room.
+    # Pools draw 0 1 2, 3 4 5, 6 7 8, 9 0 1; the third example of each does not fit.
     found = _examples(8, _TEN, (4, 4), batch_size=1, rows=Rows.SINGLE)
     assert found == [[[0]], [[1]], [[3]], [[4]], [[6]], [[7]], [[9]], [[0]]]
 
@@ -41,7 +41,7 @@ def test_each_process_has_its_lanes():
 
 
 def test_packed_rows_hold_what_fits():
-    # A row has room for two examples of four, so a pool of two rows draws five.
+    # A row has room for two of these examples, so a pool of two rows draws five.
     found = _examples(2, _TEN, (4, 4), batch_size=1, rows=Rows.PACKED)
     assert found == [[[0, 1]], [[2, 3]]]
 
@@ -54,5 +54,5 @@ def test_examples_that_are_too_long_are_left_out():
 
 
 def test_rows_that_nothing_fits_are_refused():
-    with pytest.raises(ValueError, match=r"none of 2000 examples fits RowShape\(source_len=1, "):
+    with pytest.raises(ValueError, match=r"none of 2000 examples fit RowShape\(source_len=1, "):
         TrainingBatches(listed.batching(_TEN, (1, 4), batch_size=1, rows=Rows.SINGLE))

@@ -10,12 +10,12 @@ import tensorflow as tf
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
 from tests.spmd import functions
+from xla_spmd.mesh import Mesh
 
 # Four experts, each on two devices; B and G are split over all eight devices.
 REPLICATED_EXPERTS = Partitioning.from_dict(
@@ -38,7 +38,7 @@ class Unannotated:
         return tensor
 
     def annotate_as(self, tensor: tf.Tensor, spec: TensorSpec) -> tf.Tensor:
-        """As annotate, for the spec's dims."""
+        """Checks the number of the spec's dims and returns the tensor."""
         return self.annotate(tensor, spec.dims)
 
     def gradient_dims(self, dims: str) -> str:
@@ -50,7 +50,7 @@ class Unannotated:
         return self.annotate(fn(*(self.annotate(*argument) for argument in arguments)), dims)
 
     def locally_all(self, fn: Callable, arguments: list, dims: list[str]) -> list[tf.Tensor]:
-        """As locally, for several results."""
+        """Applies fn to the whole tensors, for several results."""
         results = fn(*(self.annotate(*argument) for argument in arguments))
         return [self.annotate(result, own) for result, own in zip(results, dims, strict=True)]
 
@@ -78,7 +78,7 @@ def compile_fn(
     result_dims: dict[str, str] | None = None,
     **args: NestedMap,
 ) -> Executable:
-    """Compiles `fn` of the named trees of specs; the arguments are those of `export_fn`."""
+    """Compiles `fn` of the named trees of specs; `export_fn` describes the arguments."""
     return compile_program(export_fn(fn, partitions, result_dims, **args))
 
 

@@ -15,28 +15,28 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import cached_decoding
 from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.layers.products import Arithmetic
+from lingvo_gshard.layers.numerics import Numerics
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.layers.slices import Item
 from lingvo_gshard.layers.transformer import Attended
+from lingvo_gshard.layers.weight import Weight
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from tests.layers import building, small_stack, stacking
 from tests.layers.small_stack import B, L, M, T
 from tests.spmd import functions
+from xla_spmd.mesh import Mesh
 
 _K = 2
 _PREDICT = Context(Mode.PREDICT)
 
 
 def _attended(mask):
-    """What the newest tokens of the beam attend to, given the mask [B, k, P]."""
+    """The attended places of the beam's newest tokens, given the mask [B, k, P]."""
     return Attended(mask, tf.ones([B, _K]), tf.ones([B, _K, T]))
 
 
 def test_steps_equal_whole_sequences_also_when_the_cache_grows():
-    """Hypothesis h is fed a sequence of its own, and attends to its own positions t * k + h."""
+    """Hypothesis h is fed its own sequence, and attends to its own positions t * k + h."""
     [layer] = small_stack.stack(num_layers=1, has_source=True).layers
     theta = building.random_theta(layer).Transform(tf.constant)
     encoded = small_stack.encoded_BTM()
@@ -76,9 +76,9 @@ def test_steps_equal_whole_sequences_also_when_the_cache_grows():
     jax.__version__.startswith("0.10."), reason="What XLA copies was looked at in JAX 0.12 alone."
 )
 def test_a_step_of_one_row_copies_neither_caches_nor_weights():
-    """Both are read as they lie, and new places are written into the cache itself."""
+    """Both are read in place, and new places are written into the cache itself."""
     [layer] = small_stack.stack(num_layers=1, has_source=True, has_experts=False).layers
-    context = Context(Mode.PREDICT, arithmetic=Arithmetic(has_gradients=False))
+    context = Context(Mode.PREDICT, numerics=Numerics(is_decoding=True))
     cache_len = 256
 
     def decode(theta, inputs):
@@ -131,17 +131,16 @@ def test_decoding_with_stacked_weights_equals_unrolled():
         )
         return [y, attention, *stack.GrowCache(cache, 2 * cache_len).Flatten()]
 
-    @tf.function(jit_compile=True, autograph=False)
-    def both(x):
-        return one_step(loop, stacks, x), one_step(unrolled, theta, x)
-
-    got, want = both(small_stack.x_BLM()[:, :_K])
+    x = small_stack.x_BLM()[:, :_K]
+    compiled = functools.partial(one_step, loop, stacks)
+    got = tf.function(compiled, jit_compile=True, autograph=False)(x)
+    want = one_step(unrolled, theta, x)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def _first_step(stack, theta, inputs):
-    """Returns what the first step of a beam makes of `inputs.x`."""
+    """Returns the output of a beam's first step for `inputs.x`."""
     cache = stack.InitCache(theta, inputs.encoded, _K, _PREDICT)
     attended = _attended(tf.ones([B, _K, _K]))
     x, *_ = stack.ExtendStep(theta, inputs.x, cache, attended, tf.constant(0), _PREDICT)
@@ -149,7 +148,7 @@ def _first_step(stack, theta, inputs):
 
 
 def test_a_step_reads_experts_in_their_stack():
-    """Nothing has the shape of all experts of a layer, [3, 8, 5]: so none are copied."""
+    """No result has the shape of all experts of a layer, [3, 8, 5]: experts are not copied."""
     loop = small_stack.stack(has_source=True, layers_as=Layers.LOOP)
     theta = building.random_theta(loop)
 
@@ -166,7 +165,7 @@ def test_a_step_reads_experts_in_their_stack():
 
 @pytest.mark.slow
 def test_a_partition_reads_its_own_experts_in_their_stack():
-    """Nothing has the shape of a layer's experts of one partition, [2, 8, 5], or of their parts."""
+    """No result has the shape of a partition's experts of a layer, [2, 8, 5], or of their parts."""
     settings = small_stack.params(has_source=True, layers_as=Layers.LOOP)
     settings.moe.num_experts = 4
     parts = functions.partitioning(2)
@@ -207,7 +206,7 @@ def test_only_experts_that_are_whole_on_a_partition_stay_in_their_stack():
         weights = building.random_theta(loop).Transform(tf.constant)
         (_, _), (_, experts), *_ = loop._layers_and_weights(weights)
         items = experts.FlattenItems()
-        return [path for path, leaf in items if isinstance(leaf, Item)]
+        return [path for path, leaf in items if isinstance(leaf, Weight)]
 
     assert unread("BG:x+y,E:x") == ["feed_forward.wi", "feed_forward.wo"]
     assert unread("BG:x,E:x,H:y") == []

@@ -1,4 +1,4 @@
-"""Layer normalization against numpy (moe_test.py holds that of the feed-forward); dropout."""
+"""Layer normalization against numpy (moe_test.py has the feed-forward's); dropout."""
 
 import numpy as np
 import pytest
@@ -48,17 +48,6 @@ def test_gradients_are_those_of_the_formula(dtype):
         np.testing.assert_allclose(
             tf.cast(got, tf.float32), tf.cast(want, tf.float32), rtol=rtol, atol=1e-5
         )
-
-
-def test_constant_row_becomes_bias():
-    layer = LayerNorm.Params().Set(dim=6).Instantiate(building.Unannotated())
-    theta = building.random_theta(layer)
-    np.testing.assert_allclose(layer.FProp(theta, tf.fill([2, 6], 7.0)), [theta.bias] * 2)
-
-
-def test_initial_scale_is_1_and_bias_0():
-    specs = LayerNorm.Params().Set(dim=6).Instantiate(building.Unannotated()).weight_specs
-    assert (specs.scale.scale, specs.bias.scale) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.EVAL])

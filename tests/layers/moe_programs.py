@@ -9,8 +9,8 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from xla_spmd.mesh import Mesh
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import moe, moe_inference
+from lingvo_gshard.layers import moe, moe_sizes
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch
-from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import CapacityBy, SecondExpert
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.layers.routing import statistics
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
@@ -23,7 +23,7 @@ from tests.spmd import functions
 
 B, L, M, H, E, S = 16, 6, 5, 7, 8, 12
 _SEED = np.array([3, 4], np.int32)
-_BUFFERS = (Dispatch.EINSUM, Dispatch.GATHER)  # Those that dispatch tokens to buffers.
+_BUFFERS = (Dispatch.EINSUM, Dispatch.GATHER)  # These dispatch tokens to buffers.
 
 
 def _params(**changes):
@@ -54,7 +54,7 @@ def _forward(layer):
     def fn(theta, batch):
         context = Context(Mode.TRAIN, batch.seed)
         y_BLM, routing = layer.FProp(theta, batch.x_BLM, batch.valid_BL, context)
-        return NestedMap(y_BLM=y_BLM, routing=NestedMap(routing.by_name()))
+        return NestedMap(y_BLM=y_BLM, routing=NestedMap(statistics(routing.by_name())))
 
     return fn
 
@@ -103,7 +103,8 @@ def test_partitioned_equals_unpartitioned_with_four_all_to_alls(num_partitions, 
     assert _collectives(executable) == (4, 0)
 
 
-@pytest.mark.parametrize("num_partitions", _COUNTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_partitions", [2, 4, 8])
 def test_hidden_dropout_is_the_same_on_any_number_of_partitions(num_partitions):
     executable, got = _trained(num_partitions, dropout=0.4)
     building.assert_close(got, _trained(1, dropout=0.4)[1])
@@ -112,9 +113,8 @@ def test_hidden_dropout_is_the_same_on_any_number_of_partitions(num_partitions):
 
 
 @pytest.mark.parametrize("dispatch", _BUFFERS)
-@pytest.mark.parametrize("num_partitions", _COUNTS)
-def test_forward_has_two_all_to_alls(num_partitions, dispatch):
-    assert _collectives(_compile_forward(num_partitions, dispatch=dispatch)) == (2, 0)
+def test_forward_has_two_all_to_alls(dispatch):
+    assert _collectives(_compile_forward(2, dispatch=dispatch)) == (2, 0)
 
 
 def _compile_forward(num_partitions, **changes):
@@ -144,12 +144,6 @@ def test_four_experts_on_more_as_many_and_fewer_devices(parts, dispatch):
     assert got.d_theta.wi.addressable_shards[0].data.shape == (4 // parts.factor("E")[0], M, H)
 
 
-def test_device_holds_only_its_experts_and_the_whole_gate():
-    d_theta = _trained(2)[1].d_theta
-    assert d_theta.wi.addressable_shards[0].data.shape == (E // 2, M, H)
-    assert d_theta.wg.addressable_shards[0].data.shape == (M, E)
-
-
 def _theta():
     return building.random_theta(_params().Instantiate(building.Unannotated(), "moe"))
 
@@ -159,25 +153,6 @@ def _eager(params, theta, x_BLM, valid_BL, mode=Mode.EVAL):
     context = Context(mode, tf.constant(_SEED) if mode is Mode.TRAIN else None)
     y_BLM, routing = layer.FProp(theta, tf.constant(x_BLM), tf.constant(valid_BL), context)
     return y_BLM.numpy(), routing
-
-
-def test_experts_with_equal_weights_equal_dense_layer():
-    dense = FeedForwardLayer.Params().Set(dim=M, hidden_dim=H)
-    dense = dense.Instantiate(building.Unannotated(), "dense")
-    theta = building.random_theta(dense)
-    experts = NestedMap(
-        gate=NestedMap(),
-        wg=np.random.default_rng(3).standard_normal((M, E)).astype("float32"),
-        wi=np.tile(theta.wi, (E, 1, 1)),
-        wo=np.tile(theta.wo, (E, 1, 1)),
-    )
-    x_BLM = _arrays().x_BLM
-    got, routing = _eager(_params(), experts, x_BLM, np.ones((B, L), "float32"))
-    want = dense.FProp(theta, tf.constant(x_BLM), Context(Mode.EVAL)).numpy()
-    by_hand = np.maximum(x_BLM @ theta.wi, 0) @ theta.wo
-    np.testing.assert_allclose(want, by_hand, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-    assert routing.overflow == 0
 
 
 def test_output_is_two_experts_weighted_by_their_gates():
@@ -216,17 +191,6 @@ def test_only_training_drops_tokens_beyond_capacity():
     assert _eager(_params(), theta, arrays.x_BLM, arrays.valid_BL)[1].overflow == 0
 
 
-def test_a_capacity_rounded_up_drops_fewer_tokens():
-    theta, arrays = _theta(), _arrays()
-    theta.wg[:] = 0  # Every token chooses expert 0, then expert 1.
-    valid_GS = arrays.valid_BL.reshape(-1, S)
-    for multiple_of, capacity in ((1, 3), (4, 4), (5, 5)):
-        params = _params(**{"train_capacity.multiple_of": multiple_of})
-        _, routing = _eager(params, theta, arrays.x_BLM, arrays.valid_BL, Mode.TRAIN)
-        dropped = np.maximum(valid_GS.sum(1) - capacity, 0).sum()
-        np.testing.assert_allclose(routing.overflow, dropped / valid_GS.sum(), rtol=1e-6)
-
-
 def test_second_choices_that_do_not_ask_leave_their_places_to_others():
     theta, arrays = _theta(), _arrays()
     found = {}
@@ -258,11 +222,8 @@ def test_group_size_that_does_not_divide_tokens_is_refused():
     ("hidden_dim", "num_experts", "tokens", "want"),
     [
         (8192, 128, 2**20, 512),  # The largest divisor that is at most 8192 / 10.
-        (8192, 512, 2**20, 1024),  # C is 4.
-        (8192, 2048, 2**24, 4096),  # C is 4.
         (8192, 2048, 2**22, 2048),  # 2048 groups, one for each expert; C is 2.
         (8192, 2048, 2**20, 1024),  # C is 1: with fewer tokens it would be a fraction.
-        (8192, 128, 3 * 2**18, 768),
         (8192, 128, 100, 100),
         (7, 8, 96, 12),
         (7, 2, 97, 1),
@@ -270,8 +231,8 @@ def test_group_size_that_does_not_divide_tokens_is_refused():
 )
 def test_default_group_size(hidden_dim, num_experts, tokens, want):
     p = _params(hidden_dim=hidden_dim, num_experts=num_experts, group_size=None)
-    assert moe.group_size(p, tokens) == want
-    assert moe.group_size(p.Set(group_size=5), tokens) == 5
+    assert moe_sizes.group_size(p, tokens) == want
+    assert moe_sizes.group_size(p.Set(group_size=5), tokens) == 5
 
 
 @pytest.mark.parametrize(
@@ -281,7 +242,7 @@ def test_default_group_size(hidden_dim, num_experts, tokens, want):
 def test_cheap_group_size(hidden_dim, num_experts, tokens, want):
     """The largest divisor that is at most H / 10 or E / 2."""
     p = _params(hidden_dim=hidden_dim, num_experts=num_experts)
-    assert moe.cheap_group_size(p, tokens) == want
+    assert moe_sizes.cheap_group_size(p, tokens) == want
 
 
 def test_layer_uses_default_group_size():
@@ -296,9 +257,9 @@ def test_layer_uses_default_group_size():
     assert (trained(None) != trained(4)).any()
 
 
-def _losses(dispatch):
+def _losses():
     """A function from a tree of theta and x_BLM to (sum of y * out, l_aux), and such a tree."""
-    layer = _params(dispatch=dispatch).Instantiate(building.Unannotated(), "moe")
+    layer = _params().Instantiate(building.Unannotated(), "moe")
     arrays = _arrays()
     context = Context(Mode.TRAIN, tf.constant(_SEED))
 
@@ -310,14 +271,14 @@ def _losses(dispatch):
     return losses, NestedMap(theta, x_BLM=arrays.x_BLM).Transform(tf.constant)
 
 
-@pytest.mark.parametrize("dispatch", _BUFFERS)
 @pytest.mark.parametrize(
     ("name", "which"),
     [("wg", 0), ("wi", 0), ("wo", 0), ("x_BLM", 0), ("wg", 1), ("x_BLM", 1)],
     ids=["gate", "experts' wi", "experts' wo", "input", "aux of gate", "aux of input"],
 )
-def test_gradients_agree_with_finite_differences(dispatch, name, which):
-    losses, inputs = _losses(dispatch)
+def test_gradients_agree_with_finite_differences(name, which):
+    """By one dispatch: test_both_dispatches_are_equal compares their gradients."""
+    losses, inputs = _losses()
     with tf.GradientTape() as tape:
         tape.watch(inputs[name])
         value = losses(inputs)[which]
@@ -336,7 +297,7 @@ def test_gradients_agree_with_finite_differences(dispatch, name, which):
 
 
 def test_an_evaluation_gathers_uneven_groups_by_index(monkeypatch):
-    monkeypatch.setattr(moe_inference, "gathering_moves_less", lambda *_: False)
+    monkeypatch.setattr(moe, "gathering_moves_less", lambda *_: False)
     arrays, found = _arrays(), []
     for partitions, dispatch in ((1, Dispatch.EINSUM), (2, Dispatch.GATHER)):
         params = _params(group_size=32, dispatch=dispatch)

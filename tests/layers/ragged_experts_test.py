@@ -1,6 +1,6 @@
 """The parts of experts without a capacity; letters as in ragged_experts.py.
 
-That they equal Algorithm 2 as a whole is tested in moe_inference_test.py.
+That they equal Algorithm 2 as a whole is tested in expert_path_test.py.
 """
 
 import functools
@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import expert_tiles, ragged_experts, slices
 from lingvo_gshard.layers.activations import Activation, hidden_units
-from lingvo_gshard.layers.products import FLOAT32
+from lingvo_gshard.layers.numerics import PLAIN
 from lingvo_gshard.layers.routing import Choice, Gates
+from lingvo_gshard.layers.weight import Weight
 from tests.layers import building
 
 M, H = 5, 7
@@ -29,7 +31,7 @@ def test_expert_indices_are_exact_in_bfloat16():
 
 
 def test_idle_experts_cost_nothing(monkeypatch):
-    """Of four experts, one has five assignments, so two tiles of 4, and one has two."""
+    """One of four experts has five assignments, so two tiles of 4; another has two."""
     weights_read = []
     reads = []
 
@@ -48,11 +50,10 @@ def test_idle_experts_cost_nothing(monkeypatch):
     expert_WYJ = tf.constant([[[1, 3, 1, none, 1, 3, 1, 1, none, none]]])
     x_WYIM, w_EMH = tf.ones([1, 1, 5, M]), tf.ones([4, M, H])
     w_EHM = tf.transpose(w_EMH, [0, 2, 1])
+    theta = NestedMap(wi=Weight(w_EMH), wo=Weight(w_EHM))
     relu_units = functools.partial(hidden_units, Activation.RELU, False)
-    experts = expert_tiles.Experts({"wi": w_EMH, "wo": w_EHM}, relu_units)
-    y_WYJM = ragged_experts._expert_outputs(
-        x_WYIM, expert_WYJ, 2, experts, building.Unannotated(), FLOAT32
-    )
+    experts = expert_tiles.Experts(theta, relu_units, H, tf.identity, PLAIN)
+    y_WYJM = ragged_experts._expert_outputs(x_WYIM, expert_WYJ, 2, experts, building.Unannotated())
     assert weights_read == [([1, 4], [0, 1])] * 2 + [([1, 4], [0, 3])] * 2  # Two experts' weights,
     assert reads.count((1, 4)) == 2 + 1  # and their tiles.
     np.testing.assert_array_equal(y_WYJM[..., 0] > 0, expert_WYJ < none)

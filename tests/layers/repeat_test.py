@@ -11,52 +11,44 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.repeat import Carried, Loop, Remat, apply_block
-from lingvo_gshard.planning.compiled.categories import is_recomputed
+from lingvo_gshard.layers.numerics import Numerics, Remat
+from lingvo_gshard.layers.repeat import Carried, Loop, unrolled
+from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.spmd import lowering, topology
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.layers import building
 from tests.spmd import functions
+from xla_plan.cost.scopes import is_recomputed
+from xla_plan.machines import topology
 
 B, M, R = 3, 4, 5
 _DIMS = Carried("BM", shared=["BM"], weights=["MH"])
 
 
-def _block(index, products, inputs):
+def _block(index, numerics, inputs):
     """Returns the output, a report with a gradient, and one without."""
     (shared,) = inputs.shared
     (weight,) = inputs.weights
-    h = tf.tanh(products("BM,MH->BH", _product, inputs.x, weight) + shared)
+    h = tf.tanh(numerics.einsum("BM,MH->BH", inputs.x, weight) + shared)
     y = h * (1.0 + tf.cast(index, h.dtype))
     return Carried(y, reports=[tf.reduce_sum(y**2), tf.stop_gradient(y[0])])
 
 
-def _product(x, w):
-    return x @ tf.cast(w, x.dtype)
-
-
 def _loop(remat, x, shared, stack):
-    loop = Loop(_block, R, building.Unannotated(), _DIMS)
-    return loop(Carried(x, [shared], [stack]), remat)
+    loop = Loop(_block, R, building.Unannotated(), _DIMS, [True], Numerics(remat=remat))
+    return loop(Carried(x, [shared], [stack]))
 
 
 def _unrolled(remat, x, shared, stack):
     reports_by_block = []
     for i in range(R):
-        result = apply_block(_block, i, Carried(x, [shared], [stack[i]]), remat)
+        block = unrolled(_block, i, Numerics(remat=remat))
+        result = block(Carried(x, [shared], [stack[i]]))
         x = result.x
         reports_by_block.append(result.reports)
     reports = [tf.stack(reports) for reports in zip(*reports_by_block, strict=True)]
     return Carried(x, reports=reports)
-
-
-def test_packing_is_the_inverse_of_flattening():
-    carried = Carried("x", shared=["s"], weights=["v", "w"], reports=["r"])
-    assert carried.flat() == ["x", "s", "v", "w", "r"]
-    assert carried.packed(carried.flat()) == carried
-    assert carried.packed(range(5)) == Carried(0, [1], [2, 3], [4])
-    assert Carried("x").packed([1]) == Carried(1, [], [], [])
 
 
 _WAYS = {
@@ -97,7 +89,7 @@ def test_values_and_gradients_equal_plain_composition(way):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("remat", Remat)
+@pytest.mark.parametrize("remat", [Remat.NONE, Remat.ALL_BUT_PRODUCTS])
 def test_bfloat16_activations_give_float32_weight_gradients(remat):
     x, shared, stack = [array.astype("float32") for array in _arrays()]
 
@@ -141,7 +133,7 @@ def test_kept_products_are_not_recomputed():
 
 
 @pytest.mark.parametrize("way", _WAYS)
-def test_what_is_computed_again_is_named_so(way):
+def test_recomputed_operations_are_named(way):
     names = re.findall(r' tanh\(.*op_name="([^"]*)"', _compiled(way)[1])
     once = 1 if "loop" in way else R
     again = once if "recomputed" in way else 0
@@ -149,25 +141,29 @@ def test_what_is_computed_again_is_named_so(way):
     assert sum(is_recomputed(name) for name in names) == again
 
 
-def _hidden_block(index, products, inputs):
-    """A ReLU layer whose hidden units BH stay inside, and whose output BM goes on."""
+def _hidden_block(index, numerics, inputs):
+    """A ReLU layer whose hidden units BH stay inside, and whose output BM leaves it."""
     del index
     (weight,) = inputs.weights
-    hidden = tf.nn.relu(products("BM,MH->BH", _product, inputs.x, weight))
-    y = products("BH,HM->BM", _product, hidden, tf.transpose(weight))
+    hidden = tf.nn.relu(numerics.einsum("BM,MH->BH", inputs.x, weight))
+    y = numerics.einsum("BH,HM->BM", hidden, tf.transpose(weight))
     return Carried(inputs.x + tf.sin(y))
 
 
 def _hidden_loop(hidden_dtype, x, stack):
     dims = Carried("BM", weights=["MH"])
-    loop = Loop(_hidden_block, R, building.Unannotated(), dims, hidden_dtype=hidden_dtype)
-    return loop(Carried(x, weights=[stack]), Remat.ALL_BUT_PRODUCTS).x
+    loop = Loop(_hidden_block, R, building.Unannotated(), dims, [True], _keeping(hidden_dtype))
+    return loop(Carried(x, weights=[stack])).x
+
+
+def _keeping(hidden_dtype):
+    return Numerics(remat=Remat.ALL_BUT_PRODUCTS, hidden_dtype=hidden_dtype)
 
 
 def _hidden_unrolled(hidden_dtype, x, stack):
     for i in range(R):
         entered = Carried(x, weights=[stack[i]])
-        x = apply_block(_hidden_block, i, entered, Remat.ALL_BUT_PRODUCTS, hidden_dtype).x
+        x = unrolled(_hidden_block, i, _keeping(hidden_dtype))(entered).x
     return x
 
 
@@ -196,23 +192,23 @@ def test_kept_hidden_units_may_have_16_bits(apply):
     np.testing.assert_allclose(got_d_stack, want_d_stack, atol=0.01 * largest)
     assert np.abs(got_d_stack - want_d_stack).max() > 1e-4 * largest
 
-    # Of the stacks that the loop keeps, inputs and outputs of blocks are as they were.
+    # The loop's stacks of the inputs and outputs of blocks are unchanged.
     if apply is _hidden_loop:
         assert f"bf16[{R},{B},{M}]" in text and f"f32[{R},{B},{M}]" in text
 
 
 @pytest.mark.slow
 def test_loops_on_tpu_keep_one_copy_of_the_weights():
-    """There is no second copy in bfloat16, in which the TPU computes the products."""
+    """The TPU computes products in bfloat16, without a second copy of the weights in bfloat16."""
     parts = functions.partitioning(8)
     m = 128
     stack = functions.f32((R, m, m), "RMH")
 
     def step(state, batch):
-        loop = Loop(_block, R, Annotator(parts), _DIMS)
+        loop = Loop(_block, R, Annotator(parts), _DIMS, [True], Numerics(remat=Remat.BLOCK))
         with tf.GradientTape() as tape:
             tape.watch(state.w)
-            result = loop(Carried(batch.x, [batch.x], [state.w]), Remat.BLOCK)
+            result = loop(Carried(batch.x, [batch.x], [state.w]))
             loss = tf.reduce_sum(result.x)
 
         return NestedMap(state=NestedMap(w=state.w - tape.gradient(loss, state.w)))
@@ -223,7 +219,35 @@ def test_loops_on_tpu_keep_one_copy_of_the_weights():
 
     if not topology.is_installed("v3"):
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
-            topology.compile_program(exported, "v3:2x2")
+            topology_executable.compile_program(exported, "v3:2x2")
         return
-    text = topology.compile_program(exported, "v3:2x2").compiled.as_text()
+    text = topology_executable.compile_program(exported, "v3:2x2").compiled.as_text()
     assert f"f32[{R},{m},{m}]" in text and f"bf16[{R},{m},{m}]" not in text
+
+
+@pytest.mark.parametrize("is_product", [True, False])
+def test_gradients_of_biases_keep_their_bits_in_a_loop_of_16_bits(is_product):
+    """257 rows, of which bfloat16 has 256 and 258; as a product's gradient it is rounded."""
+
+    def block(index, numerics, inputs):
+        del index, numerics
+        (bias_ND,) = inputs.weights
+        y = tf.cast(inputs.x, tf.float32) + tf.reshape(bias_ND, [-1])
+        return Carried(tf.cast(y, inputs.x.dtype))
+
+    rows = 257
+    dims = Carried("BM", weights=["ND"])
+    numerics = Numerics(remat=Remat.BLOCK)
+    loop = Loop(block, R, building.Unannotated(), dims, [is_product], numerics)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def gradient(x, stack):
+        with tf.GradientTape() as tape:
+            tape.watch(stack)
+            y = loop(Carried(x, weights=[stack])).x
+            loss = tf.reduce_sum(tf.cast(y, tf.float32))
+        return tape.gradient(loss, stack)
+
+    got = gradient(tf.ones([rows, 6], tf.bfloat16), tf.ones([R, 2, 3]))
+    assert got.dtype == tf.float32
+    np.testing.assert_array_equal(got, np.full([R, 2, 3], 256 if is_product else rows))

@@ -67,7 +67,7 @@ def test_elements(index):
 
     @tf.function(jit_compile=True, autograph=False)
     def fn(last):
-        place = (*index[:-1], last)  # Of an integer and a tensor.
+        place = (*index[:-1], last)  # An integer and a tensor.
         read = slices.read_element(tf.constant(x), place)
         return read, slices.write_element(tf.constant(x), tf.constant(element), place)
 

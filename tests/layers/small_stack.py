@@ -50,7 +50,7 @@ def encoded_BTM() -> tf.Tensor:
 
 
 def attended(encoded: tf.Tensor | None = None) -> Attended:
-    """What valid tokens attend to: those before them, and the whole source if there is one."""
+    """Valid tokens attend to the tokens before them, and to the whole source, if it is given."""
     return Attended(
         mask=tf.tile(attention.causal_mask(L), [B, 1, 1]),
         valid_mask=tf.ones([B, L]),

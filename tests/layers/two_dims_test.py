@@ -18,16 +18,19 @@ from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering, topology
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.train.programs import Programs
 from tests import exhaustive
 from tests.layers import building
-from tests.spmd import compilers, functions
+from tests.spmd import functions
+from tests.xla_spmd import compilers
+from xla_spmd.mesh import Mesh
 
 _PARTS = Partitioning.parse(Mesh(("x", "y"), (4, 2)), "B:x,M:y,weights.M:x,H:y")
 _ROW = (0, 1)  # The partitions that differ along y alone.
@@ -48,7 +51,7 @@ def _compiled(program, name):
     if name == "cpu":
         return compile_program(program)
     compilers.need(name)
-    return topology.compile_program(program, name)
+    return topology_executable.compile_program(program, name)
 
 
 @functools.cache
@@ -106,10 +109,10 @@ def test_a_whole_model_sends_large_tensors_along_a_row_or_a_column_alone(name, m
 
     p = params.input
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
-    program = experiment_programs.in_process(params, parts).step(Mode.TRAIN, batch)
+    program = Programs(TaskModel(params, parts), in_process=True).exported(Mode.TRAIN, batch)
     report = _compiled(program, name).report()
 
-    # Statistics of a batch are as long as its tokens, and no longer. Lookups are no products.
+    # Statistics of a batch are as long as its tokens, and no longer. Lookups are not products.
     num_tokens = p.batch_size * p.source_len
     large = [
         op

@@ -1,4 +1,4 @@
-"""The beam over the whole model: its scores equal those of teacher forcing, token by token.
+"""The beam over the whole model: its scores equal teacher forcing's, token by token.
 
 B batch, k beam, n hypotheses, T steps, S source length.
 """
@@ -70,7 +70,7 @@ def _found(theta, num_partitions, layers_as, features):
 
 
 def _forced(theta, layers_as, features, ids_BT, lengths_B):
-    """Log-probabilities [B, T] of each token given those before it, with teacher forcing."""
+    """Log-probabilities [B, T] of each token given the earlier ones, with teacher forcing."""
     inputs = np.concatenate([np.ones((B, 1), np.int32), ids_BT[:, :-1]], 1)
     features = NestedMap(
         features,
@@ -116,7 +116,7 @@ def test_scores_equal_teacher_forcing(num_partitions, layers_as):
 
 
 def test_absent_hypothesis_takes_no_expert():
-    """With a capacity of one token, of three that choose the same expert only the first gets it."""
+    """If three tokens choose the same expert, a capacity of one token admits only the first."""
     params = small_task.task_params()
     params.decoder.moe.eval_capacity.Set(by=CapacityBy.FACTOR, factor=0.1)
     task = params.Instantiate(building.Unannotated())

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.routing import Routing
-from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from tests.layers import building
 from tests.model import small_task
@@ -25,15 +24,16 @@ def test_every_field_of_routing_is_reported_by_layer():
     state = NestedMap(theta=building.random_theta(model.task).Transform(tf.constant))
     batch = small_task.random_batch(3).Transform(tf.constant)
 
-    found = model.model_fn(state, batch.features, batch.labels, Mode.EVAL, None).eval_metrics
+    found = model.evaluate(state, batch)
 
     layers = ("encoder_1", "decoder_1")
     names = {"nll", "aux_loss"}
-    for field in {field.name for field in dataclasses.fields(Routing)} - _OF_OTHER_GATINGS:
+    fields = {field.name for field in dataclasses.fields(Routing)} - _OF_OTHER_GATINGS - {"sent_E"}
+    for field in fields | {"load_E", "max_load", "idle_experts"}:
         names |= {f"{field}_{layer}" for layer in layers}
-    assert found.keys() == names
+    assert found.sums.keys() == found.weights.keys() == names
 
-    sums = [found[f"aux_loss_{layer}"][0] for layer in layers]
-    np.testing.assert_allclose(found["aux_loss"][0], sum(sums), rtol=1e-6)
+    sums = [found.sums[f"aux_loss_{layer}"] for layer in layers]
+    np.testing.assert_allclose(found.sums.aux_loss, sum(sums), rtol=1e-6)
     assert sums[0] != sums[1]
-    assert {float(weight) for _, weight in found.values()} == {float(found["nll"][1])}
+    assert {float(weight) for weight in found.weights.values()} == {float(found.weights.nll)}

@@ -1,20 +1,28 @@
 """Model flops, by hand, for unrolled layers and for a loop."""
 
+import functools
+
 import pytest
 
 from lingvo_gshard.layers.gating_layers import TopKGating
 from lingvo_gshard.layers.repeat import Layers
-from tests.layers import building
+from lingvo_gshard.model.flops import step_flops
+from lingvo_gshard.model.step_products import products_of
 from tests.model import small_task
 from tests.model.small_task import TARGET_VOCAB, B, D, E, H, L, M, N, T
 
 
+def _step_flops(params):
+    return step_flops(products_of(params, small_task.batch_specs()))
+
+
+@functools.cache
 def _flops(layers_as, num_experts=E):
     params = small_task.task_params()
     for stack in (params.encoder, params.decoder):
         stack.Set(num_layers=4, layers_as=layers_as)
         stack.moe.num_experts = num_experts
-    return params.Instantiate(building.Unannotated()).TrainStepFlops(B, T, L)
+    return _step_flops(params)
 
 
 def test_loop_counts_all_layers():
@@ -32,7 +40,7 @@ def test_counts_the_experts_of_a_token_and_shared_ones():
     for k, num_shared in ((2, 0), (5, 3)):
         for stack in (params.encoder, params.decoder):
             stack.moe.Set(num_shared=num_shared, gating=TopKGating.Params().Set(k=k))
-        flops.append(params.Instantiate(building.Unannotated()).TrainStepFlops(B, T, L))
+        flops.append(_step_flops(params))
     assert flops[1] - flops[0] == pytest.approx(6 * B * (T + L) * 6 * 2 * M * H)
 
 

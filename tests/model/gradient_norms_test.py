@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.core.base_layer import gaussian
+from lingvo_gshard.core.base_layer import constant, gaussian
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.gradient_norms import gradient_norms
 from tests.layers import stacking
@@ -26,7 +26,8 @@ def _weights(make):
 
 
 def _spec(shape):
-    return gaussian(shape, "MH"[: len(shape)], fan_in=1)
+    dims = "MH"[: len(shape)]
+    return constant(shape, dims, 1.0) if len(shape) == 1 else gaussian(shape, dims, fan_in=1)
 
 
 def _gradients():

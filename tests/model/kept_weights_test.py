@@ -10,14 +10,14 @@ from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.layers.stored_weights import Numbers
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import experiment_programs
-from lingvo_gshard.spmd import topology
+from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.train.programs import Programs
 from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task
 from tests.model.small_task import B, L, T
-from tests.spmd import compilers
+from tests.xla_spmd import compilers
 
 _EOS = 2
 
@@ -47,8 +47,9 @@ def _found(num_partitions, numbers, **settings):
     """The hypotheses that a decoder finds with the weights that it keeps."""
     params = _params(numbers, **settings)
     parts = placement.partitioning(params, num_partitions)
-    keep = compile_program(experiment_programs.keeper(params, parts))
-    decode = compile_program(experiment_programs.decoder(params, parts, T))
+    programs = Programs(TaskModel(params, parts), in_process=True)
+    keep = compile_program(programs.weight_converter())
+    decode = compile_program(programs.decoder(T))
 
     kept = keep(NestedMap(theta=_theta(**settings))).state
     features = small_task.source_batch(3, pad_last=True)
@@ -103,5 +104,7 @@ def test_stacks_as_loops_and_shared_tables(settings):
 def test_decoders_compile_for_tpus_and_gpus(name, numbers, layers_as):
     compilers.need(name)
     params = _params(numbers, layers_as)
-    program = experiment_programs.decoder(params, placement.partitioning(params, 8), T)
-    assert topology.compile_program(program, name).report().count("all-to-all") > 0
+    program = Programs(
+        TaskModel(params, placement.partitioning(params, 8)), in_process=True
+    ).decoder(T)
+    assert topology_executable.compile_program(program, name).report().count("all-to-all") > 0

@@ -6,37 +6,32 @@ Its layers are a loop, with relative biases and experts, and its softmax is the 
 import functools
 import math
 
-import numpy as np
 import pytest
 
 from lingvo_gshard.core import hyperparams
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.activations import Activation
-from lingvo_gshard.layers.norms import RMSNorm
+from lingvo_gshard.layers.gating_layers import Scores, TopKGating
+from lingvo_gshard.layers.norms import HeadRMSNorm, Over, RMSNorm
+from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.layers.positions import RelativeBias
-from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import topology
 from lingvo_gshard.train.programs import Programs
 from params.language_model import LanguageModelExperiment
 from tests import exhaustive
-from tests.layers import building
 from tests.model import small_language_model as small
-from tests.model import small_task
-from tests.spmd import compilers
+from tests.model import steps_of_task
+from tests.xla_spmd import compilers
 
 _STEPS = 2
 _TWO_DIMS = "sharding=BGE:x,M:y,weights.M:x,HNV:y"
 # Of 2, 4 or 8 devices.
 _WAYS = {
-    "the paper's": ("mesh=d:*", "sharding=BGE:d"),
     "2-D products": ("mesh=x:*,y:2", _TWO_DIMS),
-    "2-D products, vocabulary whole": ("mesh=x:*,y:2", "sharding=BGE:x,M:y,weights.M:x,HN:y"),
-    "ZeRO-2": ("mesh=d:*", "sharding=BGE:d,mhnv:d"),
     "ZeRO-3": ("mesh=d:*", "sharding=BGEMHNV:d"),
     "softmax by vocabulary": ("mesh=d:*", "sharding=BGEV:d,U:-"),
     "softmax by M": ("mesh=d:*", "sharding=BGE:d,weights.M:d"),
@@ -77,6 +72,22 @@ class _Dense(_Experiment):
     NUM_EXPERTS = None
 
 
+class _OfToday(_Experiment):
+    """Fewer heads of keys and values, norms of heads, a dense layer first, and caps."""
+
+    def Task(self):
+        p = super().Task().Set(logit_cap=30.0, z_loss_weight=1e-3)
+        p.decoder.moe_layers = (1, 2, 3)
+        p.decoder.layer.attention.Set(
+            num_kv_heads=4, head_norm=HeadRMSNorm.Params().Set(over=Over.ALL_HEADS), logit_cap=5.0
+        )
+        p.decoder.moe.gating = TopKGating.Params().Set(
+            k=2, scores=Scores.SIGMOID, scale=2.5, bias_rate=0.001
+        )
+        p.decoder.moe.num_shared = 1
+        return p
+
+
 def _specs():
     return small.random_batch(0).Transform(lambda x: TensorSpec(x.shape, x.dtype.name, "BL"))
 
@@ -89,39 +100,30 @@ def _params(experiment, settings):
 
 
 @functools.cache
-def _training(num_partitions, *settings, experiment=_Experiment):
-    """Two steps: the losses of each, the norms of gradients, and the last state."""
+def _trained(num_partitions, *settings, experiment=_Experiment):
+    """Two steps."""
     # A small rate, as Adafactor moves a weight by its scale however small its gradient is.
     params = _params(experiment, ("optimizer.schedule.multiplier=0.1", *settings))
-    parts = placement.partitioning(params, num_partitions)
-    placement.check_divisible(params, parts)
-
-    model = TaskModel(params, parts)
-    state = small_task.start_state(model)
-    programs = Programs(experiment_programs.in_process(params, parts))
-    step = programs.get(Mode.TRAIN, _specs())
-
-    losses = []
-    norms = []
-    for seed in range(_STEPS):
-        result = step(state, small.random_batch(seed).Transform(lambda x: x[None]))
-        state = result.state
-        losses.append(float(np.asarray(result.metrics.loss)[0]))
-        norms.append(result.metrics.gradient_norms.Transform(np.asarray))
-    return losses, NestedMap(norms=norms), state.Transform(np.asarray)
-
-
-def _check(computed, wanted):
-    np.testing.assert_allclose(computed[0], wanted[0], rtol=1e-5)
-    building.assert_close(computed[1], wanted[1], rtol=1e-3)
-    building.assert_close(computed[2], wanted[2], rtol=1e-3)
+    placement.check_divisible(params, placement.partitioning(params, num_partitions))
+    batches = [small.random_batch(seed) for seed in range(_STEPS)]
+    return steps_of_task.training(params, num_partitions, batches)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 @pytest.mark.parametrize("way", _WAYS)
 def test_training_equals_that_of_one_device(way, num_partitions):
-    _check(_training(num_partitions, *_WAYS[way]), _training(1))
+    steps_of_task.assert_same_training(_trained(num_partitions, *_WAYS[way]), _trained(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_partitions", "way"),
+    [(2, "ZeRO-3"), (4, "2-D products"), (8, "2-D products"), (8, "ZeRO-3")],
+)
+def test_todays_settings_equal_those_of_one_device(num_partitions, way):
+    found = _trained(num_partitions, *_WAYS[way], experiment=_OfToday)
+    steps_of_task.assert_same_training(found, _trained(1, experiment=_OfToday))
 
 
 @pytest.mark.slow
@@ -130,8 +132,8 @@ def test_a_dense_model_in_blocks_equals_that_of_one_device(mesh):
     """Lingvo's own table."""
     num_partitions = math.prod(int(axis[-1]) for axis in mesh.split(","))
     table = "sharding=B:x,M:y,weights.M:x,HNV:y"
-    computed = _training(num_partitions, f"mesh={mesh}", table, experiment=_Dense)
-    _check(computed, _training(1, experiment=_Dense))
+    found = _trained(num_partitions, f"mesh={mesh}", table, experiment=_Dense)
+    steps_of_task.assert_same_training(found, _trained(1, experiment=_Dense))
 
 
 @pytest.mark.slow
@@ -146,7 +148,8 @@ def test_a_pipeline_of_relative_biases_equals_the_loop(num_partitions, way):
     """Random routing differs by microbatch, and is off."""
     settings = ("task.decoder.moe.gating.second_expert=ALL",)
     stages = ("task.decoder.stages=2", "task.decoder.microbatches=2")
-    _check(_training(num_partitions, *way, *settings, *stages), _training(1, *settings))
+    found = _trained(num_partitions, *way, *settings, *stages)
+    steps_of_task.assert_same_training(found, _trained(1, *settings))
 
 
 @pytest.mark.slow
@@ -156,7 +159,7 @@ def test_tables_compile_for_tpus_and_gpus(name, way):
     compilers.need(name)
     params = _params(_Experiment, _WAYS[way])
     parts = placement.partitioning(params, 8)
-    program = experiment_programs.in_process(params, parts).step(Mode.TRAIN, _specs())
-    report = topology.compile_program(program, name).report()
+    program = Programs(TaskModel(params, parts), in_process=True).exported(Mode.TRAIN, _specs())
+    report = topology_executable.compile_program(program, name).report()
     # Weights are gathered where they are used.
     assert report.count("all-gather") > 0

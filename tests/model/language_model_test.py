@@ -1,4 +1,4 @@
-"""The language model: decoding equals teacher forcing, tied weights, and what it refuses.
+"""The language model: decoding equals teacher forcing, tied weights, and refused input.
 
 B batch, k beam, T length of prompts, S steps.
 """
@@ -15,6 +15,9 @@ from lingvo_gshard.layers.activations import Activation
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.norms import RMSNorm
 from lingvo_gshard.layers.positions import RelativeBias, RotaryPositions
+from lingvo_gshard.model.flops import step_flops
+from lingvo_gshard.model.step_products import products_of
+from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.model import small_language_model as small
 from tests.model.small_language_model import VOCAB, B, T
@@ -30,7 +33,7 @@ def _decode(**settings):
 
 
 def _of_other_models(**settings):
-    """A task with the settings of Llama, but for its positions, and a tied softmax."""
+    """A task with the settings of Llama, except its positions, and with a tied softmax."""
     p = small.task_params(tied_softmax=True, scaled_logits=True, **settings)
     p.embedding.Set(scaled=False, sinusoids=False)
     p.decoder.layer.norm = RMSNorm.Params()
@@ -100,7 +103,7 @@ _SAMPLES = {"beam_size": 1, "temperature": 0.8, "top_k": 9, "top_p": 0.7}
     ],
 )
 def test_decoding_equals_teacher_forcing(name, settings):
-    """Prompts differ in length, and the last row has none."""
+    """Prompts differ in length, and the last row is padding."""
     task = _TASKS[name].Instantiate(building.Unannotated())
     theta = _theta(task)
     prompts = small.prompts(0, pad_last=True)
@@ -137,7 +140,7 @@ def test_a_sample_depends_on_its_prompt_and_seed_and_not_on_its_batch():
     order = np.roll(np.arange(B), 3)
     np.testing.assert_array_equal(ids(prompts.Transform(lambda x: x[order])), found[order])
 
-    # Rows with one prompt: other numbers, and other seeds, draw others.
+    # Rows with the same prompt: different seeds draw different samples.
     same = prompts.Transform(lambda x: np.repeat(x[:1], B, 0))
     same.seeds = prompts.seeds
     drawn = ids(same)
@@ -171,14 +174,57 @@ def test_a_tied_softmax_is_the_embeddings_table():
     assert "softmax" not in task.weight_specs
     theta = _theta(task).Transform(tf.constant)
     x = np.random.default_rng(1).normal(size=(2, 3, small.M)).astype(np.float32)
-    got = task._logits(theta, tf.constant(x)).numpy()
+    got = task._logits(theta, tf.constant(x), Context(Mode.EVAL)).numpy()
     want = x @ theta.embedding.table.numpy().T / math.sqrt(small.M)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
-    # Its product is counted, as that of weights of its own is.
-    untied = small.task_params().Instantiate(building.Unannotated())
-    tied = small.task_params(tied_softmax=True).Instantiate(building.Unannotated())
-    assert tied.TrainStepFlops(B, 0, 7) == untied.TrainStepFlops(B, 0, 7)
+    # Its product is counted like a product with separate weights.
+    batch = small.random_batch(0)
+    specs = batch.Transform(lambda x: TensorSpec(x.shape, x.dtype.name, "BL"))
+    flops = []
+    for is_tied in (False, True):
+        params = small.task_params(tied_softmax=is_tied)
+        flops.append(step_flops(products_of(params, specs)))
+    assert flops[0] == flops[1]
+
+
+def test_the_softmaxs_z_loss_and_cap_equal_numpy():
+    """By Lingvo's formulas: z_loss * log(sum exp z)^2 of each token, and cap * tanh(z / cap)."""
+    cap, weight = 0.7, 0.3
+    batch = small.random_batch(3)
+    settings = {"label_smoothing": 0.0, "scaled_logits": True}
+    plain = small.task_params(**settings).Instantiate(building.Unannotated())
+    task = small.task_params(logit_cap=cap, z_loss_weight=weight, **settings)
+    task = task.Instantiate(building.Unannotated())
+    theta = building.random_theta(plain).Transform(tf.constant)
+    batch = batch.Transform(tf.constant)
+    context = Context(Mode.EVAL)
+
+    logits, _ = plain.FProp(theta, batch.features, context)
+    wanted = cap * np.tanh(logits.numpy().astype(np.float64) / cap)
+    got, _ = task.FProp(theta, batch.features, context)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+    normalizer = np.logaddexp.reduce(wanted, -1)
+    labels = batch.labels.labels.numpy()
+    nll = normalizer - np.take_along_axis(wanted, labels[..., None], -1)[..., 0]
+    weights = batch.labels.weights.numpy()
+    mean = ((nll + weight * normalizer**2) * weights).sum() / weights.sum()
+    loss, terms = task.Loss(theta, batch.features, batch.labels, context)
+    balance = 0.01 * small.E**2 * terms.aux_loss
+    np.testing.assert_allclose(loss - balance, mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"z_loss_weight": -1.0}, "z_loss_weight must be 0 or more"),
+        ({"logit_cap": 0.0}, "logit_cap"),
+    ],
+)
+def test_losses_and_caps_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(ValueError, match=f"^task.{message}"):
+        small.task_params(**settings).Instantiate(building.Unannotated())
 
 
 def test_metrics_of_evaluation():

@@ -1,4 +1,4 @@
-"""Training steps with layers in a loop or rematerialized equal those with unrolled layers.
+"""Training steps with layers in a loop or rematerialized equal steps with unrolled layers.
 
 A way is a pair of Layers and Remat. Steps that are not finite are tested here, too.
 """
@@ -12,22 +12,23 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
-from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.numerics import Remat
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.planning.compiled.categories import is_recomputed
-from lingvo_gshard.runs import experiment_programs
-from lingvo_gshard.spmd import topology
-from lingvo_gshard.train import steps
+from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.train.programs import Programs
 from tests import exhaustive
 from tests.layers import building, stacking
 from tests.model import small_task
-from tests.spmd import compilers, functions
+from tests.spmd import functions
+from tests.xla_spmd import compilers
+from xla_plan.cost.scopes import is_recomputed
 
 _PLAIN = (Layers.UNROLLED, Remat.NONE)
 _LOOP = (Layers.LOOP, Remat.BLOCK)
 _KEEPING = (Layers.LOOP, Remat.ALL_BUT_PRODUCTS)
+_KEEPING_MORE = (Layers.LOOP, Remat.ALL_BUT_PROJECTIONS)
 _OTHERS = [
     (Layers.UNROLLED, Remat.BLOCK),
     (Layers.UNROLLED, Remat.ALL_BUT_PRODUCTS),
@@ -42,7 +43,6 @@ def _params(
     activation_dtype="float32",
     dispatch=Dispatch.EINSUM,
     num_layers=(2, 4),
-    keeps_all=False,
     kept_hidden_dtype=None,
 ):
     p = small_task.Experiment.params()
@@ -51,9 +51,7 @@ def _params(
     for stack, count, group_size in zip(stacks, num_layers, (12, 14), strict=True):
         stack.Set(layers_as=layers_as, remat=remat, num_layers=count)
         stack.kept_hidden_dtype = kept_hidden_dtype
-        stack.layer.attention.keeps_projected = keeps_all
         stack.moe.Set(group_size=group_size, dispatch=dispatch)
-        stack.moe.gating.keeps_choices = keeps_all
     return p
 
 
@@ -78,7 +76,7 @@ class _Step:
         model = TaskModel(params, functions.partitioning(num_partitions))
         self._layers_as = way[0]
         self.executable = building.compile_fn(
-            functools.partial(steps.call_model_fn, model.model_fn, Mode.TRAIN, params),
+            model.train,
             num_partitions,
             building.dims_of(state=model.state_spec),
             state=model.state_spec,
@@ -156,13 +154,10 @@ def test_kept_products_are_not_exchanged_again(step_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_partitions",
-    exhaustive.only(1, 2, 4, 8),
-)
+@pytest.mark.parametrize("num_partitions", exhaustive.only(1, 2, 4, 8))
 def test_projections_and_choices_that_are_kept_equal_unrolled(step_of, num_partitions):
-    """And what is kept is not computed again: no expert is chosen, no place counted, twice."""
-    keeping = _Step(_KEEPING, num_partitions, keeps_all=True)
+    """Kept results are not recomputed: experts are chosen, and places counted, only once."""
+    keeping = _Step(_KEEPING_MORE, num_partitions)
     building.assert_close(keeping(_start()), step_of(_PLAIN, 1)(_start()), rtol=1e-3)
 
     again = _computed_again(keeping.executable)
@@ -172,26 +167,13 @@ def test_projections_and_choices_that_are_kept_equal_unrolled(step_of, num_parti
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
-def test_hidden_units_kept_in_16_bits_round_gradients_alone(step_of):
-    """The loss is the same, so that experts get the same tokens in both passes."""
-    changes = {"keeps_all": True, "kept_hidden_dtype": "bfloat16"}
-    got = _Step(_KEEPING, 2, **changes)(_start())
-    want = step_of(_KEEPING, 2)(_start())
-    assert got.metrics.loss == want.metrics.loss
-    norms = got.metrics.gradient_norms.FlattenItems()
-    for (name, norm), wanted in zip(norms, want.metrics.gradient_norms.Flatten(), strict=True):
-        np.testing.assert_allclose(norm, wanted, rtol=0.01, err_msg=name)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
-def test_what_more_is_kept_compiles_for_tpus_and_gpus(name):
+def test_keeping_more_results_compiles_for_tpus_and_gpus(name):
     compilers.need(name)
-    params = _params(*_KEEPING, keeps_all=True, kept_hidden_dtype="bfloat16")
-    programs = experiment_programs.in_process(params, functions.partitioning(8))
-    program = programs.step(Mode.TRAIN, small_task.batch_specs())
-    executable = topology.compile_program(program, name)
+    params = _params(*_KEEPING_MORE, kept_hidden_dtype="bfloat16")
+    programs = Programs(TaskModel(params, functions.partitioning(8)), in_process=True)
+    program = programs.exported(Mode.TRAIN, small_task.batch_specs())
+    executable = topology_executable.compile_program(program, name)
     assert executable.report().count("all-to-all") > 0
 
     # The second pass computes no choice of experts.
@@ -206,29 +188,6 @@ def test_gather_dispatch_equals_einsum_dispatch(step_of):
     building.assert_close(gather(_start()), step_of(_PLAIN, 1)(_start()), rtol=1e-3)
     moves = [op for op in gather.executable.report().collective_ops if "feed_" in op.op_name]
     assert {op.kind for op in moves} == {"all-to-all", "all-reduce"}
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_loop_of_two_steps_equals_two_single_steps(step_of):
-    params = _params(*_LOOP)
-    parts = functions.partitioning(2)
-    specs = small_task.batch_specs()
-    programs = Programs(experiment_programs.in_process(params, parts))
-    both = programs.get(Mode.TRAIN, specs, 2)
-    batch = small_task.random_batch(3)
-    got = both(stacking.stacked(_start(), 2), batch.Transform(lambda x: np.stack([x, x])))
-    want = step_of(_LOOP, 2)(step_of(_LOOP, 2)(_start()).state)
-    building.assert_close(stacking.unstacked(got.state), want.state, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_bfloat16_activations_in_partitioned_loop(step_of):
-    narrow = _Step(_LOOP, 2, activation_dtype="bfloat16")(_start())
-    wide = step_of(_LOOP, 2)(_start())
-    np.testing.assert_allclose(narrow.metrics.loss, wide.metrics.loss, rtol=0.01)
-    assert {leaf.dtype for leaf in narrow.state.theta.Flatten()} == {np.dtype("float32")}
 
 
 @pytest.mark.parametrize(

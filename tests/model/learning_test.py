@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.train.programs import Programs
 from params.experiment import TranslationExperiment
 from tests.model import small_task
@@ -58,7 +58,7 @@ def test_the_loss_falls_far_below_the_entropy_of_the_words():
     p = _Experiment.params()
     p.task.encoder.num_layers = 1  # Dense, which halves the compilation. The decoder's has experts.
     parts = functions.partitioning(1)
-    programs = Programs(experiment_programs.in_process(p, parts))
+    programs = Programs(TaskModel(p, parts), in_process=True)
     state = programs.initialize(seed=1)
 
     batch_spec = _batch(0).Transform(lambda x: functions.TensorSpec(x.shape, x.dtype.name, "BL"))

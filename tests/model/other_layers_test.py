@@ -7,21 +7,17 @@ B batch, L target length, k beam.
 
 import functools
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.activations import Activation
-from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.norms import RMSNorm
+from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.layers.positions import RelativeBias, RotaryPositions
-from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
 from tests.layers import building
 from tests.model import small_task, steps_of_task
-from tests.model.small_task import B, L
+from xla_spmd.mesh import Mesh
 
 _POSITIONS = {
     "rotary": RotaryPositions.Params(),
@@ -68,25 +64,5 @@ def test_partitioned_training_equals_unpartitioned(positions, num_partitions, le
 
 @pytest.mark.parametrize("positions", _POSITIONS)
 def test_decoding_step_by_step_equals_teacher_forcing(positions):
-    """Each of two hypotheses, interleaved in one flat sequence, attends only to its own past."""
-    k = 2
     task = _params(positions).Instantiate(building.Unannotated())
-    theta = building.random_theta(task).Transform(tf.constant)
-    source = small_task.source_batch(5).Transform(tf.constant)
-    targets = np.random.default_rng(2).integers(4, small_task.TARGET_VOCAB, (B, k, L))
-    targets = targets.astype("int32")
-
-    want = []
-    for i in range(k):
-        features = NestedMap(
-            source,
-            target_ids=tf.constant(targets[:, i]),
-            target_segment_ids=tf.ones((B, L), tf.int32),
-            target_positions=tf.tile(tf.range(L)[None], [B, 1]),
-        )
-        logits, _ = task.FProp(theta, features, Context(Mode.EVAL))
-        want.append(logits.numpy())
-
-    for t, logits in enumerate(steps_of_task.decoded(task, theta, source, targets)):
-        for i in range(k):
-            np.testing.assert_allclose(logits[:, i], want[i][:, t], rtol=1e-4, atol=1e-4)
+    steps_of_task.check_decoding(task, building.random_theta(task))

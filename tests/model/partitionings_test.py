@@ -14,20 +14,19 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train.programs import Programs
 from tests import exhaustive
 from tests.layers import building
-from tests.model import small_task
+from tests.model import small_task, steps_of_task
 
 _STEPS = 3
 _ROUNDED = "task.product_dtype=bfloat16"
 _ZERO = "sharding=BGE:d,mhnv:d"
-# "An Efficient 2D Method": activations and weights both lie in blocks of the mesh.
+# "An Efficient 2D Method": the mesh splits activations and weights into blocks.
 _TWO_DIMS = "sharding=BGE:x,M:y,weights.M:x,HNV:y"
 _TWO_DIMS_AND_EXPERTS = "sharding=BG:x+e,E:e,M:y,weights.M:x,HNV:y"
-# Stacks with tables of their own.
+# Stacks with their own tables.
 _DATA_THEN_MODEL = "sharding=BG:d,HNV:m,encoder.BG:d+m,encoder.HN:-"
 _TWO_DIMS_THEN_ZERO = (
     "sharding=BG:x,encoder.M:y,encoder.weights.M:x,encoder.HN:y,decoder.BG:x+y,decoder.m:x"
@@ -54,7 +53,7 @@ _WAYS = {
     "stacks: 2-D products, then ZeRO": ("mesh=x:4,y:2", _TWO_DIMS_THEN_ZERO),
 }
 
-# Of these, the others are parts or like cases.
+# These cover the other ones, which are parts of them or similar cases.
 _ALWAYS = (
     "the paper's",
     "experts x data x model",
@@ -100,89 +99,51 @@ def _params(*settings):
     return params
 
 
-def _state(model):
-    return small_task.start_state(model)
+@functools.cache
+def _trained(num_partitions, *settings):
+    """Three steps of one way."""
+    params = _params(*settings)
+    placement.check_divisible(params, placement.partitioning(params, num_partitions))
+    batches = [small_task.random_batch(seed) for seed in range(_STEPS)]
+    return steps_of_task.training(params, num_partitions, batches)
 
 
-class _Training:
-    """Three steps of one way; losses are of each step."""
-
-    def __init__(self, num_partitions, *settings):
-        params = _params(*settings)
-        parts = placement.partitioning(params, num_partitions)
-        placement.check_divisible(params, parts)
-
-        model = TaskModel(params, parts)
-        programs = Programs(experiment_programs.in_process(params, parts))
-        state = _state(model)
-        step = programs.get(Mode.TRAIN, small_task.batch_specs())
-        self.losses = []
-        self.norms = []
-
-        for seed in range(_STEPS):
-            batch = small_task.random_batch(seed).Transform(lambda x: x[None])
-            result = step(state, batch)
-            state = result.state
-            self.losses.append(float(np.asarray(result.metrics.loss)[0]))
-            self.norms.append(result.metrics.gradient_norms.Transform(np.asarray))
-
-        self.state = state.Transform(np.asarray)
-
-    def equals(self, other):
-        np.testing.assert_allclose(self.losses, other.losses, rtol=1e-5)
-        building.assert_close(NestedMap(norms=self.norms), NestedMap(norms=other.norms), rtol=1e-3)
-        building.assert_close(self.state, other.state, rtol=1e-3)
-
-
-@pytest.fixture(scope="module")
-def training():
-    """(partitions, *settings) -> _Training, made once."""
-    return functools.cache(_Training)
+def _losses(trained):
+    return [metrics.loss.item() for metrics in trained.metrics]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "way",
-    [
-        *_ALWAYS,
-        *exhaustive.only(*(way for way in _WAYS if way not in _ALWAYS)),
-    ],
+    "way", [*_ALWAYS, *exhaustive.only(*(way for way in _WAYS if way not in _ALWAYS))]
 )
-def test_training_equals_that_of_one_device(training, way):
-    training(8, *_WAYS[way]).equals(training(1))
+def test_training_equals_that_of_one_device(way):
+    steps_of_task.assert_same_training(_trained(8, *_WAYS[way]), _trained(1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model", [(), *exhaustive.only(_LOOP, (_DENSE,))], ids=["experts", "loops", "dense"]
 )
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        *exhaustive.only("x:1,y:1", "x:1,y:2", "x:2,y:2"),
-        "x:2,y:4",
-    ],
-)
+@pytest.mark.parametrize("mesh", [*exhaustive.only("x:1,y:1", "x:1,y:2", "x:2,y:2"), "x:2,y:4"])
 @pytest.mark.parametrize("table", [_TWO_DIMS, _TWO_DIMS_THEN_ZERO], ids=["2-D", "by stack"])
-def test_tables_with_rows_of_some_tensors_train_alike_on_any_number_of_devices(
-    training, table, mesh, model
-):
+def test_tables_with_rows_of_some_tensors_train_alike_on_any_number_of_devices(table, mesh, model):
     # A small rate, as Adafactor moves a weight by its scale however small its gradient is.
     settings = ("optimizer.schedule.multiplier=0.1", *model)
     num_partitions = math.prod(int(axis[-1]) for axis in mesh.split(","))
-    way = training(num_partitions, f"mesh={mesh}", table, *settings)
-    way.equals(training(1, *settings))
+    found = _trained(num_partitions, f"mesh={mesh}", table, *settings)
+    steps_of_task.assert_same_training(found, _trained(1, *settings))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
-def test_bfloat16_products_train_alike_on_any_number_of_devices(training, num_partitions):
+def test_bfloat16_products_train_alike_on_any_number_of_devices(num_partitions):
     """A sum in another order may round a factor the other way, but routing is float32."""
-    few = training(num_partitions, _ROUNDED)
-    one = training(1, _ROUNDED)
-    np.testing.assert_allclose(few.losses, one.losses, rtol=1e-3)
-    np.testing.assert_allclose(one.losses, training(1).losses, rtol=0.01)
-    assert one.losses != training(1).losses
+    few = _losses(_trained(num_partitions, _ROUNDED))
+    one = _losses(_trained(1, _ROUNDED))
+    exact = _losses(_trained(1))
+    np.testing.assert_allclose(few, one, rtol=1e-3)
+    np.testing.assert_allclose(one, exact, rtol=0.01)
+    assert one != exact
 
 
 @pytest.mark.slow
@@ -197,7 +158,7 @@ def test_bfloat16_products_train_alike_on_any_number_of_devices(training, num_pa
     ],
     ids=["pipeline", "pipeline x experts x data", "pipeline x data x model"],
 )
-def test_training_in_stages_equals_the_loop(training, way):
+def test_training_in_stages_equals_the_loop(way):
     """Random numbers differ by microbatch, and are off."""
     settings = ["optimizer.schedule.multiplier=0.1", "task.input_dropout.rate=0.0"]
     stages = []
@@ -208,7 +169,8 @@ def test_training_in_stages_equals_the_loop(training, way):
         for dropout in ("attention.dropout", "residual_dropout"):
             settings += [f"task.{stack}.layer.{dropout}.rate=0.0"]
         stages += [f"task.{stack}.stages=2", f"task.{stack}.microbatches=2"]
-    training(8, *way, *settings, *stages).equals(training(1, *settings))
+    found = _trained(8, *way, *settings, *stages)
+    steps_of_task.assert_same_training(found, _trained(1, *settings))
 
 
 @functools.cache
@@ -217,12 +179,12 @@ def _answers(num_partitions, *settings):
     params = _params(*_LOOP, f"decode.batch_size={small_task.B}", *settings)
     parts = placement.partitioning(params, num_partitions)
     model = TaskModel(params, parts)
-    state = _state(model)
-    programs = Programs(experiment_programs.in_process(params, parts))
+    state = small_task.start_state(model)
+    programs = Programs(model, in_process=True)
     evaluate = programs.get(Mode.EVAL, small_task.batch_specs())
     metrics = evaluate(state, small_task.random_batch(1))
 
-    decode = compile_program(experiment_programs.decoder(params, parts, small_task.T))
+    decode = compile_program(programs.decoder(small_task.T))
     features = small_task.source_batch(2)
     found = decode(NestedMap(theta=state.theta), NestedMap(features=features))
     return metrics.Transform(np.asarray), np.asarray(found.predictions.ids)

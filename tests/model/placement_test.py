@@ -1,10 +1,10 @@
-"""How experiments lie on devices."""
+"""The placement of experiments on devices."""
 
 import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.model import placement
-from lingvo_gshard.sharding.mesh import Mesh
+from xla_spmd.mesh import Mesh
 
 
 def _params(*settings, model="toy.MoE8E4L"):
@@ -38,6 +38,14 @@ def test_a_stack_may_have_rows_of_its_own():
         placement.partitioning(p.Set(sharding="coder.B:d"), 8)
 
 
+@pytest.mark.parametrize("row", ["Q:d", "BGE:d,weights.X:d", "encoder.q:d"])
+def test_a_letter_of_no_tensor_is_refused(row):
+    letter = row[-3]
+    message = rf"sharding={row}: no tensor of the model has a dim {letter}; its dims are B, C, D, E"
+    with pytest.raises(ValueError, match=message):
+        placement.partitioning(_params(f"sharding={row}"), 4)
+
+
 def test_num_weights_needs_no_memory():
     p = _params("task.encoder.moe.num_experts=100000")
     assert placement.num_weights(p) > 100000 * 2 * p.task.dim * p.task.encoder.moe.hidden_dim
@@ -60,6 +68,7 @@ def test_either_stack_may_have_the_experts_alone():
     p = _params("task.decoder.moe.num_experts=6")
     for encoder in (p.task.encoder.moe, None):
         p.task.encoder.moe = encoder
+        placement.check_sizes(p, placement.partitioning(p, 4))
         with pytest.raises(ValueError, match="4 .* do not divide task.decoder.moe.num_experts = 6"):
             placement.check_divisible(p, placement.partitioning(p, 4))
 
@@ -88,10 +97,7 @@ def test_a_search_takes_even_sizes_and_a_run_takes_any(num_partitions, setting, 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (
-            "input.batch_size=0",
-            "input: task.encoder.moe.group_size: a batch of 0 rows",
-        ),
+        ("input.batch_size=0", "input: task.encoder.moe.group_size: a batch of 0 rows"),
         ("input.source_len=0", "a batch of 32 rows of 0 tokens has no groups"),
         ("task.encoder.moe.train_capacity.factor=0.0", "Capacity: factor must be above 0, got 0.0"),
     ],
@@ -100,3 +106,11 @@ def test_sizes_without_a_group_are_refused(setting, message):
     p = _params("task.encoder.moe.group_size=None", setting)
     with pytest.raises(ValueError, match=message):
         placement.check_divisible(p, placement.partitioning(p, 8))
+
+
+def test_the_dispatch_is_named_once_or_by_stack():
+    assert placement.dispatch(_params()) == "EINSUM"
+    assert placement.dispatch(_params(model="toy.MoE8E4LGather")) == "GATHER"
+    mixed = _params("task.decoder.moe.dispatch=RAGGED")
+    assert placement.dispatch(mixed) == "EINSUM (encoder), RAGGED (decoder)"
+    assert placement.dispatch(_params(model="toy.Dense4L")) is None

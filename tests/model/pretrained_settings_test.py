@@ -14,24 +14,27 @@ import tensorflow as tf
 from lingvo_gshard.beam_search.beam import Rules, Stopping
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
-from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.numerics import Remat
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model.spec import Mode
-from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import topology
+from lingvo_gshard.train.programs import Programs
 from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task, steps_of_task
 from tests.model.small_task import TARGET_VOCAB, B, L, T
-from tests.spmd import compilers, functions
+from tests.spmd import functions
+from tests.xla_spmd import compilers
+from xla_spmd.mesh import Mesh
 
 _FIRST = 7
 
 
 def _set(task, layers_as=Layers.LOOP, dispatch=Dispatch.EINSUM):
-    """Sets what those models have: biases, one table, blocks of three layers, one of experts."""
+    """Sets these models' features: biases, one table, blocks of three layers, one of experts."""
     task.Set(source_vocab_size=TARGET_VOCAB, shared_embeddings=True, start_piece=2)
     task.embedding.first_position = 2
     for stack in (task.encoder, task.decoder):
@@ -77,7 +80,7 @@ def test_partitioned_training_equals_unpartitioned(num_partitions, letters, disp
 
 
 def _found(num_partitions):
-    """Returns what Predict finds, of which every other row begins with a token that is forced."""
+    """Returns Predict's results; every second row begins with a forced token."""
     params = _experiment()
     partitioning = functions.partitioning(num_partitions)
     task = params.task.Instantiate(Annotator(partitioning))
@@ -122,11 +125,11 @@ def test_they_compile_for_tpus_and_gpus(name, mode):
     parts = functions.partitioning(8)
     if mode is Mode.TRAIN:
         specs = small_task.batch_specs()
-        program = experiment_programs.in_process(params, parts).step(mode, specs)
+        program = Programs(TaskModel(params, parts), in_process=True).exported(mode, specs)
     else:
         params.decode.batch_size = B
-        program = experiment_programs.decoder(params, parts, T)
-    report = topology.compile_program(program, name).report()
+        program = Programs(TaskModel(params, parts), in_process=True).decoder(T)
+    report = topology_executable.compile_program(program, name).report()
     assert report.count("all-reduce") + report.count("all-gather") > 0
 
 
@@ -144,14 +147,7 @@ def test_the_start_piece_takes_the_place_of_the_first_position_alone():
     ids = tf.constant([[1, 5, 1]])
     positions = tf.constant([[0, 1, 2]])
     layer = task.target_embedding
-    want = layer.FProp(theta.target_embedding, tf.constant([[2, 5, 1]]), positions)
     context = steps_of_task.Context(Mode.EVAL)
+    want = layer.FProp(theta.target_embedding, tf.constant([[2, 5, 1]]), positions, context)
     got = task._embed_target(theta, ids, positions, context)
     np.testing.assert_array_equal(got, want)
-
-
-def test_flops_count_the_shared_table_as_the_softmax():
-    shared = _set(small_task.task_params())
-    own = shared.Copy().Set(shared_embeddings=False)
-    flops = [p.Instantiate(building.Unannotated()).TrainStepFlops(B, T, L) for p in (shared, own)]
-    assert flops[0] == flops[1]

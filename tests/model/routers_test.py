@@ -8,17 +8,18 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.gating_layers import Scores, TopKGating
-from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.numerics import Remat
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.optim.adamw import AdamW
-from lingvo_gshard.runs import experiment_programs
-from lingvo_gshard.spmd import topology
-from lingvo_gshard.train import steps
+from lingvo_gshard.plans import topology_executable
+from lingvo_gshard.train.programs import Programs
 from tests import exhaustive
 from tests.layers import building, stacking
 from tests.model import small_task
-from tests.spmd import compilers, functions
+from tests.spmd import functions
+from tests.xla_spmd import compilers
 
 _RATE = 0.01
 _PLAIN = (Layers.UNROLLED, Remat.NONE)
@@ -59,9 +60,9 @@ def _start():
 @functools.cache
 def _stepped(num_partitions, *way, **settings):
     """The state and the metrics after a step."""
-    params, model = _model(num_partitions, *way, **settings)
+    _, model = _model(num_partitions, *way, **settings)
     executable = building.compile_fn(
-        functools.partial(steps.call_model_fn, model.model_fn, Mode.TRAIN, params),
+        model.train,
         num_partitions,
         building.dims_of(state=model.state_spec),
         state=model.state_spec,
@@ -76,23 +77,6 @@ def _stepped(num_partitions, *way, **settings):
 
 def _biases(theta):
     return {path: bias for path, bias in theta.FlattenItems() if path.endswith("gate.bias")}
-
-
-@pytest.mark.slow
-def test_a_step_moves_each_bias_by_its_rate_against_its_load():
-    result = _stepped(1, *_PLAIN, Dispatch.RAGGED)
-    before = _biases(_start().theta)
-    after = _biases(result.state.theta)
-    assert len(before) == 4
-
-    # Nothing is dropped, so the load is that of all choices.
-    for path, bias_E in before.items():
-        stack, _, rest = path.partition(".layers[")
-        load_E = result.metrics.routing.load_E[f"{stack}_{rest[0]}"]
-        want_E = bias_E - _RATE * np.sign(np.round(load_E - 1.0, 5))
-        np.testing.assert_allclose(after[path], want_E, atol=1e-7)
-        assert np.ptp(load_E) > 0.5
-    assert not _biases(result.state.slots)
 
 
 _WAYS = [
@@ -146,6 +130,6 @@ def test_parts_of_a_batch_move_biases_by_the_sum_of_their_loads(name):
 def test_the_router_compiles_for_tpus_and_gpus(name, dispatch):
     compilers.need(name)
     params = _params(Layers.LOOP, Remat.BLOCK, dispatch)
-    programs = experiment_programs.in_process(params, functions.partitioning(8))
-    program = programs.step(Mode.TRAIN, small_task.batch_specs())
-    assert topology.compile_program(program, name).report().count("all-reduce") > 0
+    programs = Programs(TaskModel(params, functions.partitioning(8)), in_process=True)
+    program = programs.exported(Mode.TRAIN, small_task.batch_specs())
+    assert topology_executable.compile_program(program, name).report().count("all-reduce") > 0

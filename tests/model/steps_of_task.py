@@ -1,11 +1,11 @@
-"""A training step and steps of decoding of a task, as the tests of whole models need them.
+"""Training and decoding of small models, as the tests of whole models need them.
 
 B batch, k beam, L target length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -13,9 +13,12 @@ import tensorflow as tf
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.model import placement
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.train.programs import Programs
 from tests.layers import building
 from tests.model import small_task
 
@@ -29,7 +32,8 @@ def trained(params: InstantiableParams, partitioning: Partitioning, theta: Neste
         context = Context(Mode.TRAIN, seed.seed)
         with tf.GradientTape() as tape:
             tape.watch(leaves)
-            loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
+            loss, terms = task.Loss(theta, batch.features, batch.labels, context)
+            metrics = task.Metrics(terms)
         return NestedMap(metrics=metrics, d_theta=theta.Pack(tape.gradient(loss, leaves)))
 
     # Compiled with the gradients split like their weights.
@@ -44,6 +48,59 @@ def trained(params: InstantiableParams, partitioning: Partitioning, theta: Neste
     )
     seed = NestedMap(seed=np.array([1, 5], np.int32))
     return executable(theta, small_task.random_batch(3), seed)
+
+
+def training(
+    params: InstantiableParams, num_partitions: int, batches: Sequence[NestedMap]
+) -> NestedMap:
+    """Trains an experiment by a step for each batch, from random weights.
+
+    Returns the metrics of each step and the last state.
+    """
+    parts = placement.partitioning(params, num_partitions)
+    programs = Programs(TaskModel(params, parts), in_process=True)
+    specs = batches[0].Transform(lambda x: TensorSpec(x.shape, x.dtype.name, "BL"))
+    step = programs.get(Mode.TRAIN, specs)
+
+    state = small_task.start_state(TaskModel(params, parts))
+    metrics = []
+    for batch in batches:
+        result = step(state, batch.Transform(lambda x: x[None]))
+        state = result.state
+        metrics.append(result.metrics.Transform(np.asarray))
+    return NestedMap(metrics=metrics, state=state.Transform(np.asarray))
+
+
+def assert_same_training(found: NestedMap, wanted: NestedMap) -> None:
+    """Compares the losses, the norms of gradients and the states of two trainings."""
+    for ours, theirs in zip(found.metrics, wanted.metrics, strict=True):
+        np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-5)
+        building.assert_close(ours.gradient_norms, theirs.gradient_norms, rtol=1e-3)
+    building.assert_close(found.state, wanted.state, rtol=1e-3)
+
+
+def check_decoding(task: TranslationTask, theta: NestedMap) -> None:
+    """Asserts that decoding step by step gives the logits of teacher forcing."""
+    source = small_task.source_batch(5).Transform(tf.constant)
+    size = (small_task.B, 2, small_task.L)
+    targets = np.random.default_rng(2).integers(4, small_task.TARGET_VOCAB, size, np.int32)
+
+    weights = theta.Transform(tf.constant)
+    wanted = []
+    for hypothesis in range(2):
+        features = NestedMap(
+            source,
+            target_ids=tf.constant(targets[:, hypothesis]),
+            target_segment_ids=tf.ones(size[::2], tf.int32),
+            target_positions=tf.tile(tf.range(small_task.L)[None], [small_task.B, 1]),
+        )
+        logits, _ = task.FProp(weights, features, Context(Mode.EVAL))
+        wanted.append(logits.numpy())
+
+    for t, logits in enumerate(decoded(task, weights, source, targets)):
+        for hypothesis in range(2):
+            want = wanted[hypothesis][:, t]
+            np.testing.assert_allclose(logits[:, hypothesis], want, rtol=1e-4, atol=1e-4)
 
 
 def decoded(

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -128,14 +127,6 @@ def test_resumed_run_equals_uninterrupted_run(runs_on_two):
     assert int(got.step) == 4
 
 
-def test_training_changes_every_weight(runs_on_two):
-    at_once, _, stopped = runs_on_two
-    before = _state(stopped, 2).theta
-    after = _state(at_once, 4).theta
-    for (path, a), b in zip(before.FlattenItems(), after.Flatten(), strict=True):
-        assert (np.asarray(a) != np.asarray(b)).any(), path
-
-
 @pytest.mark.slow
 def test_checkpoint_resumes_on_other_number_of_devices(runs_on_two):
     at_once, _, stopped = runs_on_two
@@ -148,17 +139,7 @@ def test_checkpoint_resumes_on_other_number_of_devices(runs_on_two):
     building.assert_close(got.theta, want.theta, rtol=1e-3, atol=1e-4)
 
 
-def test_evaluation_weights_batches_by_their_tokens(runs_on_two):
-    estimator = run.make_estimator(_params(), str(runs_on_two[0]), 2)
-    both = estimator.evaluate(lambda _: _Batches(2))
-    first = estimator.evaluate(lambda _: _Batches(1))
-    tokens = [small_task.random_batch(i).labels.target_weights.sum() for i in (1, 2)]
-    assert tokens[0] != tokens[1]
-    second = (both["nll"] * sum(tokens) - first["nll"] * tokens[0]) / tokens[1]
-    assert first["nll"] != both["nll"] and 0.1 < second < 10
-    assert both["overflow_decoder_1"] == 0.0
-
-
+@pytest.mark.slow
 def test_predictions_end_and_are_in_the_vocabulary(runs_on_two):
     p = _params()
     p.decode.Set(beam_size=2, num_best=2, max_target_len=5)

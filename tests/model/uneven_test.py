@@ -1,6 +1,6 @@
-"""Whole models with sizes that the devices do not divide: the numbers are those of one device.
+"""Whole models with sizes that the devices do not divide: the numbers equal one device's.
 
-13 rows and 13 groups; M = 18, H = 30, 6 heads, vocabularies of 25 and 31. Experts divide.
+13 rows and 13 groups; M = 18, H = 30, 6 heads, 6 experts, vocabularies of 25 and 31.
 """
 
 import functools
@@ -10,19 +10,18 @@ import pytest
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import experiment_programs
-from lingvo_gshard.spmd import topology
+from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.spmd.padded import PaddedArray
 from lingvo_gshard.train.programs import Programs
 from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task
-from tests.spmd import compilers, functions
+from tests.spmd import functions
+from tests.xla_spmd import compilers
 
 _ROWS = 13
 _STEPS = 3
@@ -32,10 +31,7 @@ _WAYS = {
     "ZeRO-2": ("sharding=BGE:d,mhnv:d",),
     "ZeRO-3": ("sharding=BGEMHNV:d",),
     "one weird trick": ("sharding=BGEV:d,U:-",),
-    "experts x data x model": (
-        "mesh=data:2,experts:2,model:*",
-        "sharding=BG:data+experts,E:experts,HNV:model",
-    ),
+    "experts x model": ("mesh=experts:4,model:*", "sharding=BGE:experts,HNV:model"),
     "other devices": ("mesh=a:2,b:*", "sharding=BG:a,HN:b", "device_assignment=[7,6,5,4,0,1,2,3]"),
 }
 _LEFT_TO_EXHAUSTIVE = ("Megatron", "ZeRO-2", "ZeRO-3", "one weird trick", "other devices")
@@ -48,6 +44,7 @@ class _Experiment(small_task.Experiment):
     HIDDEN_DIM = 30
     NUM_HEADS = 6
     HEAD_DIM = 3
+    NUM_EXPERTS = 6
     GROUP_SIZE = 6
     DROPOUT = 0.1
     SOURCE_VOCAB_SIZE = 25
@@ -83,7 +80,7 @@ def _computed(num_partitions, *settings):
     parts = placement.partitioning(params, num_partitions)
     placement.check_sizes(params, parts)
     model = TaskModel(params, parts)
-    programs = Programs(experiment_programs.in_process(params, parts))
+    programs = Programs(model, in_process=True)
     state = small_task.start_state(model)
     theta = state.theta
 
@@ -92,7 +89,7 @@ def _computed(num_partitions, *settings):
 
     rows = small_task.source_batch(2)
     features = rows.Transform(lambda x: np.concatenate([x, x[::-1]])[:_ROWS])
-    decode = compile_program(experiment_programs.decoder(params, parts, small_task.T))
+    decode = compile_program(programs.decoder(small_task.T))
     found = decode(NestedMap(theta=theta), NestedMap(features=features))
 
     train = programs.get(Mode.TRAIN, _specs(_batch(0)))
@@ -126,17 +123,28 @@ def test_a_model_of_uneven_sizes_equals_that_of_one_device(way):
     computed = _computed(8, *_WAYS[way])
     _check(computed, _computed(1))
 
-    # Weights that are split by a table lie unevenly, and the others do not.
-    assert computed[-1] == any(letter in "".join(_WAYS[way][-1:]) for letter in "HNVhnv")
+    # Weights are padded if the table splits one of their dims, none of which 8 or 4 divide.
+    table = _params(*_WAYS[way]).sharding
+    assert computed[-1] == any(letter in table for letter in "EHNVhnv")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
-def test_gathers_by_index_take_uneven_groups(num_partitions):
-    settings = [
-        f"task.{stack}.moe.dispatch={Dispatch.GATHER.name}" for stack in ("encoder", "decoder")
-    ]
-    _check(_computed(num_partitions, *settings), _computed(1))
+@pytest.mark.parametrize("dispatch", ["GATHER", "RAGGED"])
+@pytest.mark.parametrize(
+    ("num_partitions", "mesh"),
+    [
+        (4, "d:*"),
+        (8, "x:2,y:*"),
+        pytest.param(2, "d:*", marks=pytest.mark.exhaustive),
+        pytest.param(8, "d:*", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_every_dispatch_takes_uneven_groups_and_experts(dispatch, num_partitions, mesh):
+    """6 experts on 4 devices, and 13 rows on 2 x 4."""
+    axes = "+".join(axis.split(":")[0] for axis in mesh.split(","))
+    settings = [f"mesh={mesh}", f"sharding=BG:{axes},E:{axes[-1]}"]
+    ways = [f"task.{stack}.moe.dispatch={dispatch}" for stack in ("encoder", "decoder")]
+    _check(_computed(num_partitions, *settings, *ways), _computed(1, *ways))
 
 
 @pytest.mark.slow
@@ -146,5 +154,7 @@ def test_uneven_sizes_compile_for_tpus_and_gpus(name, way):
     compilers.need(name)
     params = _params(*_WAYS[way])
     parts = placement.partitioning(params, 8)
-    program = experiment_programs.in_process(params, parts).step(Mode.TRAIN, _specs(_batch(0)))
-    assert topology.compile_program(program, name).report().count("all-reduce") > 0
+    program = Programs(TaskModel(params, parts), in_process=True).exported(
+        Mode.TRAIN, _specs(_batch(0))
+    )
+    assert topology_executable.compile_program(program, name).report().count("all-reduce") > 0

@@ -11,7 +11,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement, weight_average
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train.programs import Programs
 from tests import exhaustive
 from tests.layers import building
@@ -27,7 +26,7 @@ def test_averages_equal_optax_without_its_bias(decay, rtol):
     weights = [rng.standard_normal((3, 2)).astype("float32") for _ in range(30)]
     theirs = optax.ema(decay, debias=True)
     state = theirs.init(jnp.zeros((3, 2)))
-    ours = NestedMap(w=tf.constant(rng.standard_normal((3, 2)), tf.float32))  # Of no account.
+    ours = NestedMap(w=tf.constant(rng.standard_normal((3, 2)), tf.float32))  # Any values.
 
     for step, w in enumerate(weights):
         want, state = theirs.update(jnp.asarray(w), state)
@@ -39,17 +38,6 @@ def test_averages_equal_optax_without_its_bias(decay, rtol):
     np.testing.assert_allclose(ours.w, exact, rtol=1e-4, atol=1e-6)
 
 
-def test_averages_of_a_checkpoint_go_on_as_optax_incremental_update():
-    """After many steps."""
-    rng = np.random.default_rng(4)
-    old = rng.standard_normal(5).astype("float32")
-    new = rng.standard_normal(5).astype("float32")
-    want = optax.incremental_update(jnp.asarray(new), jnp.asarray(old), step_size=0.01)
-    theta = NestedMap(w=tf.constant(new))
-    got = weight_average.averaged(NestedMap(w=old), theta, tf.constant(5000), 0.99)
-    np.testing.assert_allclose(got.w, want, rtol=1e-6)
-
-
 def _model(num_partitions, *settings):
     params = small_task.Experiment.params()
     params.task.decoder.moe.group_size = small_task.L
@@ -57,8 +45,8 @@ def _model(num_partitions, *settings):
     for setting in settings:
         hyperparams.apply_setting(params, setting)
     parts = placement.partitioning(params, num_partitions)
-    programs = Programs(experiment_programs.in_process(params, parts))
-    return TaskModel(params, parts), programs
+    model = TaskModel(params, parts)
+    return model, Programs(model, in_process=True)
 
 
 def test_averages_are_split_as_slots_are():
@@ -77,7 +65,7 @@ def test_a_model_keeps_and_evaluates_averages(num_partitions):
     state = programs.initialize(7)
     building.assert_close(state.ema, state.theta, rtol=0, atol=0)
     without = NestedMap(step=state.step, theta=state.theta, slots=state.slots)
-    without = without.Transform(np.asarray)  # The other is given away.
+    without = without.Transform(np.asarray)  # A step donates its state.
 
     theirs = optax.ema(0.9, debias=True)
     average = theirs.init(state.theta.Transform(np.asarray).Flatten())
@@ -92,7 +80,7 @@ def test_a_model_keeps_and_evaluates_averages(num_partitions):
     building.assert_close(theta, without.theta, rtol=1e-6, atol=1e-7)  # Training is unchanged.
     building.assert_close(state.ema, theta.Pack(want), rtol=1e-4)
 
-    # What is evaluated is the averages.
+    # Evaluation uses the averages.
     batch = small_task.random_batch(9)
     evaluate = programs.get(Mode.EVAL, small_task.batch_specs())
     evaluate_plain = plain.get(Mode.EVAL, small_task.batch_specs())
@@ -102,3 +90,25 @@ def test_a_model_keeps_and_evaluates_averages(num_partitions):
     building.assert_close(got, want, rtol=1e-5)
     raw = evaluate_plain(without, batch)
     assert abs(float(np.asarray(raw.sums.nll)) - float(np.asarray(got.sums.nll))) > 1e-3
+
+
+@pytest.mark.slow
+def test_a_skipped_step_leaves_the_averages():
+    settings = ("train.ema_decay=0.9", "task.decoder.num_layers=1", "sharding=BGE:d,mhnv:d")
+    _, programs = _model(2, *settings)
+    step = programs.get(Mode.TRAIN, small_task.batch_specs())
+    batch = small_task.random_batch(0).Transform(lambda x: x[None])
+    broken = batch.Transform(np.copy)
+    broken.labels.target_weights[0, 0, 0] = np.nan
+
+    before = step(programs.initialize(7), batch).state.Transform(np.asarray)
+    skipped = step(before, broken)
+    assert skipped.metrics.skipped == 1.0
+    after = skipped.state.Transform(np.asarray)
+    building.assert_close(after.ema, before.ema, rtol=0, atol=0)
+
+    # The next one moves them, as optax.incremental_update with the rate of step 3.
+    moved = step(after, batch).state.Transform(np.asarray)
+    rate = 0.1 / (1 - 0.9**3)
+    want = optax.incremental_update(moved.theta.Flatten(), before.ema.Flatten(), step_size=rate)
+    building.assert_close(moved.ema, moved.ema.Pack(want), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""AdamW, clipping and the decay's mask against optax.
+"""AdamW, clipping and the decay's mask, compared with optax.
 
 E experts, M model, H hidden.
 """
@@ -18,11 +18,21 @@ from tests.layers import building
 
 _SPECS = NestedMap(
     experts=base_layer.gaussian((4, 8, 6), "EMH", fan_in=8),
+    experts_bias=base_layer.constant((4, 1, 6), "E_H", 0.0),
+    heads_bias=base_layer.constant((2, 3), "ND", 0.0),
     source_embedding=NestedMap(table=base_layer.gaussian((5, 8), "VM", fan_in=8)),
     stack=[base_layer.constant((8,), "M", 1.0), base_layer.constant((), "", 0.0)],
+    zeros=base_layer.constant((8, 6), "MH", 0.0, rows=1),
 )
-# Vectors, scalars and embeddings are not decayed.
-_DECAYED = NestedMap(experts=True, source_embedding=NestedMap(table=False), stack=[False, False])
+# Biases, scales and embeddings do not decay, whatever their dims.
+_DECAYED = NestedMap(
+    experts=True,
+    experts_bias=False,
+    heads_bias=False,
+    source_embedding=NestedMap(table=False),
+    stack=[False, False],
+    zeros=True,
+)
 
 
 def _adamw(**changes):
@@ -117,5 +127,7 @@ def test_settings_out_of_range_are_refused(name, value, expected):
 
 
 def test_a_pattern_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"AdamW: undecayed, '\(', is no pattern: missing \)"):
+    with pytest.raises(
+        ValueError, match=r"AdamW: undecayed, '\(', is not a regular expression: missing \)"
+    ):
         AdamW.Params().Set(undecayed="(").Instantiate()

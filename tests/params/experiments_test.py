@@ -37,7 +37,7 @@ def test_the_docstring_counts_the_weights(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_modules_docstring_holds_the_launch_command_of_one_experiment(name):
     command = " ".join(module_docstring(name).replace("\\\n", " ").split())
-    trainer = r"python -m lingvo_gshard\.trainer --model=(\S+) .*--num_partitions=(\d+)"
+    trainer = r"gshard train --model=(\S+) .*--num_partitions=(\d+)"
     found = re.search(trainer, command)
     assert found, f"{name}: no launch command"
     launched, partitions = found.groups()

@@ -1,4 +1,4 @@
-"""Registered language models beside what Lingvo and GLaM state of them."""
+"""Registered language models, compared with the statements of Lingvo and GLaM."""
 
 import math
 
@@ -7,20 +7,20 @@ import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.model import placement
-from lingvo_gshard.planning.tables.language_models import PUBLISHED
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import topology
 from params import lm
+from repro.tables.language_models import PUBLISHED
 from tests.params import write_goldens
-from tests.spmd import compilers
+from tests.xla_spmd import compilers
+from xla_plan.machines import topology
+from xla_spmd.mesh import Mesh
 
 _RUNS = {run.model: run for run in PUBLISHED}
 _CORES = {"v3:2x2": 8, "v3:8x8": 128, "v3:16x16": 512, "v3:32x32": 2048, "v4:8x8x16": 2048}
 
-# Lingvo's comments state these to the last weight. A layer of the wide models has a table of
-# learned positions besides, which is none here.
+# Lingvo's comments state these numbers exactly. A layer of the wide models also has a table of
+# learned positions, which is missing here.
 _EXACTLY = {
     "lm.DenseLm128B8x8": 137_702_416_384,
     "lm.DenseLm1T16x16": 1_100_041_175_040,
@@ -40,14 +40,14 @@ def test_weights_are_those_that_lingvo_counts(model):
 
 @pytest.mark.parametrize("model", _RUNS)
 def test_weights_are_the_stated_ones(model):
-    """Within 1 % where more than one digit is stated; GLaM's 1.2 T and Lingvo's 8 B are rounded."""
+    """Within 1 % if more than one digit is stated; GLaM's 1.2 T and Lingvo's 8 B are rounded."""
     weights = placement.num_weights(registry.get_params(model))
     is_rounded = model in ("lm.GLaM64B64E", "lm.DenseLm8B2x2")
     assert weights == pytest.approx(_RUNS[model].weights, rel=0.04 if is_rounded else 0.01)
 
 
 def test_glam_uses_as_many_weights_for_a_token_as_it_states():
-    """96.6 B of them: two experts of 64, and everything else."""
+    """96.6 B weights: two experts out of 64, and everything else."""
     task = registry.get_params("lm.GLaM64B64E").task
     specs = task.Instantiate(Annotator(Partitioning(Mesh.flat(1), ()))).weight_specs
     sizes = {}
@@ -62,7 +62,7 @@ def test_glam_uses_as_many_weights_for_a_token_as_it_states():
 
 @pytest.mark.parametrize("model", _RUNS)
 def test_a_model_is_partitioned_over_its_machine_as_lingvo_splits_it(model):
-    """Activations in blocks of rows and M, weights in blocks of M and what is hidden."""
+    """Activations in blocks of rows and M, weights in blocks of M and hidden dims."""
     p = registry.get_params(model)
     cores = write_goldens.num_partitions(model)
     assert cores == _CORES[_RUNS[model].topology]
@@ -80,14 +80,14 @@ def test_the_cores_of_a_row_of_chips_follow_each_other():
     """Two hosts of 2 x 2 chips: the first rows of both, then their second rows."""
     first = [0, 1, 2, 3, 8, 9, 10, 11]
     assert list(lm.rows_of_chips(4, 2)) == [*first, *(core + 4 for core in first)]
-    # The first chip of either layer, then the second one of each.
+    # The first chip of each layer, then the second chip of each.
     assert list(lm.lines_of_chips(4, 2, 2))[:8] == [0, 1, 16, 17, 2, 3, 18, 19]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", _RUNS)
 def test_an_axis_of_the_mesh_is_a_line_of_chips(model):
-    """Cores that differ in y alone lie on one line; so do those that differ in x, or on a plane."""
+    """Cores that differ only in y are on a line; cores that differ in x, on a line or a plane."""
     run = _RUNS[model]
     compilers.need(run.topology)
     mesh = placement.partitioning(registry.get_params(model), _CORES[run.topology]).mesh

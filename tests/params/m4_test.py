@@ -1,15 +1,15 @@
-"""The registered family beside what the paper printed of it."""
+"""The registered family, compared with the numbers that the paper printed."""
 
 import functools
 
 import pytest
 
 from lingvo_gshard import registry
-from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.model import placement
-from lingvo_gshard.planning.tables import capacity
-from lingvo_gshard.planning.tables.as_printed import DENSE, FAMILY, MODELS_OF_24_LAYERS
 from params import bilingual
+from repro.tables import capacity
+from repro.tables.as_printed import DENSE, FAMILY, MODELS_OF_24_LAYERS
 from tests.params import write_goldens
 
 _RUNS = {run.model: run for run in (*FAMILY, DENSE)}
@@ -37,7 +37,7 @@ def test_all_registered_models_with_experts_are_in_the_family():
 
 @functools.cache
 def _lost(num_experts, group_size, places):
-    """What balanced random gates lose: with random second choices, and if all ask."""
+    """Tokens lost with balanced random gates: with random second choices, and with all of them."""
     groups = capacity.random_groups(group_size, num_experts, 8)
     all_asking = list(map(capacity.all_asking, groups))
     return [capacity.lost(asking, num_experts, places) for asking in (groups, all_asking)]
@@ -71,20 +71,18 @@ def test_the_fast_600b_has_the_papers_two_places_and_is_the_same_model():
     fast = registry.get_params(_TWO_PLACES)
     assert capacity.sizes_of(fast) == dict.fromkeys(("encoder", "decoder"), (2048, 2048, 2))
 
-    # With the settings of where things lie and what is kept, it is the family's.
+    # With the usual settings of placement and of saved results, it is the family's model.
     usual = registry.get_params("m4.MoE2048E36L")
     fast.Set(mesh=usual.mesh, sharding=usual.sharding)
     for name in ("encoder", "decoder"):
         stack = fast.task.Get(name).Set(remat=Remat.BLOCK, kept_hidden_dtype=None)
-        stack.layer.attention.keeps_projected = False
-        stack.moe.gating.keeps_choices = False
         stack.moe.train_capacity.multiple_of = 4
     assert fast.ToText() == usual.ToText()
 
 
 @pytest.mark.parametrize("model", _RUNS)
 def test_weights_are_the_papers_within_a_few_percent(model):
-    """The sizes of A.2 give up to 7 % more than is printed."""
+    """The sizes of A.2 give up to 7 % more weights than are printed."""
     weights = placement.num_weights(registry.get_params(model))
     assert weights == pytest.approx(_RUNS[model].weights, rel=0.08)
 
@@ -97,7 +95,7 @@ def test_weights_are_the_papers_within_a_few_percent(model):
 def test_heads_of_the_dense_models_size_give_the_weights_that_gpipe_printed(
     layers, hidden_dim, num_heads, printed
 ):
-    """Its T(L, H, A) of L encoder and L decoder layers, in 10^9 weights (arXiv:1811.06965)."""
+    """GPipe's T(L, H, A) of L encoder and L decoder layers, in 10^9 weights (arXiv:1811.06965)."""
     params = registry.get_params("m4.T96L")
     for name in ("encoder", "decoder"):
         stack = params.task.Get(name).Set(num_layers=layers)
@@ -113,14 +111,14 @@ def test_a_bilingual_baseline_has_the_papers_weights():
 
 @pytest.mark.parametrize("run", FAMILY[:-1], ids=lambda run: run.model)
 def test_the_printed_rates_take_the_printed_days(run):
-    """Days are those of 10^12 tokens at the printed rate and batch."""
+    """The days for 10^12 tokens at the printed rate and batch."""
     days = 1e12 / run.batch_tokens / run.steps_per_sec / 86400
     assert days == pytest.approx(run.days, rel=0.1)
 
 
 @pytest.mark.parametrize("model", MODELS_OF_24_LAYERS)
 def test_models_of_24_layers_are_those_of_36_with_fewer(model):
-    """Section 5.1 has them between those of 12 and of 36 layers; nothing else of them is told."""
+    """Section 5.1 only places them between the models of 12 and of 36 layers."""
     deeper = registry.get_params(model.replace("24L", "36L"))
     for name in ("encoder", "decoder"):
         assert deeper.task.Get(name).num_layers == 18

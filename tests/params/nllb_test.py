@@ -7,7 +7,7 @@ from lingvo_gshard.model import placement
 
 
 def _count(vocab, dim, hidden, layers, num_experts=0, every=0):
-    """The weights of a model with so many layers on each side; M2M-100's own arithmetic."""
+    """The weights of a model with this many layers on each side; M2M-100's own arithmetic."""
     attention = 4 * (dim * dim + dim)
     norm = 2 * dim
     feed_forward = 2 * dim * hidden + hidden + dim
@@ -32,7 +32,7 @@ def _count(vocab, dim, hidden, layers, num_experts=0, every=0):
     ],
 )
 def test_counts_of_weights(name, sizes, published):
-    """Those but the last were counted in transformers' own models, on torch's meta device."""
+    """All but the last were counted in transformers' own models, on torch's meta device."""
     got = placement.num_weights(registry.get_params(f"nllb.{name}"))
     assert got == _count(*sizes)
     assert published is None or got == published

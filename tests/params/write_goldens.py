@@ -1,24 +1,25 @@
-"""Writes what every registered experiment is to tests/params/golden/NAME.txt.
+"""Writes the golden of every registered experiment to tests/params/golden/NAME.txt.
 
     python -m tests.params.write_goldens
 
-A golden holds lines `key : value`: the experiment's Params, the sizes that the letters of dims
-stand for, and for each weight its dims and the mesh axes that split them, on the partitions that
-the docstring states. An experiment that derives from another registered one holds only the lines
-that differ from it; any other one, those that differ from toy.MoE8E4L. Read the diff of a golden
-that changes.
+A golden has lines `key : value`: the experiment's Params, the sizes of the letters of dims, and for
+each weight its dims and the mesh axes that split them, on the partitions in the docstring. The
+golden of an experiment that derives from another registered one has only the lines that differ from
+it; any other golden, the lines that differ from toy.MoE8E4L. Read the diff of a golden that
+changes.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pathlib
 import re
 import sys
 
 from lingvo_gshard import registry
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.settings import differences
 from lingvo_gshard.model import placement
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.spmd.annotations import axes_text
@@ -38,36 +39,36 @@ def module_docstring(name: str) -> str:
 
 
 def num_partitions(name: str) -> int:
-    """Returns the number of partitions that the experiment's docstring states."""
+    """Returns the number of partitions in the experiment's docstring."""
     stated = re.search(r"on\s+(\d+)\s+partitions", docstring(name))
     assert stated, f"{name}: the docstring states no partitions"
     return int(stated[1])
 
 
 def params_with_vocabularies(name: str) -> Params:
-    """Returns the Params with the vocabulary sizes that the module's docstring states."""
+    """Returns the Params with the vocabulary sizes in the module's docstring."""
     p = registry.get_params(name)
     settings = p.task.cls.VOCABULARIES
     if any(p.task.Get(setting) is None for setting in settings):
         stated = re.search(r"vocabularies of\s+(\d+)\s+and\s+(\d+)", module_docstring(name))
         assert stated, f"{name}: the module states no vocabularies"
-        # A task with one vocabulary takes the first size.
+        # A task with one vocabulary uses the first size.
         for setting, size in zip(settings, stated.groups(), strict=False):
             p.task.Set(**{setting: int(size)})
     return p
 
 
 def golden(name: str) -> str:
-    """Returns what the experiment's golden must hold."""
+    """Returns the expected content of the experiment's golden."""
     base = _base(name)
     if base is None:
         return _full_text(name)
-    differing = hyperparams.differences(_full_text(name), _full_text(base))
+    differing = differences(_full_text(name), _full_text(base))
     return "".join(f"{line}\n" for line in [f"differs from {base} in", *differing])
 
 
 def main() -> None:
-    """Rewrites all goldens, and removes those of experiments that no longer exist."""
+    """Rewrites all goldens, and removes goldens of experiments that no longer exist."""
     GOLDEN.mkdir(exist_ok=True)
     for old in GOLDEN.glob("*.txt"):
         old.unlink()
@@ -76,7 +77,7 @@ def main() -> None:
 
 
 def _base(name: str) -> str | None:
-    """Returns the experiment that `name` derives from, or toy.MoE8E4L, which has none."""
+    """Returns the experiment from which `name` derives, or else toy.MoE8E4L; None for that one."""
     if name == _ROOT:
         return None
     names = {
@@ -86,6 +87,7 @@ def _base(name: str) -> str | None:
     return next((names[cls] for cls in ancestors if cls in names), _ROOT)
 
 
+@functools.cache
 def _full_text(name: str) -> str:
     p = params_with_vocabularies(name)
     partitioning = placement.partitioning(p, num_partitions(name))
@@ -95,7 +97,7 @@ def _full_text(name: str) -> str:
         for letter, size in zip(weight.dims, weight.shape, strict=True):
             sizes.setdefault(letter, set()).add(size)
 
-        # The sizes that no letter tells, and the mesh axes.
+        # The sizes of dims without a letter, and the mesh axes.
         fixed = [str(n) for n, dim in zip(weight.shape, weight.dims, strict=True) if dim == "_"]
         axes = axes_text(partitioning.in_stack(weight.stack).axes(weight.dims))
 
@@ -117,7 +119,7 @@ def _full_text(name: str) -> str:
 
 
 def _specs(layers_by_spec: dict[str, list[str]]) -> str:
-    """Returns the spec of a weight in all layers that have it, or each one with its layers."""
+    """Returns a weight's spec if all its layers have the same, or each spec with its layers."""
     if len(layers_by_spec) == 1:
         return next(iter(layers_by_spec))
     parts = (f"{spec} in layers {' '.join(layers)}" for spec, layers in layers_by_spec.items())

@@ -1,13 +1,13 @@
-"""A data folder of a manifest and two vocabularies, which are any bytes."""
+"""A data folder with a manifest and two vocabularies of arbitrary bytes."""
 
 import dataclasses
 
-from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
+from xla_spmd.files import digests
 
 
 def prepare_text(folder, content, launch):
-    """As `prepare`, of text in one language, with one vocabulary."""
+    """Prepares a folder of text in one language, with one vocabulary; see `prepare`."""
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     (folder / "vocab/text.model").write_bytes(content)
     vocabulary = manifest.Vocabulary(digests.describe(folder, "vocab/text.model"), 8)
@@ -17,7 +17,7 @@ def prepare_text(folder, content, launch):
 
 
 def prepare(folder, source, target, launch):
-    """Makes a data folder as far as `record` reads it; returns the launch with its path."""
+    """Writes the files of a data folder that `record` reads; returns the launch with its path."""
     vocabularies = []
     for name, content in (("source", source), ("target", target)):
         (folder / "vocab").mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ _SCALARS = (
     "entropy",
     "router_loss",
 )
-# Experts by layer: the decoder has more of them.
+# The numbers of experts by layer; the decoder has more.
 _EXPERTS = {"decoder_1": 6, "encoder_1": 4, "encoder_11": 4, "encoder_3": 4}
 
 
@@ -67,14 +67,6 @@ def test_every_field_has_a_panel_with_a_curve_for_each_layer():
     np.testing.assert_allclose(panels["new_field"].get_lines()[1].get_ydata(), [7.0, 7.0])
 
 
-def test_layers_with_fewer_experts_have_shorter_rows():
-    figure = Figure()
-    expert_load.draw_on(figure, _lines(_metrics()))
-    (image,) = figure.axes[0].get_images()
-    shown = np.ma.filled(image.get_array(), np.nan)
-    np.testing.assert_array_equal(np.isnan(shown).sum(axis=1), [0, 2, 2, 2])
-
-
 def test_nothing_to_draw_without_experts_or_training(tmp_path):
     assert expert_load.draw(tmp_path) is None
     _write(tmp_path, {"loss": 3.0})
@@ -90,10 +82,7 @@ def test_each_layer_shows_its_latest_load_by_language():
         {"name": "dev_aa", "load_E_encoder_1": [0.0, 2.0]},
     ]
     layers = expert_load.by_language(evaluations, ["fr", "de", "aa"])
-    assert layers == {
-        "decoder_1": {"de": [1.0]},
-        "encoder_1": {"de": [0.5, 1.5], "aa": [0.0, 2.0]},
-    }
+    assert layers == {"decoder_1": {"de": [1.0]}, "encoder_1": {"de": [0.5, 1.5], "aa": [0.0, 2.0]}}
     figure = Figure()
     expert_load.draw_by_language(figure, layers)
     panels = {panel.get_title(): panel for panel in figure.axes if panel.get_title()}

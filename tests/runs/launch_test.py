@@ -1,4 +1,4 @@
-"""What is launched: settings, and the record in a run's folder."""
+"""Launches: their settings, and the record in a run's folder."""
 
 import dataclasses
 import json
@@ -8,7 +8,6 @@ import types
 import pytest
 
 from lingvo_gshard import registry
-from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.input.batches import TranslationInput
@@ -16,6 +15,7 @@ from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.train.hooks import NonFinite
 from tests.runs import data_folder
+from xla_spmd.files import digests
 
 _FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
 _LAUNCH = Launch("toy.Dense4L", (), "/data", _FACTS)
@@ -51,19 +51,13 @@ def test_an_experiment_without_test_is_not_evaluated_on_it(monkeypatch):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.max_stps=5", "No hyperparameter 'max_stps'; did you mean max_steps"),
-        ("trian.max_steps=5", "No hyperparameter 'trian'; did you mean train"),
+        ("train.max_stps=5", "No hyperparameter 'train.max_stps'; did you mean train.max_steps"),
         ("train.max_steps=many", r"train.max_steps is \d+; expected int, got str"),
-        ("train.max_steps=None", "expected int, got NoneType"),
         ("train.max_steps=2.5", "expected int, got float"),
-        ("train.max_steps=True", "expected int, got bool"),
         ("decode.tell_attention=1", "expected bool, got int"),
-        ("train.save_checkpoints_secs=soon", "is None; expected float or None, got str"),
         ("train.warm_start_from=3", "is None; expected str or None, got int"),
-        ("task.encoder.moe.group_size=64.0", "expected int or None, got float"),
         ("task=3", "task is a group of settings; set one of them, such as task."),
         ("sharding=3", "sharding is 'BGE:d'; expected str, got int"),
-        ("train.max_steps.x=3", "'max_steps' is .*, no group of settings"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(override, message):
@@ -72,15 +66,15 @@ def test_a_wrong_setting_is_refused_in_one_line(override, message):
     assert "\n" not in str(error.value)
 
 
-def test_what_may_be_none_is_set_to_none_and_an_int_is_a_float():
+def test_optional_settings_take_none_and_floats_take_ints():
     p = _params("train.eval_batches=None", "train.save_checkpoints_secs=60", "optimizer.beta2=1")
     assert (p.train.eval_batches, p.train.save_checkpoints_secs) == (None, 60)
     assert p.optimizer.beta2 == 1
 
 
-def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path, is_fast):
-    """The same command again and again records each of them once."""
-    is_fast(False)
+def test_new_settings_replace_those_of_a_continued_run(tmp_path, fastest):
+    """Repeating the command records each setting once."""
+    fastest("float32")
     launch = dataclasses.replace(_LAUNCH, overrides=("train.max_steps=5", "train.seed=2"))
     launches.record(
         data_folder.prepare(tmp_path / "data", b"ours", b"english", launch), str(tmp_path)
@@ -91,7 +85,7 @@ def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path, is_f
         assert launch.overrides[:2] == ("train.max_steps=9", "train.seed=2")
         assert launch.overrides[2:] == ("task.product_dtype=float32",)
         launches.record(launch, str(tmp_path))
-        is_fast(True)  # Another machine; the run keeps its dtype.
+        fastest("bfloat16")  # On another machine, the run has the same dtype.
 
 
 def test_an_enum_is_set_by_name():
@@ -103,11 +97,6 @@ def test_an_enum_is_set_by_name():
 def test_neither_a_model_nor_a_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no run yet .*: give both --model and --data_dir"):
         launches.launch_of("toy.MoE8E4L", (), None, str(tmp_path))
-
-
-def test_an_unknown_model_names_the_nearest():
-    with pytest.raises(ValueError, match="No model 'toy.Dense'. Did you mean toy.Dense4L"):
-        _params(model="toy.Dense")
 
 
 def test_data_of_another_vocabulary_is_refused():
@@ -151,10 +140,13 @@ def test_text_has_one_vocabulary(tmp_path):
         (None, "no experiment.json; give the --logdir of a trained model"),
         ("{", "experiment.json is damaged"),
         ("{}", "experiment.json has no version, expected 1"),
-        ('{"version": 1, "launch": {}}', "experiment.json is damaged: it is not what was written"),
+        (
+            '{"version": 1, "launch": {}}',
+            "experiment.json is damaged: its contents do not match its digest",
+        ),
     ],
 )
-def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
+def test_a_folder_without_a_run_is_refused(tmp_path, text, message):
     if text is not None:
         (tmp_path / "experiment.json").write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -174,18 +166,11 @@ def test_a_record_that_lacks_something_is_refused(tmp_path, fields, message):
         launches.recorded(str(tmp_path))
 
 
-def test_a_record_reads_back(tmp_path):
-    want = Launch("toy.Dense4L", ("a=1",), "/data", DataFacts(3, 4, ("de",)))
-    want = data_folder.prepare(tmp_path / "data", b"ours", b"english", want)
-    launches.record(want, str(tmp_path))
-    assert launches.recorded(str(tmp_path)) == want
-
-
 def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
     logdir = str(tmp_path / "run")
     launch = data_folder.prepare(tmp_path / "a", b"ours", b"english", _LAUNCH)
     launches.record(launch, logdir)
-    launches.record(launch, logdir)  # As when a run goes on.
+    launches.record(launch, logdir)  # As if the run continued.
     copies = tokenizer.vocabulary_files(logdir, "parallel")
     assert [p.read_bytes() for p in copies] == [b"ours", b"english"]
     with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
@@ -198,7 +183,7 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
 
 
 def _with_facts(launch):
-    """The launch with what its folder holds by now."""
+    """Returns the launch with the current facts of its folder."""
     facts = dataclasses.replace(
         launch.facts, fingerprint=TranslationInput.Facts(launch.data_dir).fingerprint
     )
@@ -206,7 +191,7 @@ def _with_facts(launch):
 
 
 def test_other_data_with_the_same_vocabularies_is_refused(tmp_path):
-    """In another folder, and in the same one, made again; but equal data may have moved."""
+    """In another folder, or made again in the same one. Equal data may have moved."""
     logdir = str(tmp_path / "run")
     folder = tmp_path / "data"
     launch = _with_facts(data_folder.prepare(folder, b"ours", b"english", _LAUNCH))
@@ -264,13 +249,14 @@ def test_a_damaged_vocabulary_is_not_recorded(tmp_path):
 
 
 @pytest.fixture
-def is_fast(monkeypatch):
-    """Sets whether the CPU multiplies bfloat16 numbers fast."""
+def fastest(monkeypatch):
+    """Sets the dtype that the CPU multiplies fastest."""
 
-    def set_fast(here):
-        monkeypatch.setattr(launches.environment, "has_fast_bfloat16", lambda: here)
+    def set_dtype(dtype):
+        monkeypatch.setattr(launches.environment, "multiplies_bfloat16", lambda: True)
+        monkeypatch.setattr(launches.product_speed, "fastest_dtype", lambda model_dim: dtype)
 
-    return set_fast
+    return set_dtype
 
 
 def _product_dtype(folder, *overrides, model="toy.MoE8E4L"):
@@ -282,37 +268,44 @@ def _product_dtype(folder, *overrides, model="toy.MoE8E4L"):
     return dtype
 
 
-def test_a_new_run_rounds_factors_where_the_cpu_multiplies_them_fast(tmp_path, is_fast):
+def test_a_new_run_multiplies_in_the_dtype_that_is_faster_here(tmp_path, fastest):
     data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
     sizes = "task.source_vocab_size=8", "task.target_vocab_size=8"
-    for here, expected in ((True, "bfloat16"), (False, "float32")):
-        is_fast(here)
-        assert _product_dtype(tmp_path) == expected
+    for dtype in ("bfloat16", "float32"):
+        fastest(dtype)
+        assert _product_dtype(tmp_path) == dtype
         assert _product_dtype(tmp_path, *sizes, model="m4.MoE128E12L") == "float32"
         assert _product_dtype(tmp_path, "task.product_dtype=float32") == "float32"
 
 
+def test_nothing_is_measured_on_a_cpu_without_bfloat16_products(tmp_path, monkeypatch):
+    monkeypatch.setattr(launches.environment, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(launches.product_speed, "fastest_dtype", None)
+    data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
+    assert _product_dtype(tmp_path) == "float32"
+
+
 @pytest.mark.parametrize("model", ["toy.Dense4L", None])
 @pytest.mark.parametrize("recorded", ["float32", "bfloat16"])
-def test_a_run_keeps_its_products_on_another_machine(tmp_path, is_fast, model, recorded):
+def test_a_run_keeps_its_products_on_another_machine(tmp_path, fastest, model, recorded):
     launch = dataclasses.replace(_LAUNCH, overrides=(f"task.product_dtype={recorded}",))
     launches.record(
         data_folder.prepare(tmp_path / "data", b"ours", b"english", launch), str(tmp_path / "run")
     )
-    for here in (True, False):
-        is_fast(here)
+    for dtype in ("bfloat16", "float32"):
+        fastest(dtype)
         assert _product_dtype(tmp_path, model=model) == recorded
 
 
-def test_a_run_that_recorded_no_dtype_stays_at_float32(tmp_path, is_fast):
+def test_a_run_that_recorded_no_dtype_stays_at_float32(tmp_path, fastest):
     launches.record(
         data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH), str(tmp_path / "run")
     )
-    is_fast(True)
+    fastest("bfloat16")
     assert _product_dtype(tmp_path) == "float32"
 
 
-def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
+def test_a_language_without_training_text_is_not_listed(monkeypatch):
     file = digests.File("a", 1, "0")
     records = manifest.Records((manifest.Shard(file, file, 1),), 3, 3, 0)
     given = [("de", {"train": records, "dev": records}), ("fr", {"dev": records})]

@@ -1,4 +1,4 @@
-"""What the modes refuse before they compute; trainer_test runs them."""
+"""The modes' errors before they compute anything; trainer_test runs the modes."""
 
 import types
 
@@ -42,3 +42,20 @@ def test_a_learning_rate_that_ends_before_the_training_is_refused():
     message = r"max_steps is 300, but .* zero at step 200: set optimizer.schedule.total_steps=300"
     with pytest.raises(ValueError, match=message):
         modes.train(types.SimpleNamespace(params=params))
+
+
+def test_a_table_of_metrics_begins_with_the_loss_and_ends_with_the_layers_and_the_time():
+    names = ["aux_loss", "aux_loss_encoder_1", "entropy_decoder_1", "nll", "num_batches"]
+    names += ["overflow", "perplexity", "secs", "step"]
+    shown = modes.metrics_text({name: float(i) for i, name in enumerate(names)})
+    assert [line.split()[0] for line in shown.splitlines()] == [
+        "step",
+        "nll",
+        "perplexity",
+        "aux_loss",
+        "overflow",
+        "aux_loss_encoder_1",
+        "entropy_decoder_1",
+        "num_batches",
+        "secs",
+    ]

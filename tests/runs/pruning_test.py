@@ -1,8 +1,9 @@
-"""Runs with fewer experts: their weights by NumPy, their logits, what continues, what is refused.
+"""Runs with fewer experts: weights, against NumPy's; logits; continuing after a kill; errors.
 
-E experts, K that stay, M model.
+E experts, K remaining experts, M model.
 """
 
+import dataclasses
 import json
 import pathlib
 
@@ -10,21 +11,26 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.checkpoints import stored
+from lingvo_gshard import registry
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
-from lingvo_gshard.checkpoints.stored import SavedArray
+from lingvo_gshard.core.base_layer import gaussian
+from lingvo_gshard.layers import routing
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.runs import kept_experts, pruning
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.pruning import Request
 from lingvo_gshard.runs.run import open_run
 from lingvo_gshard.sharding.layout import TensorSpec
+from params.toy import MoE8E12L
+from tests.checkpoints import in_memory
 from tests.hugging_face import export_model, runs
 from tests.layers import building
+from tests.model import renamed
 
 _E = 8
 _SIDES = ("encoder", "decoder")
-# Two blocks of two layers, with all weights that an expert may have; or two layers.
+# Two blocks of two layers, with all possible weights of experts; or two layers.
 _LOOP = [
     f"task.{side}.{setting}"
     for side in _SIDES
@@ -35,7 +41,7 @@ _UNROLLED = [
     for side in _SIDES
     for setting in ("layers_as=UNROLLED", "num_layers=2", "moe.num_experts=8")
 ]
-# The optimizer has slots for few weights, which are quickly written.
+# Only a few weights have slots, so that writing a run is quick.
 _FROZEN = r"train.frozen=theta\.(?!decoder.*\.wo).*"
 _LAYERS = ("encoder_1", "encoder_3", "decoder_1", "decoder_3")
 _HALF = Request(("de", "fr"), 0.5)
@@ -44,8 +50,8 @@ _HALF = Request(("de", "fr"), 0.5)
 def _with_idle_experts(theta):
     """Sets gates that never choose experts 0, 2, 5 and 7.
 
-    Their logits are 0. Those of 1 and 3 are x and -x, and those of 4 and 6 are y and -y: the two
-    highest are above 0.
+    Their logits are 0. Experts 1 and 3 have the logits x and -x, and experts 4 and 6 have y and -y.
+    So the two highest logits are above 0.
     """
     for path, wg in theta.FlattenItems():
         if path.endswith(".wg"):
@@ -63,19 +69,19 @@ def _written(folder, settings, change):
 
 @pytest.fixture(scope="module")
 def loop_run(tmp_path_factory):
-    """A run whose stacks are loops; tests write its loads."""
+    """A run whose stacks are loops. Each test writes its loads."""
     return _written(tmp_path_factory.mktemp("loop") / "run", _LOOP, lambda theta: None)
 
 
 @pytest.fixture(scope="module")
 def unrolled_run(tmp_path_factory):
-    """A run with idle experts, whose layers are unrolled; tests write its loads."""
+    """A run with idle experts, whose layers are unrolled. Each test writes its loads."""
     return _written(tmp_path_factory.mktemp("unrolled") / "run", _UNROLLED, _with_idle_experts)
 
 
 @pytest.fixture
 def empty_run(tmp_path):
-    """A run without weights, which must not be needed."""
+    """A run without weights, for errors that do not need them."""
     launch = export_model.LAUNCH.changed(_UNROLLED)
     launches.record(launch, str(tmp_path / "run"))
     return _opened(tmp_path / "run")
@@ -112,7 +118,7 @@ def _theta(logdir):
 
 
 def _kept(loads, layer, count):
-    """The experts with the largest loads over German and French, by a literal loop."""
+    """Returns the experts with the largest loads over German and French, by a literal loop."""
     total = np.add(loads["de"][layer], loads["fr"][layer])
     ids = []
     for _ in range(count):
@@ -122,7 +128,7 @@ def _kept(loads, layer, count):
 
 
 def _gathered(theta, loads, count, is_loop):
-    """What weights become: a loop over paths and layers, with NumPy's take."""
+    """Returns the weights with fewer experts: a loop over paths and layers, with NumPy's take."""
     pruned = {}
     for path, array in theta.items():
         pruned[path] = array
@@ -157,7 +163,7 @@ def test_the_weights_are_those_of_the_experts_that_stay(request, tmp_path, name)
         np.testing.assert_array_equal(got[path], array, err_msg=path)
     assert sum(array.size for array in got.values()) == done.num_weights < done.num_weights_before
 
-    # It is restored on devices, where all fingerprints are checked, and records what it is.
+    # It is restored on devices, which checks all fingerprints, and has a record of the pruning.
     launch = launches.recorded(str(tmp_path / "new"))
     if name == "loop_run":
         assert _opened(tmp_path / "new").estimator.restore().step == 0
@@ -171,7 +177,7 @@ def test_the_weights_are_those_of_the_experts_that_stay(request, tmp_path, name)
 
 
 def _logits(run):
-    """Logits of all tokens, eagerly, and the load of each layer's experts."""
+    """Returns the logits of all tokens, computed eagerly, and the load of each layer's experts."""
     task = run.params.task.Instantiate(building.Unannotated())
     theta = _theta(run.logdir)
     values = [theta[f"theta.{path}"] for path, _ in task.weight_specs.FlattenItems()]
@@ -182,7 +188,7 @@ def _logits(run):
         Context(Mode.EVAL),
     )
     loads = {
-        layer: report.routing.load_E.numpy().tolist()
+        layer: routing.statistics(vars(report.routing))["load_E"].numpy().tolist()
         for layer, report in reports.items()
         if report.routing is not None
     }
@@ -198,24 +204,60 @@ def test_experts_that_no_token_chooses_are_not_missed(unrolled_run, tmp_path):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     assert wanted.std() > 0.1
 
-    # Without others, which are chosen, it is another model.
+    # Without the experts that tokens choose, the logits differ.
     _write_loads(unrolled_run, {"de": {layer: [*range(_E)] for layer in loads}})
     pruning.prune(unrolled_run, tmp_path / "other", Request(("de",), 0.5))
     other, _ = _logits(_opened(tmp_path / "other"))
     assert np.abs(other - wanted).max() > 0.01
 
 
-def test_with_all_experts_it_is_the_same_model(unrolled_run, tmp_path):
-    _write_loads(unrolled_run, _random_loads())
-    for name, is_merged in (("dropped", False), ("merged", True)):
-        request = Request(("de",), 1.0, is_merged)
-        done = pruning.prune(unrolled_run, tmp_path / name, request)
-        assert done.num_weights == done.num_weights_before
-        got = _theta(tmp_path / name)
-        for path, array in _theta(unrolled_run.logdir).items():
-            np.testing.assert_array_equal(got[path], array)
-        text = (tmp_path / name / "params.txt").read_text()
-        assert text == unrolled_run.params.ToText()
+class _WithGate(FeedForwardLayer):
+    """A dense layer with a matrix that is called as routers are, and is none."""
+
+    def __init__(self, params, *args):
+        super().__init__(params, *args)
+        m, h = self.p.dim, self.p.hidden_dim
+        self.CreateVariable("wg", gaussian((m, h), "MH", fan_in=m))
+
+    def FProp(self, theta, x, context):
+        gate = tf.sigmoid(tf.einsum("BLM,MH->BLM", x, theta.wg))
+        return gate * super().FProp(theta, x, context)
+
+
+@registry.register
+class OtherNames(MoE8E12L):
+    """The model of LAUNCH, whose experts and routers have names that are drawn at random."""
+
+    def Task(self):
+        p = super().Task()
+        for stack in (p.encoder, p.decoder):
+            stack.dense.cls = _WithGate
+            stack.moe = renamed.with_class(stack.moe)
+        return p
+
+
+def test_names_of_weights_make_no_difference(tmp_path):
+    """The router is found by its declaration, and a dense layer's `wg` is left alone."""
+    launch = dataclasses.replace(export_model.LAUNCH, model="pruning_test.OtherNames")
+    launch = launch.changed([*_UNROLLED, _FROZEN])
+    run = runs.write(tmp_path / "run", launch, runs.random_theta(launch, seed=2))
+    loads = _random_loads()
+    _write_loads(run, loads)
+    done = pruning.prune(run, tmp_path / "new", Request(("de", "fr"), 0.5, is_merged=True))
+    assert set(done.kept) == {"encoder_1", "decoder_1"}
+
+    before, after = _theta(run.logdir), _theta(tmp_path / "new")
+    for side in _SIDES:
+        dense = f"theta.{side}.layers[0].feed_forward.wg"
+        np.testing.assert_array_equal(after[dense], before[dense])
+        layer = run.params.task.Instantiate(building.Unannotated())
+        names = getattr(layer, side).layers[1].feed_forward.names
+        router = f"theta.{side}.layers[1].feed_forward.{names['wg']}"
+        ids = list(done.kept[f"{side}_1"].ids)
+        assert ids == _kept(loads, f"{side}_1", 4)
+        np.testing.assert_array_equal(after[router], before[router][:, ids])
+        experts = f"theta.{side}.layers[1].feed_forward.{names['wi']}"
+        assert after[experts].shape == (4, *before[experts].shape[1:])
 
 
 def test_dropped_experts_are_merged(loop_run, tmp_path):
@@ -235,7 +277,7 @@ def test_dropped_experts_are_merged(loop_run, tmp_path):
         wg_ME = before[f"{path}.wg"][block]
         np.testing.assert_array_equal(after[f"{path}.wg"][block], wg_ME[:, ids])
 
-        # Each expert belongs to the kept one whose gate has the smallest angle with its own.
+        # Each expert is merged into the one whose gate has the smallest angle with its own.
         share_E = np.add(loads["de"][layer], loads["fr"][layer])
         members = {i: [] for i in ids}
         for expert in range(_E):
@@ -251,12 +293,12 @@ def test_dropped_experts_are_merged(loop_run, tmp_path):
 
 @pytest.mark.parametrize("dims", ["EHM", "REHM", "M_", "RM_", "_", "R_"])
 def test_parts_are_parts_of_the_whole(dims):
-    """Of experts, of gates, and of the biases that some gatings have; of one layer or two."""
+    """Arrays of experts, of gates, and of some gatings' biases, in one layer or in two."""
     sizes = {"R": 2, "E": 8, "H": 3, "M": 4, "_": 8}
     shape = tuple(sizes[letter] for letter in dims)
     axis = dims.index("E" if "E" in dims else "_")
     values = np.random.default_rng(0).random(shape).astype("float32")
-    old = SavedArray("w", TensorSpec(shape, "float32", dims), None, values.__getitem__, ValueError)
+    old = in_memory.array(values, dims, "w")
 
     rng = np.random.default_rng(1)
     of_blocks = [kept_experts.busiest(rng.random(8), 5) for _ in range(1 + ("R" in dims))]
@@ -272,47 +314,27 @@ def test_parts_are_parts_of_the_whole(dims):
     np.testing.assert_array_equal(got[index], want[index])
 
 
-def test_a_process_that_was_stopped_is_continued(unrolled_run, tmp_path, monkeypatch):
-    run = unrolled_run
-    _write_loads(run, _random_loads())
-    read = pruning._read
-    count = 0
-
-    def interrupted(*args):
-        nonlocal count
-        count += 1
-        if count > 8:
-            raise KeyboardInterrupt
-        return read(*args)
-
-    monkeypatch.setattr(pruning, "_read", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pruning.prune(run, tmp_path / "new", _HALF)
-    monkeypatch.setattr(pruning, "_read", read)
-    journal = tmp_path / "new/checkpoints/0.import/journal.jsonl"
-    assert len(journal.read_text().splitlines()) > 1
-
-    pruning.prune(run, tmp_path / "new", _HALF)
-    want = _gathered(_theta(run.logdir), _random_loads(), 4, is_loop=False)
-    for path, array in _theta(tmp_path / "new").items():
-        np.testing.assert_array_equal(array, want[path])
+def _flip_a_bit(logdir, path, expert):
+    """Changes an expert's weight in a checkpoint's files; returns a function to undo it."""
+    found = _theta(logdir)[path][expert].tobytes()[:64]
+    for file in pathlib.Path(logdir, "checkpoints/0/state").rglob("*"):
+        content = file.read_bytes() if file.is_file() else b""
+        if found in content:
+            changed = bytearray(content)
+            changed[content.index(found)] ^= 1
+            file.write_bytes(changed)
+            return lambda: file.write_bytes(content)
+    raise AssertionError(f"no file has expert {expert} of {path}")
 
 
-def test_a_damaged_expert_is_named_and_nothing_is_left(unrolled_run, tmp_path, monkeypatch):
-    """Of an array whose experts are read part by part, and checked at the end."""
+def test_a_damaged_expert_is_named_and_nothing_is_left(unrolled_run, tmp_path, request):
+    """The array's experts are read part by part, and checked at the end."""
     _write_loads(unrolled_run, {"de": {layer: [*range(_E)] for layer in _LAYERS}})
-    read = stored.Stored._read
-
-    def damaged(self, name, context, index):
-        values = np.array(read(self, name, context, index))
-        if name == "theta.decoder.layers[1].feed_forward.wo" and index[0].start == 6:
-            values.flat[0] += 1
-        return values
-
-    monkeypatch.setattr(stored.Stored, "_read", damaged)
+    path = "theta.decoder.layers[1].feed_forward.wo"
+    request.addfinalizer(_flip_a_bit(unrolled_run.logdir, path, 6))
     message = (
         r"run/checkpoints/0: the checkpoint is damaged: .*decoder\.layers\[1\]\.feed_forward\.wo is"
-        r" not what was saved, in experts \[2\] of those that stay\.$"
+        r" not what was saved, in experts \[2\] of the remaining ones\.$"
     )
     with pytest.raises(ValueError, match=message):
         pruning.prune(unrolled_run, tmp_path / "new", Request(("de",), 0.5))
@@ -322,13 +344,11 @@ def test_a_damaged_expert_is_named_and_nothing_is_left(unrolled_run, tmp_path, m
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(("de", "xx"), 0.5), r"languages=de,xx: no loads of xx in .*; there are those of"),
+        (Request(("de", "xx"), 0.5), r"languages=de,xx: no loads of xx in .*; it has the loads of"),
         (Request((), 0.5), r"languages=: no loads of none in .* of de, fr, ja\.$"),
-        (Request(("de",), 1.5), r"keep=1.5: expected a share above 0 and up to 1\.$"),
-        (Request(("de",), 0.5, multiple_of=3), r"multiple_of=3: expected a divisor of the 8"),
     ],
 )
-def test_requests_that_make_no_sense_are_refused(empty_run, tmp_path, request_, message):
+def test_invalid_requests_are_refused(empty_run, tmp_path, request_, message):
     _write_loads(empty_run, _random_loads())
     with pytest.raises(ValueError, match=message):
         pruning.prune(empty_run, tmp_path / "new", request_)
@@ -343,7 +363,7 @@ def test_runs_that_cannot_be_pruned_are_refused(empty_run, unrolled_run, tmp_pat
     with pytest.raises(ValueError, match=r"run: there is no checkpoint; train first\.$"):
         pruning.prune(empty_run, new, _HALF)
 
-    # Evaluations of another model, or of some layers alone.
+    # The evaluations are another model's, or of only some layers.
     _write_loads(unrolled_run, {"de": {"encoder_1": [1.0] * 4}, "fr": {}})
     with pytest.raises(ValueError, match=r"de has the loads of [04] experts of \w+_1, which has 8"):
         pruning.prune(unrolled_run, new, Request(("de",), 0.5))

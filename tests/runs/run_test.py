@@ -1,4 +1,4 @@
-"""Runs: what must divide what, and the rules of a warm start."""
+"""Runs: sizes that must divide others, and the rules of a warm start."""
 
 import pytest
 
@@ -16,19 +16,17 @@ def _params(*overrides):
     ("rule", "message"),
     [
         ("('.*', 'COPY')", r"expected \(pattern, rule\), got \('.*', 'COPY'\); rules are SAME, "),
-        ("('.*', 'SAME', 3)", "got .*3"),
-        ("'SAME'", "got 'SAME'"),
         ("('(', 'SAME')", r"Warm start: .*got \('\(', 'SAME'\); rules are SAME, .*\(missing \)"),
     ],
 )
-def test_what_is_no_rule_of_a_warm_start_is_refused(tmp_path, rule, message):
+def test_invalid_rules_of_a_warm_start_are_refused(tmp_path, rule, message):
     p = _params("train.warm_start_from=/old", f"train.warm_start_rules=({rule},)")
     with pytest.raises(ValueError, match=message):
         run.make_estimator(p, str(tmp_path), 1)
 
 
 def test_a_run_without_a_whole_checkpoint_is_started_warm(tmp_path, monkeypatch):
-    """As after a kill before the first save; and while another process makes the folder."""
+    """After a kill before the first save, and while another process creates the folder."""
     made = []
     monkeypatch.setattr(run, "Estimator", lambda *_, warm_start, **__: made.append(warm_start))
     p = _params("train.warm_start_from=/old")
@@ -57,38 +55,18 @@ def test_exported_weights_lack_the_vocabularies_that_pieces_are_found_by(tmp_pat
 @pytest.mark.parametrize(
     ("num_partitions", "overrides", "message"),
     [
-        (
-            3,
-            (),
-            "The 3 partitions along mesh axis d, .* divide task.encoder.moe.num_experts = 8",
-        ),
         (0, (), "every axis needs 1 or more partitions"),
-        (-2, (), "every axis needs 1 or more partitions"),
-        (
-            16,
-            ("task.encoder.moe.num_experts=12",),
-            "16 partitions .* do not divide task.encoder.moe.num_experts = 12",
-        ),
         (1, ("task.encoder.moe.group_size=100",), "encoder.moe.group_size 100 does not divide"),
         (1, ("task.decoder.moe.group_size=0",), "decoder.moe.group_size 0 does not divide"),
         (1, ("decode.batch_size=0",), "do not divide decode.batch_size = 0"),
-        (1, ("task.encoder.moe.num_experts=0",), "do not divide .*num_experts = 0"),
-        (
-            4,
-            ("mesh=data:*,experts:8",),
-            "experts:8: expected a multiple of 8 devices, got 4",
-        ),
-        (4, ("mesh=x:2",), "mesh=x:2: expected 2 devices, got 4"),
+        (4, ("mesh=data:*,experts:8",), "experts:8: expected a multiple of 8 devices, got 4"),
         (4, ("mesh=x:*,y:*",), "expected axes with their sizes, of which one may be the rest"),
         (4, ("sharding=BGE:data",), "no axis 'data' in .*; the axes are d of 4"),
-        (4, ("sharding=B:d+d",), "an axis is used twice"),
         (4, ("sharding=BGE",), "sharding=BGE: expected letters with their axes"),
-        (4, ("sharding=B:d,B:d",), "a letter is used twice"),
-        (4, ("sharding=B:d,weights.b:d",), "'weights.b': a lowercase letter is of the optimizer"),
+        (4, ("sharding=B:d,weights.b:d",), "'weights.b': a lowercase letter names a dim of the"),
         (4, ("sharding=B:d,layers.M:d",), "no stack 'layers'; rows may be for encoder, decoder"),
         (4, ("device_assignment=[0,1,2,2]",), "device_assignment must order 0 to 3"),
         (1, ("task.dim=0",), "sizes must be 1 or more, got VM = .*, 0], fan_in 0"),
-        (1, ("task.dim=-4",), "sizes must be 1 or more"),
         (1, ("task.decoder.num_layers=0",), "decoder: num_layers must be 1 or more, got 0"),
         (1, ("task.input_dropout.rate=1.0",), r"source_dropout: rate must be in \[0, 1\), got 1.0"),
         (1, ("task.label_smoothing=-0.1",), r"label_smoothing must be in \[0, 1\), got -0.1"),

@@ -1,4 +1,4 @@
-"""SavedModels give a bundle's translations, to a program that has TensorFlow alone."""
+"""SavedModels have a bundle's translations, in a program with only TensorFlow."""
 
 import functools
 import importlib.util
@@ -21,12 +21,12 @@ from lingvo_gshard.input import sentences
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import saved_model
-from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
+from lingvo_gshard.train.programs import Programs
 from tests.decoding import vocabularies
 from tests.layers import building
 from tests.spmd import functions
 
-# One that is split at a sentence, one with all its rows' length, and a word that is cut.
+# A line that is split between sentences, one as long as its row, and a word that is cut.
 _LONG = "Ba ke li mo. " * 9 + "Mo li, ba ke."
 _LINES = [
     "ba ke li",
@@ -39,7 +39,7 @@ _LINES = [
     "ke",
 ]
 
-# Neither the library nor JAX can be imported here.
+# The library and JAX cannot be imported here.
 _PROGRAM = """
 import json, sys
 
@@ -72,16 +72,23 @@ for inputs in request:
 # Were the weights constants, another value would change nothing.
 softmax = loaded.theta["softmax"]
 softmax.assign(tf.zeros_like(softmax))
-scores = loaded.translate(**{name: tf.constant(v) for name, v in request[0].items()})["scores"]
-print(json.dumps([len(loaded.theta), scores.numpy().tolist(), answers]))
+inputs = {name: tf.constant(v) for name, v in request[0].items()}
+scores = loaded.translate(**inputs)["scores"].numpy().tolist()
+
+softmax.assign(tf.fill(softmax.shape, float("nan")))
+try:
+    problem = str(loaded.translate(**inputs))
+except tf.errors.InvalidArgumentError as error:
+    problem = error.message
+print(json.dumps([len(loaded.theta), scores, answers, problem]))
 """
 
 
 def _served(folder, request, cwd):
-    """Returns what a process without this library loads and computes.
+    """Loads a SavedModel in a process without this library; returns its results.
 
-    That is the number of variables, the first input's scores if all pieces are equally likely, and
-    what the signature answers to each of the inputs.
+    These are the number of variables, the first input's scores if all pieces are equally likely,
+    the signature's result for each input, and its error if a weight is not finite.
     """
     env = {name: value for name, value in os.environ.items() if name != "TF_XLA_FLAGS"}
     command = [sys.executable, "-I", "-c", _PROGRAM, str(folder), json.dumps(request)]
@@ -113,7 +120,7 @@ def _decoder(folder, targets, num_best):
     lengths = sentences.lengths(params.decode.max_source_len, "decode.max_source_len")
     spec = DecoderSpec("toy.MoE8E4L", ("de",), 2, lengths, num_best, 2, targets=targets)
     theta = building.random_theta(TaskModel(params, partitioning).task)
-    decoder = Decoder(spec, theta, ExperimentPrograms(params, partitioning).decoder)
+    decoder = Decoder(spec, theta, Programs(TaskModel(params, partitioning)).decoder)
     return decoder, params, (source, target)
 
 
@@ -121,10 +128,12 @@ def _check(answer, expected, num_best):
     best = [translations[0] for translations in expected]
     assert answer["translations"] == [translation.text for translation in best]
     assert answer["scores"] == pytest.approx([t.score for t in best], abs=1e-5)
-    assert (set(answer) == {"translations", "scores"}) == (num_best == 1)
+    assert answer["finishes"] == [t.finish.value for t in best]
+    assert (set(answer) == {"translations", "scores", "finishes"}) == (num_best == 1)
     if num_best == 1:
         return
 
+    finishes = iter(answer["nbest_finishes"])
     texts = iter(answer["nbest_translations"])
     rows = zip(expected, answer["nbest_scores"], answer["nbest_num_tokens"], strict=True)
     for translations, scores, counts in rows:
@@ -132,20 +141,25 @@ def _check(answer, expected, num_best):
         assert counts == [t.num_tokens for t in translations] + [0] * missing
         assert scores == pytest.approx([t.score for t in translations] + [0] * missing, abs=1e-5)
         assert [next(texts) for _ in scores] == [t.text for t in translations] + [""] * missing
+        wanted = [t.finish.value for t in translations] + ["stop"] * missing
+        assert [next(finishes) for _ in scores] == wanted
 
 
 def test_no_text_is_in_an_n_best_list_twice():
-    """As of the Translator: those that follow move up, and missing ones have no tokens."""
+    """As in the Translator, the following hypotheses move up, and missing ones have 0 tokens."""
     found = saved_model._Found(
         text=tf.constant([["b", "b", "a", "b"], ["x", "y", "", ""], ["", "q", "", "q"]]),
         num_tokens=tf.constant([[4, 3, 2, 5], [2, 3, 0, 0], [1, 2, 0, 3]]),
         scores=tf.constant([[-1.0, -2, -3, -4], [-1, -2, 0, 0], [-1, -2, 0, -4]]),
+        is_cut=tf.constant([[False, True, True, True], [False, True, False, False], [True] * 4]),
     )
     distinct = saved_model._distinct(found)
     want = [[b"b", b"a", b"", b""], [b"x", b"y", b"", b""], [b"", b"q", b"", b""]]
     assert distinct.text.numpy().tolist() == want
     assert distinct.num_tokens.numpy().tolist() == [[4, 2, 0, 0], [2, 3, 0, 0], [1, 2, 0, 0]]
     assert distinct.scores.numpy().tolist() == [[-1, -3, 0, 0], [-1, -2, 0, 0], [-1, -2, 0, 0]]
+    finishes = [[b"stop", b"length", *[b"stop"] * 2]] * 2 + [[b"length"] * 2 + [b"stop"] * 2]
+    assert distinct.finishes.numpy().tolist() == finishes
 
 
 @pytest.mark.slow
@@ -156,14 +170,15 @@ def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
     assert not {path.name for path in folder.iterdir()} - saved_model._ENTRIES
     assert [path.name for path in folder.parent.iterdir()] == ["1"]
 
-    # A call without lines, with fewer than a batch has, and with lines of all lengths.
+    # Calls without lines, with fewer lines than a batch, and with lines of all lengths.
     request = [{"text": _LINES}, {"text": []}, {"text": _LINES[:1]}]
-    num_variables, uniform_scores, answers = _served(folder, request, tmp_path)
+    num_variables, uniform_scores, answers, problem = _served(folder, request, tmp_path)
+    assert "line 1 has no translation" in problem and "not finite (NaN or infinite)" in problem
     expected = list(Translator(decoder, *tokenizers).decode(_LINES))
     texts = {translation.text for translations in expected for translation in translations}
     assert len(texts) > 5
     assert num_variables == len(decoder.theta.Flatten())
-    # The most probable of equals is the shortest: EOS alone, at a length of 1.
+    # If all pieces are equally likely, the best hypothesis is the shortest, EOS of length 1.
     uniform = -math.log(tokenizers[1].vocab_size)
     assert uniform_scores[0] == pytest.approx(uniform, abs=1e-5) and uniform_scores[1] == 0.0
     for answer, count in zip(answers, (len(_LINES), 0, 1), strict=True):
@@ -177,12 +192,12 @@ def test_each_line_may_have_a_target_of_its_own(tmp_path):
     folder = tmp_path / "model"
     saved_model.save(folder, decoder, params, _vocabularies(tmp_path))
 
-    # What looks like a target in a text is text.
+    # Text that looks like a target's token is translated as text.
     all_lines = [*_LINES, "ke <2fr> li", "<2de> ba"]
     targets = ["de", "fr"] * (len(all_lines) // 2)
     wrong = {"text": ["ba"], "target_lang": ["sw"]}
     request = [{"text": all_lines, "target_lang": targets}, wrong]
-    _, _, (answer, refused) = _served(folder, request, tmp_path)
+    _, _, (answer, refused), _ = _served(folder, request, tmp_path)
     lines = [f"<2{code}> {line}" for code, line in zip(targets, all_lines, strict=True)]
     _check(answer, list(Translator(decoder, *tokenizers).decode(lines)), 1)
     assert "target_lang: expected one of de, fr" in refused and "sw" in refused
@@ -194,13 +209,13 @@ def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, m
     (folder / "notes.txt").write_text("mine")
     spec = types.SimpleNamespace(kind=Kind.PARALLEL, sources=(), weights="float32")
     decoder = Decoder(spec, None, None)
-    with pytest.raises(ValueError, match="holds notes.txt, which is no part of a SavedModel"):
+    with pytest.raises(ValueError, match="holds notes.txt, which is not part of a SavedModel"):
         saved_model.save(folder, decoder, None, (folder, folder))
 
     with pytest.raises(ValueError, match=r"TensorFlow takes \* and \[ in .* for a pattern"):
         saved_model.save(tmp_path / "a[b]*" / "1", decoder, None, (folder, folder))
 
-    # The other process fails once the weights are there.
+    # The other process fails after the weights are written.
     def fail(function, partial, *_):
         assert (partial / "weights.safetensors").exists()
         raise ChildProcessError("write: killed")
@@ -219,7 +234,7 @@ def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, m
 
 def test_weights_in_fewer_bits_are_refused(tmp_path):
     spec = types.SimpleNamespace(kind=Kind.PARALLEL, sources=(), weights="int8")
-    with pytest.raises(ValueError, match="the weights are int8, but those of SavedModels are flo"):
+    with pytest.raises(ValueError, match="the weights are int8, and a SavedModel needs float32"):
         saved_model.save(tmp_path, Decoder(spec, None, None), None, (tmp_path, tmp_path))
 
 
@@ -248,7 +263,7 @@ def test_what_is_damaged_is_told_by_its_sums(tmp_path, monkeypatch):
     monkeypatch.setattr(saved_model.tracer, "run", trace)
     spec = types.SimpleNamespace(kind=Kind.PARALLEL, sources=(), weights="float32")
     decoder = Decoder(spec, NestedMap(w=np.ones(2, np.float32)), None)
-    for _ in range(2):  # Over an earlier one, too.
+    for _ in range(2):  # It also replaces an earlier one.
         saved_model.save(tmp_path / "1", decoder, None, (tmp_path, tmp_path))
 
     command = ["sha256sum", "--check", "--quiet", saved_model.SUMS]

@@ -1,7 +1,7 @@
 """Upcycling: a run without experts starts a model whose experts are copies of its feed-forwards.
 
-With normalized gates and no overflow the new model computes what the old one did, whatever its
-gates choose: g1 / (g1 + g2) * FFN(x) + g2 / (g1 + g2) * FFN(x) = FFN(x).
+With normalized gates and without overflow, the new model computes the same as the old one, whatever
+its gates choose: g1 / (g1 + g2) * FFN(x) + g2 / (g1 + g2) * FFN(x) = FFN(x).
 """
 
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from lingvo_gshard.layers.gating_layers import TopKGating
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.runs import run
 from lingvo_gshard.train.hooks import TrainHook
+from tests.checkpoints import in_memory
 from tests.layers import building
 from tests.model import small_task
 
@@ -38,9 +39,9 @@ class _Upcycled(_Dense):
 
 
 def _params(experiment, layers_as=Layers.UNROLLED, num_layers=2):
-    """An experiment's settings; nothing overflows, and all tokens go to two experts.
+    """Returns an experiment's settings, without overflow and with two experts for each token.
 
-    `num_layers` is that of each stack.
+    Each stack has `num_layers` layers.
     """
     p = experiment.params()
     for stack, group_size in ((p.task.encoder, 12), (p.task.decoder, 14)):
@@ -53,7 +54,7 @@ def _params(experiment, layers_as=Layers.UNROLLED, num_layers=2):
 
 
 def _logits(task, theta, batch):
-    """Those of all tokens, eagerly: float32 [tokens, V]. Padding goes to no expert."""
+    """Returns the logits of all tokens, computed eagerly, float32 [tokens, V]."""
     logits, _ = task.FProp(
         theta.Transform(tf.constant), batch.features.Transform(tf.constant), Context(Mode.EVAL)
     )
@@ -87,7 +88,7 @@ def test_an_upcycled_model_has_the_logits_of_the_dense_one(before, after, gating
     theta = building.random_theta(dense)
     first = building.random_theta(upcycled, seed=2)
     old = stack_forms.Renamed(
-        dict(NestedMap(theta=theta).FlattenItems()),
+        _saved(NestedMap(theta=theta), NestedMap(theta=dense.weight_specs)),
         dict(NestedMap(theta=first).FlattenItems()),
     )
     start = WarmStart("dense", _RULES)
@@ -104,8 +105,16 @@ def test_an_upcycled_model_has_the_logits_of_the_dense_one(before, after, gating
     assert old.left() == [] and wanted.std() > 0.1
 
 
+def _saved(theta, specs):
+    """Returns weights by path, as a checkpoint's arrays."""
+    specs = dict(specs.FlattenItems())
+    return {
+        path: in_memory.array(value, specs[path].dims, path) for path, value in theta.FlattenItems()
+    }
+
+
 class _SameBatch:
-    """The same batch for ever."""
+    """Repeats a batch forever."""
 
     def __init__(self):
         self.specs = small_task.batch_specs()
@@ -117,11 +126,11 @@ class _SameBatch:
         return small_task.random_batch(1)
 
     def get_state(self):
-        """There is none."""
+        """Returns an empty state."""
         return {}
 
     def set_state(self, state):
-        """There is none."""
+        """Ignores the state."""
 
 
 def _input(params):
@@ -130,13 +139,13 @@ def _input(params):
 
 
 class _Losses(TrainHook):
-    """Keeps the cross entropy of each step, before its update."""
+    """Records the cross entropy of each step, before its update."""
 
     def __init__(self):
         self.values = []
 
     def after_call(self, call):
-        """Keeps those of a call."""
+        """Records the cross entropies of a call."""
         self.values += np.asarray(call.metrics.nll).tolist()
 
 
@@ -180,17 +189,6 @@ def test_an_upcycled_run_starts_with_the_loss_of_the_dense_one(
     estimator.train(_input, max_steps=3, hooks=[losses])
 
     assert losses.values[0] == pytest.approx(wanted, rel=1e-5)
-    assert losses.values[2] < losses.values[0]  # And its experts train.
+    assert losses.values[2] < losses.values[0]  # The experts are trained.
     printed = capsys.readouterr().out
-    assert "feed_forward.wg: new, float32" in printed and "left out" not in printed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dense_run", [Layers.UNROLLED, Layers.LOOP], indirect=True)
-def test_a_run_of_other_layers_is_refused(dense_run, tmp_path):
-    weights, _ = dense_run
-    params = _params(_Upcycled)
-    params.task.decoder.num_layers = 4
-    message = r"theta\.decoder has 4 layers, and 2 in the run|has no theta\.decoder\.layers\[2\]"
-    with pytest.raises(ValueError, match=message):
-        _upcycled_run(params, weights, tmp_path, 1).train(_input, max_steps=1)
+    assert "feed_forward.wg: new, float32" in printed and "not used" not in printed

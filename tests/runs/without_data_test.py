@@ -1,4 +1,4 @@
-"""An experiment whose input reads no folder, and whose task is not decoded."""
+"""An experiment whose input does not read a folder, and whose task is not decoded."""
 
 import json
 import types
@@ -8,17 +8,15 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.input.base_input import BaseInput, DataFacts
 from lingvo_gshard.model.task import Task
-from lingvo_gshard.planning import plan
-from lingvo_gshard.planning.estimate import candidates
-from lingvo_gshard.planning.request import Request, programs_of
-from lingvo_gshard.planning.tables import remedies
+from lingvo_gshard.plans import candidates, plan, remedies
+from lingvo_gshard.plans.request import Request, programs_of
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import modes
 from lingvo_gshard.runs.launch import Launch
 from params.experiment import Experiment
 from tests.runs import data_folder
 
-_MODEL = "without_data_test.Drawn"
+_MODEL = f"{__name__}.Drawn"
 
 
 class Drawn(Experiment):

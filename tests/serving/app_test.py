@@ -20,8 +20,18 @@ def test_json_lines_get_translations():
 
     attention = {"source_pieces": ["a"], "target_pieces": ["A"], "weights": [[1.0]]}
     want = {"text": "GUTEN TAG", "score": -0.5, "num_tokens": 2, "attention": attention}
+    want["finish"] = "stop"
     (first, second), other = with_client(act)["translations"]
     assert first == want and second["text"] == "?" and other[0]["text"] == ""
+
+
+def test_tokens_have_scores_if_they_are_asked_for():
+    async def act(client):
+        return await post(client, {"lines": ["tag"], "token_scores": True})
+
+    ((best,),) = with_client(act)["translations"]
+    first, end = best["tokens"]
+    assert first == {"id": 65, "piece": "A", "log_prob": -0.75} and end["piece"] == "</s>"
 
 
 def test_a_line_or_request_of_too_many_tokens_is_too_large():
@@ -42,6 +52,26 @@ def test_after_a_failure_the_next_request_succeeds():
         return failed["error"], fine["translations"][0][0]["text"]
 
     assert with_client(act) == ("Decoding failed.", "AB")
+
+
+@pytest.mark.parametrize("body", [{"json": {"lines": ["ab", "nan"]}}, {"data": "ab\nnan"}])
+def test_a_line_without_a_result_is_named_and_others_are_answered(body):
+    """Even lines of another request in the same batch."""
+
+    async def act(client):
+        async def bad():
+            async with client.post("/translate", **body) as answer:
+                return answer.status, await answer.json()
+
+        fine = post(client, {"lines": ["c", "d"]})
+        return await asyncio.gather(bad(), fine)
+
+    translator = Shouter()
+    (status, failed), fine = with_client(act, translator, Limits(wait_secs=0.2))
+    message = "line 2 has no translation: the model's numbers for it are not finite (NaN or infin"
+    assert status == 500 and failed["error"].startswith(message)
+    assert [best["text"] for best, *_ in fine["translations"]] == ["C", "D"]
+    assert translator.batches == [4]
 
 
 def test_a_model_of_several_targets_needs_to_know_which():
@@ -65,11 +95,7 @@ def test_a_model_of_several_targets_needs_to_know_which():
     assert errors == [
         f"target_lang {code}: expected one of de, en" for code in ("is missing", "fr")
     ]
-    assert languages == {
-        "languages": ["de", "en"],
-        "targets": ["de", "en"],
-        "named_sources": False,
-    }
+    assert languages == {"languages": ["de", "en"], "targets": ["de", "en"], "named_sources": False}
 
 
 def test_a_model_with_tokens_of_languages_needs_both():
@@ -118,14 +144,14 @@ def test_health_languages_and_metrics():
     health, languages, metrics = with_client(act)
     assert '"model": "toy"' in health and '["de", "fr"]' in languages
     for line in (
-        "lines_total 2.0",
-        "tokens_total 6.0",
-        'requests_total{path="/translate",status="200"} 1.0',
-        'requests_total{path="/translate",status="400"} 1.0',
-        "queued_tokens 0.0",
-        "translate_seconds_count 1.0",
-        'batch_rows_bucket{le="1.0"} 0.0',
-        'batch_rows_bucket{le="2.0"} 1.0',
+        "lingvo_gshard_lines_total 2.0",
+        "lingvo_gshard_tokens_total 6.0",
+        'lingvo_gshard_requests_total{path="/translate",status="200"} 1.0',
+        'lingvo_gshard_requests_total{path="/translate",status="400"} 1.0',
+        "lingvo_gshard_queued_tokens 0.0",
+        "lingvo_gshard_translate_seconds_count 1.0",
+        'lingvo_gshard_batch_rows_bucket{le="1.0"} 0.0',
+        'lingvo_gshard_batch_rows_bucket{le="2.0"} 1.0',
     ):
         assert line in metrics.splitlines()
     assert "process_resident_memory_bytes " in metrics
@@ -206,7 +232,7 @@ def test_the_port_that_was_found_is_printed(capsys, monkeypatch):
 
 
 def test_a_proxy_s_header_names_the_clients():
-    """The last entry counts, which the proxy has added; the others are the client's own."""
+    """The last entry counts, which the proxy added; the others are the client's own."""
 
     async def act(client):
         statuses = []
@@ -237,7 +263,7 @@ def _errors(caplog):
 
 
 def test_after_a_hangup_the_next_model_serves_and_the_last_one_ends_its_requests(capfd, caplog):
-    """And what cannot be loaded is logged in one line."""
+    """A model that cannot be loaded is logged in one line."""
     first, second = Shouter(secs=0.1), Shouter(spec=dataclasses.replace(SPEC, model="next"))
     found = [second, ValueError("weights\nare damaged")]
 
@@ -269,8 +295,8 @@ def test_after_a_hangup_the_next_model_serves_and_the_last_one_ends_its_requests
             return await answer.text()
 
     metrics = with_client(act, first, load=load)
-    assert 'loads_total{outcome="loaded"} 2.0' in metrics
-    assert 'loads_total{outcome="refused"} 1.0' in metrics
-    refusal = "serving: not loaded, the old model is kept: weights are damaged"
+    assert 'lingvo_gshard_loads_total{outcome="loaded"} 2.0' in metrics
+    assert 'lingvo_gshard_loads_total{outcome="refused"} 1.0' in metrics
+    refusal = "serving: loading failed, the old model is kept: weights are damaged"
     assert _errors(caplog) == [refusal]
     assert capfd.readouterr().out == "Loaded toy\nLoaded next\n"

@@ -14,7 +14,7 @@ from tests.serving.shouter import SPEC, Shouter, part, text_of
 
 @contextlib.asynccontextmanager
 async def _batcher(translator, **limits):
-    """Yields a function that submits lines of a client."""
+    """Yields a function that submits a client's lines."""
     async with Batcher(Limits(**limits)) as batcher:
 
         def submit(lines, client="one", row_length=16):
@@ -48,52 +48,9 @@ def test_a_large_request_is_translated_in_several_batches_in_order():
     assert translator.batches == [4, 4, 4, 3]
 
 
-def test_clients_have_equal_shares_of_the_tokens():
-    """A client of one line need not wait for the lines of another, nor for its long ones."""
-    translator = _Recorder()
-
-    async def run():
-        async with _batcher(translator) as submit:
-            sent = {"many": ["aaa"] * 8, "few": ["b"], "some": ["c"] * 6}
-            await asyncio.gather(*(submit(lines, who) for who, lines in sent.items()))
-
-    asyncio.run(run())
-    assert translator.lines == ["aaa b c c", "aaa c c aaa", "c c aaa aaa", "aaa aaa aaa"]
-
-
-def test_a_new_client_is_the_next():
-    """The others' backlog, and what it was given long ago, don't matter."""
-    translator = _Recorder()
-    translator.secs = 0.05
-
-    async def run():
-        async with _batcher(translator) as submit:
-            await submit(["c"] * 9, "new")
-            many = [asyncio.create_task(submit(["a"] * 20, who)) for who in ("x", "y")]
-            while len(translator.lines) < 5:
-                await asyncio.sleep(0.01)
-            await submit(["n"], "new")
-            assert translator.lines[5].startswith("n ")
-            await asyncio.gather(*many)
-
-    asyncio.run(run())
-
-
-def test_the_rows_of_a_batch_have_the_length_of_the_first():
-    translator = _Recorder()
-
-    async def run():
-        async with _batcher(translator) as submit:
-            sent = ("one", ["a", "b"], 16), ("two", ["c"] * 5, 32), ("three", ["d"], 64)
-            await asyncio.gather(*(submit(lines, who, length) for who, lines, length in sent))
-
-    asyncio.run(run())
-    assert translator.lines == ["a b", "c c c c", "d", "c"]
-
-
 @pytest.mark.parametrize(("num_partitions", "first"), [(1, ["short"]), (2, ["long"] * 2)])
 def test_a_short_line_waits_for_no_long_one(num_partitions, first):
-    """But on several devices, whose programs must not run side by side."""
+    """Except on several devices, whose programs must not run side by side."""
     answered = []
 
     class Translator(_Recorder):
@@ -123,7 +80,7 @@ def test_a_short_line_waits_for_no_long_one(num_partitions, first):
 
 
 def test_cancelled_requests_are_not_translated():
-    """Neither those that wait, nor the rest of one whose first lines are being translated."""
+    """Neither waiting requests, nor the rest of a request that is being translated."""
     translator = Shouter(secs=0.05)
 
     async def run():
@@ -152,28 +109,6 @@ def test_cancelled_requests_take_no_room():
     assert asyncio.run(run()) == 4
 
 
-def test_who_hung_up_keeps_the_turn():
-    """What was not translated costs a client nothing."""
-    translator = _Recorder()
-    translator.secs = 0.05
-
-    async def run():
-        async with _batcher(translator) as submit:
-            many = [asyncio.create_task(submit(["a"] * 40, who)) for who in ("x", "y")]
-            while len(translator.lines) < 2:
-                await asyncio.sleep(0.01)
-            cancelled = asyncio.create_task(submit(["b"] * 100, "new"))
-            await asyncio.sleep(0)
-            cancelled.cancel()
-            await asyncio.wait([cancelled])
-            begun = len(translator.lines)
-            await submit(["n"], "new")
-            assert len(translator.lines) <= begun + 2
-            await asyncio.gather(*many)
-
-    asyncio.run(run())
-
-
 def test_closing_cancels_waiting_requests():
     async def run():
         async with _batcher(Shouter(secs=0.2)) as submit:
@@ -189,7 +124,7 @@ def test_a_full_queue_or_share_refuses():
         async with _batcher(Shouter(), client_tokens=9, queued_tokens=12) as submit:
             first = asyncio.create_task(submit(["a"] * 4))
             await asyncio.sleep(0)
-            with pytest.raises(ShareFull, match="8 tokens of yours wait; the limit is 9"):
+            with pytest.raises(ShareFull, match="8 of your tokens wait; the limit is 9"):
                 await submit(["b"])
             with pytest.raises(asyncio.QueueFull, match="8 tokens wait; the limit is 12"):
                 await submit(["b"] * 3, "two")

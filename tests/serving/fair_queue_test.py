@@ -12,7 +12,7 @@ _TRANSLATOR = types.SimpleNamespace(num_rows=2)
 
 
 def _put(queue, client, *token_counts, row_length=16, translator=_TRANSLATOR):
-    """Adds rows with so many tokens; returns their results."""
+    """Adds rows with this many tokens; returns their results."""
     results = [concurrent.futures.Future() for _ in token_counts]
     for count, result in zip(token_counts, results, strict=True):
         queue.put(client, Part(np.zeros(count, np.int32), row_length), translator, result)
@@ -30,7 +30,7 @@ def _served(queue):
 
 
 def test_clients_have_equal_shares_of_the_tokens():
-    """The example of the module."""
+    """The example in the module's docstring."""
     queue = FairQueue()
     _put(queue, "x", 3, 3, 3, 3)
     _put(queue, "y", 1, 1, 1)
@@ -79,7 +79,7 @@ def test_a_batch_has_one_length_and_one_translator():
     assert _served(queue) == ["a d", "b", "c"]
 
 
-def test_what_is_dropped_costs_nothing():
+def test_dropped_rows_cost_nothing():
     queue = FairQueue()
     results = _put(queue, "x", 5, 5)
     results[0].cancel()

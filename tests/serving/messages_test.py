@@ -1,4 +1,4 @@
-"""Reading requests, their refusal with a reason, and the ids of answers."""
+"""Requests, their refusals with a reason, and the ids of answers."""
 
 import asyncio
 import dataclasses
@@ -25,26 +25,18 @@ _ERRORS = [
     (b"[" * 100_000, {"Content-Type": "application/json"}, 400, "not JSON"),
     (b"junk", {"Content-Type": "text/plain", "Content-Encoding": "gzip"}, 400, "gzip"),
     (b"a", {"Content-Type": "text/plain; charset=klingon"}, 415, "unknown encoding: klingon"),
-    (b"a-", {"Content-Type": "text/plain; charset=Punycode"}, 415, "unknown encoding: punycode"),
-    (b"\xff", {"Content-Type": "application/json; charset=ascii"}, 400, "cannot be read: 'ascii'"),
     (b"\x1f\x8b\x08junk", {"Content-Type": "text/plain"}, 400, "the body is gzip, expected text"),
     ("ab\n".encode("utf-16"), {"Content-Type": "text/plain"}, 400, "the body is UTF-16, expected"),
-    (b"a", {"Content-Type": "text/plain; charset=undefined"}, 400, "undefined encoding"),
-    (b"\\ud800", {"Content-Type": "text/plain; charset=unicode_escape"}, 400, "surrogates not"),
 ]
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ([], '"lines": .* a list of strings'),
         ({}, '"lines": .* a list of strings'),
-        ({"lines": "ab"}, '"lines": .* a list of strings'),
         ({"lines": ["ab", 3]}, '"lines": .* a list of strings'),
         ({"lines": ["ab", "c\ud83d"]}, "lines: a surrogate without its other half"),
         ({"lines": ["ab"], "nbest": 3}, "nbest: expected 1 to 2, got 3"),
-        ({"lines": ["ab"], "nbest": True}, "nbest: expected 1 to 2, got True"),
-        ({"lines": ["ab"], "source_lang": "xx"}, "source_lang: expected one of de, fr, got 'xx'"),
         (
             {"lines": ["ab"], "n_best": 1},
             "Unknown field n_best, expected lines, nbest, source_lang",
@@ -62,7 +54,7 @@ _OF_PROMPTS = dataclasses.replace(SPEC, model="toy.Lm", kind="text")
 
 
 class _Seeded(Shouter):
-    """Puts the number and the seed of a line before it; refuses what begins with `long`."""
+    """Prefixes a line with its number and seed; refuses lines that begin with `long`."""
 
     def parts(self, line, number=1, seed=0):
         if line.startswith("long"):
@@ -84,7 +76,7 @@ def test_prompts_have_a_route_of_their_own_and_a_seed():
 
     answer, (first, second), plain = with_client(act, _Seeded(spec=_OF_PROMPTS))
     assert [nbest[0]["text"] for nbest in answer["continuations"]] == ["1 7 A", "2 7 B"]
-    assert first != second  # Each request has a seed of its own.
+    assert first != second  # Each request has its own seed.
     assert re.fullmatch(r"1 (\d+) A\n2 \1 B\n", plain)
 
 
@@ -94,15 +86,7 @@ def test_prompts_have_a_route_of_their_own_and_a_seed():
         ("/translate", "text", {"lines": ["a"]}, 404, "toy.Lm continues prompts; POST to /gen"),
         ("/generate", "parallel", {"prompts": ["a"]}, 404, "translates lines; POST to /translate"),
         ("/generate", "text", {"lines": ["a"]}, 400, '"prompts": .* a list of strings'),
-        ("/generate", "text", {"prompts": ["a"], "nbest": 3}, 400, "nbest: expected 1 to 2, got 3"),
-        (
-            "/generate",
-            "text",
-            {"prompts": ["a"], "seed": -1},
-            400,
-            "seed: expected 0 to 214748",
-        ),
-        ("/generate", "text", {"prompts": ["a"], "seed": True}, 400, "seed: expected .* got True"),
+        ("/generate", "text", {"prompts": ["a"], "seed": -1}, 400, "seed: expected 0 to 214748"),
         (
             "/generate",
             "text",
@@ -111,13 +95,7 @@ def test_prompts_have_a_route_of_their_own_and_a_seed():
             "Unknown field source_lang, expected prompts, nbest, seed",
         ),
         ("/generate", "text", {"prompts": ["a", "long"]}, 413, "prompt 2 has 99 tokens"),
-        (
-            "/generate?target_lang=de",
-            "text",
-            {"prompts": ["a"]},
-            400,
-            "into no language",
-        ),
+        ("/generate?target_lang=de", "text", {"prompts": ["a"]}, 400, "into no language"),
     ],
 )
 def test_requests_for_another_model_and_wrong_prompts_are_refused(
@@ -129,15 +107,6 @@ def test_requests_for_another_model_and_wrong_prompts_are_refused(
     spec = dataclasses.replace(_OF_PROMPTS, kind=kind)
     error = with_client(act, _Seeded(spec=spec))["error"]
     assert re.search(message, error) and "\n" not in error
-
-
-def test_a_server_of_one_translation_says_so():
-    async def act(client):
-        return await post(client, {"lines": ["ab"], "nbest": 7}, status=400)
-
-    translator = Shouter(spec=dataclasses.replace(SPEC, num_best=1))
-    expected = "nbest: this server returns one translation a line, not 7."
-    assert with_client(act, translator) == {"error": expected}
 
 
 @pytest.mark.parametrize(("data", "headers", "status", "message"), _ERRORS)
@@ -178,7 +147,7 @@ def test_a_body_must_arrive_in_time(monkeypatch):
 def test_an_answer_has_the_id_of_its_request(caplog):
     async def act(client):
         found = []
-        for given in ("job-7", "no id\u00e9!", None):
+        for given in ("job-7", "job-\u00e9", None):
             headers = {"X-Request-Id": given} if given else {}
             async with client.get("/nothing", headers=headers) as answer:
                 found.append(answer.headers["X-Request-Id"])

@@ -1,6 +1,6 @@
-"""Every address of openapi.json, with bodies that fit its schemas and with any others.
+"""Every address of openapi.json, with bodies that match its schemas and with any others.
 
-tests/serving/app_test.py holds that the server's addresses are those of openapi.json.
+tests/serving/app_test.py checks that the server has exactly the addresses of openapi.json.
 """
 
 import dataclasses
@@ -42,6 +42,18 @@ _FIELDS = st.fixed_dictionaries(
         "seed": st.integers(0, 2**31 - 1) | _VALUES,
         "source_lang": st.sampled_from(_CODES) | _VALUES,
         "target_lang": st.sampled_from(_CODES) | _VALUES,
+        "token_scores": st.booleans() | _VALUES,
+        "q": _WORDS | st.lists(_WORDS, max_size=3) | _VALUES,
+        "source": st.sampled_from(_CODES) | _VALUES,
+        "target": st.sampled_from(_CODES) | _VALUES,
+        "format": st.just("text") | _VALUES,
+        "alternatives": st.integers(0, 3) | _VALUES,
+        "prompt": _WORDS | st.lists(_WORDS, max_size=3) | _VALUES,
+        "n": st.integers(1, 2) | _VALUES,
+        "max_tokens": st.integers(1, 3) | _VALUES,
+        "stop": _WORDS | _VALUES,
+        "logprobs": st.just(0) | _VALUES,
+        "stream": st.booleans() | _VALUES,
     },
 )
 _BODIES = st.one_of(
@@ -58,6 +70,7 @@ _TYPES = st.sampled_from(
         "application/json; charset=unicode_escape",
         "text/plain; charset=x",
         "image/png",
+        "application/x-www-form-urlencoded",
         "",
     ]
 )
@@ -93,7 +106,9 @@ def _check(path, method, answer, content, where):
     described = _PATHS[path][method]["responses"]
     assert str(answer.status) in described, where
     if answer.status >= 400:
-        assert isinstance(json.loads(content)["error"], str), where
+        error = json.loads(content)["error"]
+        message = error["message"] if path.startswith(messages.OPENAI) else error
+        assert isinstance(message, str), where
 
 
 def test_null_is_taken_where_the_description_has_it():

@@ -7,6 +7,7 @@ import shutil
 import urllib.parse
 
 import numpy as np
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -85,7 +86,7 @@ def _dom(profile, spec=_SPEC, **query):
 
 
 def _translations(tag, dom):
-    """The texts and scores in elements of a tag."""
+    """Returns the texts and scores in elements with a tag."""
     score = r'<span class="score" title="[^"]*">(.*?)</span>'
     return re.findall(rf"<{tag}><bdi>(.*?)</bdi>{score}</{tag}>", dom)
 
@@ -112,14 +113,16 @@ def test_it_shows_the_n_best_of_each_line_and_draws_attention(tmp_path):
     assert re.findall(r'<td title="([\d.]+)"', dom)[:4] == ["0.750", "0.250", "0.000", "1.000"]
 
 
-def test_the_only_translation_of_a_line_has_no_number(tmp_path):
+@pytest.mark.slow
+def test_a_single_translation_has_no_number(tmp_path):
     dom = _dom(tmp_path, text="guten\n\n \ntag")
     assert _translations("p", dom) == [("guten 0", "0.000"), ("tag 0", "0.000")]
     assert _sources(dom) == ["guten", "tag"]  # Blank lines are left out.
     assert "<ol>" not in dom and "<li>" not in dom
 
 
-def test_of_a_language_model_it_asks_for_prompts(tmp_path):
+@pytest.mark.slow
+def test_it_asks_for_prompts_of_a_language_model(tmp_path):
     spec = dataclasses.replace(_SPEC, kind="text")
     dom = _dom(tmp_path, spec, text="once", nbest=2)
     assert _translations("li", dom) == [("once 0", "0.000"), ("once 1", "-0.500")]
@@ -127,6 +130,7 @@ def test_of_a_language_model_it_asks_for_prompts(tmp_path):
     assert '<label hidden="">From' in dom and "Continuations of each prompt<input" in dom
 
 
+@pytest.mark.slow
 def test_it_lists_the_languages_and_sends_nothing_by_itself(tmp_path):
     dom = _dom(tmp_path)
     assert re.findall(r'<option value="(\w*)">', dom) == ["", "de", "fr"]
@@ -134,8 +138,9 @@ def test_it_lists_the_languages_and_sends_nothing_by_itself(tmp_path):
     assert '<span id="model">toy</span>' in dom and '<label hidden="">Into' in dom
 
 
+@pytest.mark.slow
 def test_it_is_busy_until_the_answer_is_there(tmp_path, monkeypatch):
-    """An observer notes each state of the button and of the results."""
+    """An observer records each state of the button and of the results."""
     note = """
         new MutationObserver(() => {
           const state = `${button.textContent} ${button.disabled} ${results.ariaBusy}`;
@@ -157,8 +162,9 @@ def test_it_shows_errors(tmp_path):
     assert "nbest: expected 1 to 3, got 9." in dom and "<article>" not in dom
 
 
+@pytest.mark.slow
 def test_it_shows_the_status_of_an_answer_that_is_not_json(tmp_path, monkeypatch):
-    """As a proxy may answer."""
+    """A proxy may answer like this."""
 
     async def unavailable(self, route, request):
         return web.Response(status=502, text="<h1>Bad gateway</h1>")
@@ -167,6 +173,7 @@ def test_it_shows_the_status_of_an_answer_that_is_not_json(tmp_path, monkeypatch
     assert "The server answers 502." in _dom(tmp_path, text="guten")
 
 
+@pytest.mark.slow
 def test_it_says_that_the_server_is_gone(tmp_path, monkeypatch):
     async def hang_up(self, route, request):
         request.transport.abort()
@@ -178,6 +185,7 @@ def test_it_says_that_the_server_is_gone(tmp_path, monkeypatch):
     assert "disabled" not in dom.split("<script>")[0].split("</style>")[1]
 
 
+@pytest.mark.slow
 def test_it_says_that_the_server_was_gone_when_it_began(tmp_path, monkeypatch):
     async def hang_up(self, request):
         request.transport.abort()

@@ -24,7 +24,7 @@ _LINES = ["ba ke li mo", "x", "mo li ke ba " * 9]
 
 @contextlib.contextmanager
 def _server(folder, log):
-    """Yields a server's process and address; the log has what it writes to standard error."""
+    """Yields a server's process and address; the log gets its standard error."""
     command = [sys.executable, "-m", "lingvo_gshard.serve", f"--bundle={folder}", "--port=0"]
     with log.open("w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
@@ -47,7 +47,7 @@ def _post(url):
 
 
 class _Client(threading.Thread):
-    """Sends requests until it is stopped; an error ends it with fewer answers than requests."""
+    """Sends requests until it is stopped; after an error it has fewer answers than requests."""
 
     def __init__(self, url):
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""A translator that shouts, and a server of it with a client, for the tests of this folder."""
+"""A translator that shouts, and a server for it with a client, for the tests of this folder."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
 
 from lingvo_gshard.decoding.bundle import DecoderSpec
-from lingvo_gshard.decoding.text_decoder import Attention, Hypothesis, Part
+from lingvo_gshard.decoding.text_decoder import Attention, Hypothesis, Part, Token
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.serving.app import Server
 
@@ -16,7 +16,7 @@ SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 2, 1)
 
 
 def part(line, row_length=16):
-    """A token a letter, and one for the end."""
+    """One token for each letter, and one for the end."""
     return Part(np.array([*map(ord, line), 0]), row_length)
 
 
@@ -26,7 +26,10 @@ def text_of(part):
 
 
 class Shouter(Translator):
-    """Translates lines to upper case, with `?` as the second best; records batch sizes."""
+    """Translates lines to upper case, with `?` as the second-best result; records batch sizes.
+
+    The line `nan` is left without a result.
+    """
 
     num_rows = 4
 
@@ -47,6 +50,10 @@ class Shouter(Translator):
     def parts(self, line, number=1, seed=0):
         return [part(line)]
 
+    def text_of(self, line, ids):
+        """The text of some of a result's tokens."""
+        return "".join(map(chr, ids))
+
     def decode_parts(self, parts):
         return list(self._translate(parts))
 
@@ -62,11 +69,18 @@ class Shouter(Translator):
         self._busy.release()
         drawn = Attention(("a",), ("A",), ((1.0,),))
         for line in lines:
-            yield (Hypothesis(line.upper(), -0.5, 2, drawn), Hypothesis("?", -2.0, 1))
+            if line == "nan":
+                yield ()
+                continue
+            tokens = (Token(65, "A", -0.75), Token(2, "</s>", -0.25))
+            yield (
+                Hypothesis(line.upper(), -0.5, 2, drawn, tokens=tokens),
+                Hypothesis("?", -2.0, 1),
+            )
 
 
 def with_client(act, translator=None, limits=None, **options):
-    """Runs `act(client)` against a server on a port of this machine."""
+    """Runs `act(client)` against a server on a local port."""
 
     async def run():
         server = Server(translator or Shouter(), limits, **options)

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE, Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
+from xla_spmd.mesh import Mesh
 
 _TWO = Partitioning.from_dict(Mesh(("x", "y"), (2, 3)), {"B": "x", "R": "x", "H": "y"})
 

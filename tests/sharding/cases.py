@@ -1,4 +1,4 @@
-"""Operators with split inputs, many in one program, beside the same operators unpartitioned."""
+"""Compares many partitioned operators, in one program, with the unpartitioned operators."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -9,22 +9,22 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import executable, lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.spmd.program import Program
+from xla_spmd.mesh import Mesh
 
-# The dimension that all partitions split; or the one that two of them split, with copies on the
-# others; or one that two split, and one that the others do.
+# The dim that all partitions split; or the dim that two of them split, with copies on the others;
+# or the dim that two split, and the dim that the others split.
 Split = int | tuple[int] | tuple[int, int] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """An input: its shape, and what it is split along, None: replicated.
+    """An input: its shape, and its split, or None if it is replicated.
 
-    With `below` it holds integers from 0 to below - 1, else standard normal numbers.
+    With `below` it holds integers from 0 to below - 1, otherwise standard normal numbers.
     """
 
     shape: tuple[int, ...]
@@ -34,10 +34,10 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An operator, its inputs, and what its result is split along.
+    """An operator, its inputs, and its result's split.
 
-    It is compared with `unpartitioned` where that is given, else with itself unpartitioned. Without
-    `has_gradient` the values alone are compared.
+    It is compared with `unpartitioned`, which defaults to the same operator unpartitioned. Without
+    `has_gradient`, only values are compared.
     """
 
     fn: Callable[..., tf.Tensor]
@@ -67,7 +67,7 @@ def exported(cases: Mapping[str, Case], num_partitions: int) -> Program:
 
 
 def arrays(cases: Mapping[str, Case]) -> NestedMap:
-    """The same inputs every time: name.x0, name.x1 ..."""
+    """Returns the inputs, the same every time: name.x0, name.x1 ..."""
     batch = NestedMap()
     for name, case in cases.items():
         batch[name] = NestedMap({f"x{i}": _array(x, i) for i, x in enumerate(case.inputs)})
@@ -86,7 +86,7 @@ def _array(given: Input, seed: int) -> np.ndarray:
 
 
 def annotated(cases: Mapping[str, Case], num_partitions: int) -> AnnotatedFn:
-    """All cases in one function."""
+    """Returns all cases in one function."""
     # Arguments and results are replicated, so that any size may be split inside.
     specs = arrays(cases).Transform(lambda x: TensorSpec(x.shape, x.dtype.name, "_" * x.ndim))
 
@@ -102,7 +102,7 @@ def annotated(cases: Mapping[str, Case], num_partitions: int) -> AnnotatedFn:
 
 
 def _evaluate(case: Case, inputs: list[tf.Tensor], num_partitions: int | None) -> NestedMap:
-    """The result, and the gradients of a weighted sum of it; unpartitioned where None."""
+    """Returns the result, and the gradients of a weighted sum of it; None is unpartitioned."""
 
     def place(tensor: tf.Tensor, split: Split) -> tf.Tensor:
         if num_partitions is None:

@@ -1,6 +1,6 @@
-"""Why the MoE layer adds its experts' outputs over the devices before it combines them.
+"""Why the MoE layer sums its experts' outputs over the devices before combining them.
 
-E experts, C capacity, H hidden, which is split, M model, S tokens of a group; E * C is 2 * S.
+E experts, C capacity, H hidden (split), M model, S tokens of a group; E * C is 2 * S.
 """
 
 import tensorflow as tf
@@ -8,12 +8,12 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partial import Partial
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
+from xla_spmd.mesh import Mesh
 
 _PARTS = Partitioning.from_dict(Mesh.flat(8), {"H": "d"})
 _E, _C, _H, _M, _S = 4, 32, 16, 64, 64
@@ -43,7 +43,7 @@ def _gradient(how, batch):
 
 
 def _summed_numbers(how):
-    """How many float32 numbers `how` adds over the devices."""
+    """Returns the number of float32 values that `how` sums over the devices."""
     made = AnnotatedFn("combine", lambda batch: NestedMap(y=how(batch)), ("batch",), (_ARGUMENTS,))
     report = compile_program(lowering.export(made, _PARTS)).report()
     assert {each.kind for each in report.collective_ops} == {"all-reduce"}

@@ -3,11 +3,11 @@
 import pytest
 
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec, is_weight
-from lingvo_gshard.sharding.mesh import Mesh
+from xla_spmd.mesh import Mesh
 
 _FLAT = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d", "E": "d"})
 _TWO = Partitioning.from_dict(Mesh(("x", "y"), (2, 3)), {"B": "x", "E": "x", "H": "y"})
-# Experts x data: as many partitions as groups, fewer experts.
+# Experts x data: as many partitions as groups, but fewer experts.
 _BOTH = Partitioning.from_dict(
     Mesh(("x", "y"), (2, 3)), {"B": ("x", "y"), "G": ("x", "y"), "E": "y"}
 )
@@ -66,7 +66,7 @@ def test_a_dim_is_named_once():
 
 
 def test_other_letters_stand_in_for_a_missing_row():
-    """The optimizer's dims have their capitals' axes, and the batch at the softmax has B's."""
+    """The optimizer's dims use their capitals' axes, and the batch at the softmax uses B's."""
     partitioning = Partitioning.from_dict(Mesh(("x", "y"), (2, 3)), {"B": "x", "H": "y", "e": "x"})
     assert partitioning.axes("UhE") == ("x", "y", None)
     assert partitioning.axes("eh") == ("x", "y")
@@ -97,13 +97,13 @@ def test_a_row_for_weights_alone():
         "MH": ("x", "y"),
         "HM": ("y", "x"),
         "MND": ("x", "y", None),
-        "EMH": ("x", None, "y"),  # Experts take x first.
+        "EMH": ("x", None, "y"),  # E takes x first.
         "M": ("x",),
     }
     for dims, expected in axes.items():
         assert table.axes(dims) == expected, dims
 
-    # The optimizer's dims are those of weights, unless they have rows of their own.
+    # The optimizer's dims use the weights' rows, unless they have separate rows.
     assert table.axes("mh") == ("x", "y")
     own = Partitioning.parse(_SQUARE, "B:x,M:y,weights.M:x,m:-")
     assert (own.axes("mh"), own.axes("MH")) == ((None, None), ("x", None))
@@ -119,7 +119,7 @@ def test_rows_for_a_stack_replace_those_of_the_model():
     assert table.in_stack("decoder") == Partitioning.parse(_SQUARE, "BG:x,HN:y,m:x,weights.M:x")
     assert table.in_stack("elsewhere") is table and encoder.in_stack("encoder") is encoder
 
-    # The whole model's rows are those of what is in no stack.
+    # Tensors outside the stacks use the whole model's rows.
     for stack, axes in {"": (None, "y"), "encoder": (None, None), "decoder": ("x", "y")}.items():
         spec = TensorSpec((4, 6), "float32", "MH", stack)
         assert table.axes_of(spec) == axes
@@ -130,8 +130,8 @@ def test_rows_for_a_stack_replace_those_of_the_model():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("weights.m:x", "a lowercase letter is of the optimizer, .*; write 'm'"),
-        ("encoder.weights.m:x", "a lowercase letter is of the optimizer, .*; write 'encoder.m'"),
+        ("weights.m:x", "a lowercase letter names a dim of the optimizer, .*; write 'm'"),
+        ("encoder.weights.m:x", "a lowercase letter names .*; write 'encoder.m'"),
         ("weights.B:x", "'weights.B': no weight has the dim B"),
         ("weights.encoder.M:x", "got 'weights.encoder.M' .* key weights.M, one for a stack"),
         ("a.b.M:x", "expected single letters, got 'a.b.M'"),

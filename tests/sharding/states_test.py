@@ -1,4 +1,4 @@
-"""Signatures beside a literal simulation: what devices compute from what they have, in NumPy."""
+"""Signatures, compared with a literal simulation in NumPy of the devices' computation."""
 
 import itertools
 
@@ -11,7 +11,7 @@ _SIZES = {"A": 4, "K": 6, "B": 8, "G": 4, "S": 6, "E": 2, "C": 8, "M": 10}
 
 
 def _local(tensor, state, rng):
-    """What each of two devices has of a tensor in a state."""
+    """Returns the part of a tensor, in a given state, on each of two devices."""
     if state == "B":
         return [tensor, tensor]
     if state == "P":
@@ -21,7 +21,7 @@ def _local(tensor, state, rng):
 
 
 def _states_of(parts, whole):
-    """All states in which the devices' parts are the whole."""
+    """Returns all states in which the devices' parts represent the whole."""
     candidates = {"P": sum(parts)}
     for dim in range(whole.ndim):
         candidates[f"S({dim})"] = np.concatenate(parts, dim)

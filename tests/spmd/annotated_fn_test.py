@@ -1,20 +1,20 @@
-"""What a function must be to be traced, and what is refused by its name."""
+"""Requirements for a function to be traced, and errors that name the problem."""
 
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import annotated_fn
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
+from xla_spmd.mesh import Mesh
 
 _STATE = (NestedMap(x_BM=TensorSpec((4, 3), "float32", "BM")),)
 
 
 def test_results_get_the_dims_of_donated_arguments_and_of_names():
-    """Others are whole, or begin with `unnamed_dims`."""
+    """Other results are whole, or begin with `unnamed_dims`."""
 
     def fn(state):
         return NestedMap(state=state, y=state.x_BM, z=tf.transpose(state.x_BM), loss=1.0)
@@ -81,5 +81,5 @@ def test_a_variable_is_refused():
 
 
 def test_an_unknown_donated_argument_is_refused():
-    with pytest.raises(ValueError, match="donates 'weights', which is none of"):
+    with pytest.raises(ValueError, match="donates 'weights', which is not one of"):
         AnnotatedFn("f", lambda s: s, ("state",), _STATE, donate=("weights",))

@@ -1,4 +1,4 @@
-"""What lies where, of a function and of the program made from it."""
+"""The placement of tensors in a function and in the program made from it."""
 
 import subprocess
 import sys
@@ -10,11 +10,11 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import annotations, lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.annotations import TensorDescription
 from tests.spmd import functions
+from xla_spmd.mesh import Mesh
 
 
 def test_the_moe_layer():
@@ -38,7 +38,7 @@ def test_the_moe_layer():
 
 
 def _many_annotations(parts: Partitioning) -> AnnotatedFn:
-    """Each form of annotation once; the loop's and the manual one among them."""
+    """Uses each form of annotation once, including a loop's and a manual one."""
 
     def fn(state: NestedMap) -> NestedMap:
         x_BM = Annotator(parts).annotate(tf.nn.relu(state.x_BM, name="relu"), "BM")
@@ -78,7 +78,7 @@ def test_every_form_of_annotation():
     assert {name: (t.dims, t.sharding, t.shard_shape) for name, t in by_name.items()} == {
         "relu": ("BM", "x,y", (3, 3)),
         "two": ("", "x,y", (3, 3)),
-        # Uneven, and in an order that no axes have: 12 over 8 is rounded up.
+        # An uneven dim, in an order that no axes have: 12 over 8 is rounded up.
         "odd": ("", "-,8 ways on 7,6,5,4,3,2,1,0", (6, 2)),
         "whole": ("", "replicated", (6, 12)),
         "part": ("_M", "-,y", (6, 3)),
@@ -128,8 +128,8 @@ print(annotations.describe_program(program.load(sys.argv[1])).table())
 @pytest.mark.parametrize(
     ("how", "sharding", "shard_shape"),
     [
-        (lambda x: annotate.split(x, 0, 2), "2,- ways on 0+2+4+6,1+3+5+7", (4, 6)),
-        (lambda x: annotate.split(x, 0, 4), "4,- ways on 0+4,1+5,2+6,3+7", (2, 6)),
+        (lambda x: annotate.split(x, 0, 2), "d:(4)2,-", (4, 6)),
+        (lambda x: annotate.split(x, 0, 4), "d:(2)4,-", (2, 6)),
         (lambda x: annotate.shard(x, [[3, 1], [0, 2]]), "2,2 ways on 3+7,1+5,0+4,2+6", (4, 3)),
     ],
 )

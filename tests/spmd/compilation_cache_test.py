@@ -1,4 +1,4 @@
-"""The second process compiles nothing, and computes the same to the bit."""
+"""The second process does not compile, and computes bit for bit the same."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.spmd import functions
 
 _RUN_SAVED = """
 import collections, json, sys
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 environment.prepare(num_devices=4)
 import numpy as np
 from jax import monitoring
@@ -34,10 +34,10 @@ leaves = [np.asarray(leaf).tobytes().hex() for leaf in result.Flatten()]
 print(json.dumps(dict(counts=counts, leaves=leaves, report=repr(report))))
 """
 
-# Traced, exported and compiled anew: an MoE layer and its gradient.
+# An MoE layer and its gradient, which are traced, exported and compiled anew.
 _START = """
 import collections, json
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 environment.prepare(num_devices=2)
 from jax import monitoring
 counts = collections.Counter()
@@ -53,7 +53,7 @@ print(json.dumps(counts))
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A saved program and its arrays."""
+    """Saves a program and its arrays."""
     folder, fn = tmp_path_factory.mktemp("saved"), functions.sgd_step()
     lowering.export(fn, functions.partitioning(4)).save(folder / "sgd.program")
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))

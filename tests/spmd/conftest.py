@@ -1,4 +1,4 @@
-"""A fixture of the tests of lowering and of programs."""
+"""A fixture for the tests of lowering and of programs."""
 
 import jax
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def shardy_off():
-    """XLA's older propagation, which JAX still has; Shardy is its default."""
+    """Switches JAX to XLA's older propagator, GSPMD; its default is Shardy."""
     assert jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", False)
     yield

@@ -1,4 +1,4 @@
-"""The watches of JAX's coordination service; processes_test.py has the service itself."""
+"""The watches of JAX's coordination service; processes_test.py tests the service itself."""
 
 import socket
 import threading

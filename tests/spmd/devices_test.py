@@ -1,12 +1,14 @@
-"""What a process computes on: found, described, or refused in one line."""
+"""A process's devices are found, described, or refused in one line."""
 
+import os
 import subprocess
 import sys
 
 import jax
 import pytest
 
-from lingvo_gshard.spmd import devices, environment, jax_private
+from lingvo_gshard.spmd import devices
+from xla_spmd.runtime import environment, jax_runtime
 
 
 @pytest.mark.parametrize(
@@ -14,8 +16,8 @@ from lingvo_gshard.spmd import devices, environment, jax_private
 )
 def test_accelerators_come_before_the_cpu(monkeypatch, chips, gpu, found):
     monkeypatch.delenv("JAX_PLATFORMS")
-    monkeypatch.setattr(jax_private, "num_tpu_chips", lambda: chips)
-    monkeypatch.setattr(jax_private, "has_nvidia_gpu", lambda: gpu)
+    monkeypatch.setattr(jax_runtime, "num_tpu_chips", lambda: chips)
+    monkeypatch.setattr(jax_runtime, "has_nvidia_gpu", lambda: gpu)
     assert devices.find() == found
 
 
@@ -42,7 +44,7 @@ def test_devices_are_described(monkeypatch):
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_a_platform_without_a_device_is_refused(platform):
     code = f"""
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 environment.prepare(2, {platform!r})
 from lingvo_gshard.spmd import devices
 try:
@@ -53,6 +55,33 @@ except ValueError as error:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout.startswith(f"--platform={platform}: JAX finds no such device here (")
     assert run.stdout.count("\n") == 1 and "`make setup-cuda12`" in run.stdout
+
+
+def test_the_error_names_the_variable_that_chose_the_platform_and_the_plugins_reason():
+    code = """
+import logging
+from lingvo_gshard.spmd import devices
+devices.prepare("auto", 1)
+import jax
+def finds_the_cpu_alone():
+    try:
+        raise RuntimeError("Unable to load cuDNN.")
+    except RuntimeError:
+        logging.getLogger(devices._PLUGINS_LOGGER).exception("plugin")
+    return [Cpu()]
+class Cpu:
+    platform = device_kind = "cpu"
+jax.devices = finds_the_cpu_alone
+try:
+    devices.start()
+except ValueError as error:
+    print(error)
+"""
+    env = os.environ | {"JAX_PLATFORMS": "cuda,cpu", "XLA_FLAGS": ""}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    line = "JAX_PLATFORMS=cuda: JAX finds no such device here (only cpu; Unable to load cuDNN.)"
+    assert run.stdout.startswith(line), run.stderr
+    assert "Traceback" not in run.stderr
 
 
 def test_too_few_devices_and_idle_ones_of_other_processes_are_refused(monkeypatch):
@@ -73,7 +102,7 @@ def test_a_model_of_the_paper_needs_to_be_asked_for_on_a_cpu():
 
 def test_tensorflow_leaves_gpus_alone_before_it_starts():
     code = """
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 environment.prepare(1)
 import tensorflow as tf
 from tensorflow.python.eager import context

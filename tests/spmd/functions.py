@@ -1,13 +1,16 @@
-"""Small annotated functions that several tests partition."""
+"""Small annotated functions for several tests of partitioning."""
 
 import numpy as np
 import tensorflow as tf
+from jax import export as jax_export
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.program import Program
+from xla_spmd.mesh import Mesh
+from xla_spmd.runtime import jax_private
 
 
 def partitioning(num_partitions: int) -> Partitioning:
@@ -21,13 +24,19 @@ def f32(shape: tuple[int, ...], dims: str) -> TensorSpec:
 
 
 def randoms(tree: NestedMap, seed: int) -> NestedMap:
-    """Standard normal arrays for a tree of float32 specs."""
+    """Returns standard normal arrays for a tree of float32 specs."""
     rng = np.random.default_rng(seed)
     return tree.Transform(lambda spec: rng.standard_normal(spec.shape).astype(spec.dtype))
 
 
+def stablehlo(program: Program) -> str:
+    """Returns the text of a program."""
+    exported = jax_export.deserialize(bytearray(program.exported))
+    return str(jax_private.stablehlo_module(exported.mlir_module_serialized))
+
+
 def sgd_step() -> AnnotatedFn:
-    """One step of a two-layer perceptron; donates its weights."""
+    """Returns one step of a two-layer perceptron, which donates its weights."""
 
     def fn(weights: NestedMap, batch: NestedMap) -> NestedMap:
         leaves = weights.Flatten()
@@ -48,7 +57,7 @@ def sgd_step() -> AnnotatedFn:
 
 
 def moe_dispatch(parts: Partitioning) -> AnnotatedFn:
-    """Dispatch, experts, combine: the einsums of the paper's Algorithm 2."""
+    """Returns dispatch, experts and combine: the einsums of the paper's Algorithm 2."""
     annotate = Annotator(parts).annotate
 
     def fn(weights: NestedMap, batch: NestedMap) -> NestedMap:
@@ -64,7 +73,7 @@ def moe_dispatch(parts: Partitioning) -> AnnotatedFn:
 
 
 def numpy_sgd(weights: NestedMap, batch: NestedMap) -> NestedMap:
-    """The perceptron's step by hand: backpropagation written out."""
+    """Returns the perceptron's step by hand: backpropagation written out."""
     pre = batch.x_BM @ weights.wi_MH
     hidden = np.maximum(pre, 0)
     error = hidden @ weights.wo_HV - batch.y_BV

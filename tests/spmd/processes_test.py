@@ -1,4 +1,4 @@
-"""Two processes of two devices each compute what one of four does; when one ends, both end."""
+"""Two processes of two devices each equal one process of four; if one ends, both end."""
 
 import contextlib
 import json
@@ -18,11 +18,11 @@ from lingvo_gshard.spmd.executable import compile_program
 from tests import ports
 from tests.spmd import functions
 
-# Loads the saved programs and runs each: the train step three times, on its own new weights.
+# Loads and runs the saved programs: the train step three times, each time on its new weights.
 _PROCESS = """
 import json, sys
 import numpy as np
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 environment.prepare(num_devices=2)
 from lingvo_gshard.spmd import processes, program
 from lingvo_gshard.spmd.executable import compile_program
@@ -66,7 +66,7 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 
 
 def _start(code: str, *args: str, count: int = 2) -> list[subprocess.Popen]:
-    """Processes that run `code`, each with `args`, the coordinator and its number."""
+    """Starts processes that run `code`, each with `args`, the coordinator and its number."""
     keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     command = [sys.executable, "-c", code, *args, f"127.0.0.1:{ports.free()}"]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
@@ -76,7 +76,7 @@ def _start(code: str, *args: str, count: int = 2) -> list[subprocess.Popen]:
 
 
 def _finish(started: list[subprocess.Popen]) -> list[tuple[str, str]]:
-    """What each process printed to standard output and standard error."""
+    """Returns the standard output and standard error of each process."""
     try:
         return [process.communicate(timeout=180) for process in started]
     finally:
@@ -129,7 +129,7 @@ def test_to_host_gives_whole_arrays_in_one_process_too():
         ("localhost:80", -1, "process_id must be 0 to 1, got -1"),
     ],
 )
-def test_a_place_that_is_none_is_refused(coordinator, process_id, message):
+def test_an_invalid_address_or_number_is_refused(coordinator, process_id, message):
     with pytest.raises(ValueError, match=message):
         processes.Processes(coordinator, 2, process_id)
 
@@ -149,7 +149,7 @@ _MPI = {
 }
 
 
-def test_a_cluster_tells_the_processes(monkeypatch):
+def test_the_processes_of_a_cluster_are_found(monkeypatch):
     monkeypatch.setenv("JAX_COORDINATOR_PORT", "")
     with pytest.raises(ValueError, match="neither Slurm, Open MPI, .* started this process; start"):
         processes.detected(None, 300)
@@ -165,10 +165,10 @@ def test_a_cluster_tells_the_processes(monkeypatch):
     assert processes.detected(1234, 300).coordinator == "node07:1234"
 
 
-# Once both have met, `ends` happens in process `which`; the other one goes on in collectives.
+# After both have met, process `which` `ends`, and the other one continues with collectives.
 _ENDS = """
 import os, signal, sys, time
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 environment.prepare(num_devices=1)
 from lingvo_gshard.spmd import processes
 which, ends, count, coordinator, process_id = sys.argv[1:]
@@ -194,8 +194,8 @@ _FAILS = ("fails", 1, "has failed: the disk is full")
 @pytest.mark.parametrize(
     ("which", "ends", "status", "why"),
     [
-        (0, *_DIES),
         (1, *_FAILS),
+        pytest.param(0, *_DIES, marks=pytest.mark.slow),
         pytest.param(1, *_DIES, marks=pytest.mark.slow),
         pytest.param(0, *_FAILS, marks=pytest.mark.slow),
     ],
@@ -225,12 +225,6 @@ def test_when_one_of_three_dies_both_others_name_it_at_once():
         assert printed[i][1].splitlines()[-1] == line
 
 
-def test_a_process_that_is_done_waits_for_the_other():
-    started = _start(_ENDS, "1", "leaves", "2")
-    printed = _finish(started)
-    assert [process.returncode for process in started] == [0, 0], printed
-
-
 def test_a_strangers_connection_changes_nothing():
     started = _start(_ENDS, "1", "leaves", "2")
     host, port = started[0].args[-2].split(":")
@@ -257,7 +251,7 @@ def test_a_port_that_is_taken_is_named():
 
 _UNEQUAL = """
 import sys
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 coordinator, process_id = sys.argv[1:]
 environment.prepare(num_devices=1 + int(process_id))
 from lingvo_gshard.spmd import processes
@@ -278,9 +272,70 @@ def test_processes_with_different_numbers_of_devices_are_refused():
         )
 
 
+_DIFFERENT = """
+import sys
+from xla_spmd.runtime import environment
+environment.prepare(num_devices=1)
+from lingvo_gshard.spmd import processes
+coordinator, process_id = sys.argv[1:]
+with processes.joined(processes.Processes(coordinator, 3, int(process_id), timeout_secs=60)):
+    processes.check_alike({"code": "abc"})
+    dim = 16 if process_id == "1" else 8
+    processes.check_alike({"versions": "jax 1", "settings": f"task.cls : X\\ntask.dim : {dim}"})
+    print("computes")
+"""
+
+
+def test_a_process_with_other_settings_is_named_before_anything_is_computed():
+    started = _start(_DIFFERENT, count=3)
+    printed = _finish(started)
+    reason = "settings unlike process 0's: task.dim : 16 here, task.dim : 8 there."
+    assert [out for out, _ in printed] == ["", "", ""], printed
+    ends = [err.splitlines()[-1] for _, err in printed]
+    assert ends[1] == f"Process 1 of 3 ends: {reason}"
+    for i in (0, 2):
+        assert (
+            ends[i] == f"Process {i} ends: process 1 has failed: {reason} Start all of them again."
+        )
+    statuses = [process.returncode for process in started]
+    assert statuses == [processes.EXIT_STATUS, 1, processes.EXIT_STATUS]
+
+
+_FOLDERS = """
+import os, sys
+from xla_spmd.runtime import environment
+environment.prepare(num_devices=1)
+from lingvo_gshard.spmd import processes, shared_folder
+shared_folder._SHOWN_SECS = 0.5
+here, coordinator, process_id = sys.argv[1:]
+with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeout_secs=60)):
+    shared_folder.check(f"{here}/new/run")
+    shared_folder.check(here)
+    print("shared", flush=True)
+    os.chdir(f"{here}/{process_id}")
+    shared_folder.check("run")
+    print("saves")
+"""
+
+
+def test_a_folder_that_processes_do_not_share_is_told_at_once(tmp_path):
+    for i in range(2):
+        (tmp_path / str(i)).mkdir()
+    started = _start(_FOLDERS, str(tmp_path))
+    printed = _finish(started)
+    assert [process.returncode for process in started] == [1, 1], printed
+    for i, (out, err) in enumerate(printed):
+        assert out.splitlines()[-1] == "shared"  # After Gloo's own line.
+        assert err.splitlines()[-1] == (
+            f"Process {i} of 2 ends: run: process 0 wrote a file there, which process 1 does not "
+            "see: give a folder on a disk that all processes share."
+        )
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1"]
+
+
 _ALONE = """
 import sys
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 environment.prepare(num_devices=1)
 from lingvo_gshard.spmd import processes
 coordinator, process_id = sys.argv[1:]
@@ -289,8 +344,9 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 """
 
 
-@pytest.mark.parametrize("process_id", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_process_to_which_nobody_comes_says_so_and_ends(process_id):
+@pytest.mark.slow
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_a_process_alone_says_so_and_ends(process_id):
     coordinator = f"127.0.0.1:{ports.free()}"
     command = [sys.executable, "-c", _ALONE, coordinator, str(process_id)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -302,7 +358,7 @@ def test_a_process_to_which_nobody_comes_says_so_and_ends(process_id):
 
 
 def test_the_service_finds_no_modules_in_the_current_folder(tmp_path):
-    """A file of the user's may have the name of any module."""
+    """A file of the user's may have the same name as any module."""
     script = tmp_path / "scripts" / "alone.py"
     script.parent.mkdir()
     script.write_text(_ALONE)

@@ -1,4 +1,4 @@
-"""A saved program runs without TensorFlow, and one that is damaged or does not fit is refused."""
+"""A saved program runs without TensorFlow; a damaged or unsuitable one is refused."""
 
 import dataclasses
 import subprocess
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, program
 from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
+from xla_spmd.mesh import Mesh
 
 
 def test_many_calls_in_a_row_do_not_deadlock():
@@ -28,7 +28,7 @@ def test_many_calls_in_a_row_do_not_deadlock():
 _RUN_SAVED = """
 import sys
 sys.modules["tensorflow"] = None  # Any import of it fails from here on.
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 environment.prepare(num_devices=4)
 import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
@@ -88,8 +88,8 @@ def test_a_cut_or_foreign_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (2, "has version 2, this lingvo_gshard reads 1; export it again"),
-        (0, "has version 0, this lingvo_gshard reads 1; export it again"),
+        (3, "has version 3, this lingvo_gshard reads 1 and 2; export it again"),
+        (0, "has version 0, this lingvo_gshard reads 1 and 2; export it again"),
     ],
 )
 def test_a_file_of_another_version_is_refused(tmp_path, monkeypatch, version, message):

@@ -1,4 +1,4 @@
-"""Executables that another process has saved: equal results, and refusals that name the file."""
+"""Executables saved by another process give equal results; refusals name the file."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from tests.spmd import functions
 
 _SAVE = """
 import sys
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 environment.prepare(num_devices=8)
 from lingvo_gshard.spmd import saved_executable
 from tests.spmd import saved_executable_test as test
@@ -27,14 +27,14 @@ for partitions in (1, 4):
 
 
 def program(num_partitions=4, annotated=None):
-    """The program sgd, or another one."""
+    """Returns the program sgd, or a program of `annotated`."""
     parts = functions.partitioning(num_partitions)
     return lowering.export(annotated or functions.sgd_step(), parts)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with the folders `1` and `4`: sgd for as many partitions, by another process."""
+    """Makes a folder with the folders `1` and `4`: sgd for that many partitions."""
     made = tmp_path_factory.mktemp("saved")
     subprocess.run([sys.executable, "-c", _SAVE, str(made)], check=True)
     return made
@@ -42,7 +42,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def four(saved, tmp_path):
-    """A copy of the folder `4`, to be changed."""
+    """Copies the folder `4`, so that a test can change it."""
     for path in (saved / "4").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     return tmp_path
@@ -88,7 +88,7 @@ def test_another_program_of_the_name_is_not_taken(four, compiled, caplog):
     run = SavedExecutables(four).load_or_compile(exported)
     assert len(compiled) == 1
     assert caplog.messages == [
-        f"{four}/sgd.executable is of other settings or code; sgd is compiled."
+        f"{four}/sgd.executable has other settings or code; sgd is compiled."
     ]
     for got, want in zip(_results(run), _results(compile_program(exported)), strict=True):
         np.testing.assert_array_equal(got, want)
@@ -132,7 +132,7 @@ def test_damage_is_refused(four, compiled):
     (four / "sgd.json").write_text('{"platform": "cpu"}')
     _refused(four, "sgd.json is damaged .KeyError.*; save it again")
     (four / "sgd.json").unlink()
-    _refused(four, "no saved executables there; `plan --save` writes them")
+    _refused(four, "no saved executables there; `plan model --save` writes them")
     assert not compiled
 
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_serialized_is_refused(saved, four, monkeypatch):
 
 
 def test_functions_are_numbered():
-    """TensorFlow's names of functions differ between processes; other symbols matter."""
+    """TensorFlow's function names differ between processes, but other symbols matter."""
 
     def digest(name, target):
         text = f"func.func private @{name}(%0)\ncall @{name}()\ncustom_call @{target}()"

@@ -1,4 +1,4 @@
-"""Dtypes that are refused by name, and each process's share of a batch's rows."""
+"""Refused dtypes are named; each process gets its share of a batch's rows."""
 
 import subprocess
 import sys
@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, program, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.spmd.specs import WHOLE, Share
 from tests.spmd import functions
+from xla_spmd.mesh import Mesh
 
 
 def _export(dtype: str, fn) -> program.Program:
@@ -48,7 +48,7 @@ def test_what_a_platform_lacks():
 import jax
 jax.config.update("jax_enable_x64", True)
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
+from xla_spmd.mesh import Mesh
 from lingvo_gshard.spmd import specs
 leaves = [("state.x", TensorSpec((2, 3), "complex128", "__"))]
 specs.check_dtypes("f: argument", leaves, "cpu")
@@ -75,13 +75,13 @@ def test_every_dtype_of_32_bits_or_less_passes_through():
 @pytest.mark.parametrize(
     ("held", "want"),
     [
-        # Rows over the processes' devices, in their order, or not.
+        # Rows are split over the processes' devices in order, or in another order.
         ({0: {0, 1}, 1: {2, 3}}, [Share(0, 2), Share(1, 2)]),
         ({0: {2, 3}, 1: {0, 1}}, [Share(1, 2), Share(0, 2)]),
-        # Two processes hold the same rows; all hold all rows.
+        # Two processes hold the same rows, or all hold all rows.
         ({0: {0, 1}, 1: {0, 1}, 2: {2, 3}}, [Share(0, 2), Share(0, 2), Share(1, 2)]),
         ({0: {0, 1, 2}, 1: {0, 1, 2}}, [WHOLE, WHOLE]),
-        # Not adjacent; not on a part's border; not equally many.
+        # Rows are not adjacent, not on a part's border, or not equally many.
         ({0: {0, 2}, 1: {1, 3}}, [WHOLE, WHOLE]),
         ({0: {0, 3}, 1: {1, 2}}, [WHOLE, WHOLE]),
         ({0: {0}, 1: {1, 2, 3}}, [WHOLE, WHOLE]),
@@ -111,7 +111,7 @@ def test_own_rows_are_fetched_once_and_in_order(axes):
     placed = jax.device_put(rows, specs.sharding(parts, spec, specs.device_mesh(parts)))
     found = Share(0, 2).of(NestedMap(x=placed)).x
     assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found, rows)  # This process has all devices.
+    np.testing.assert_array_equal(found, rows)  # This process holds all devices.
 
 
 def test_a_spec_in_json_names_a_stack_if_it_has_one():

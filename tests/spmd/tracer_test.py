@@ -1,4 +1,4 @@
-"""The process that traces: what it returns, what is kept, and what comes of its failures."""
+"""The tracing process: its results, its cache, and the handling of its failures."""
 
 import os
 import pathlib
@@ -14,8 +14,8 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.spmd import program, tracer
 from lingvo_gshard.spmd.executable import compile_program
-from tests.files import child_process_test
 from tests.spmd import functions, tracing
+from tests.xla_spmd.files import child_process_test
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def _files(cache: pathlib.Path) -> list[str]:
     return sorted(path.name for path in cache.glob("*"))
 
 
-def test_a_program_of_the_child_computes_what_one_of_this_process_does():
+def test_a_program_traced_in_the_child_gives_equal_results():
     there = tracer.traced(tracing.sgd, 4)
     here = tracing.sgd(4)
     assert there.results == here.results and there.partitioning == here.partitioning
@@ -49,7 +49,7 @@ def test_a_program_is_kept_by_its_arguments(cache, monkeypatch):
     made = tracer.traced(tracing.pid, "a")
     assert len(_files(cache)) == 1 and _files(cache)[0].startswith("pid-")
 
-    monkeypatch.setattr(tracer, "_child", None)  # From here on, only what is kept is returned.
+    monkeypatch.setattr(tracer, "_child", None)  # From here on, only cached programs are returned.
     assert tracer.traced(tracing.pid, "a") == made
     with pytest.raises(AttributeError):
         tracer.traced(tracing.pid, "b")
@@ -115,7 +115,7 @@ def test_a_kept_program_under_the_name_of_another_is_not_taken(cache, caplog):
     assert "It is made again." in caplog.text
 
 
-def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch, caplog):
+def test_programs_are_made_if_the_cache_cannot_be_written(tmp_path, monkeypatch, caplog):
     file = tmp_path / "a file, and no folder"
     file.touch()
     monkeypatch.setenv("LINGVO_GSHARD_COMPILATION_CACHE", str(file))
@@ -123,7 +123,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch, ca
     assert "The program sgd is not kept" in caplog.text
 
 
-def test_a_kept_file_that_cannot_be_read_is_no_obstacle(cache, caplog):
+def test_programs_are_made_if_a_kept_file_cannot_be_read(cache, caplog):
     tracer.traced(tracing.sgd, 1)
     (path,) = cache.iterdir()
     path.unlink()
@@ -133,7 +133,7 @@ def test_a_kept_file_that_cannot_be_read_is_no_obstacle(cache, caplog):
 
 
 @pytest.mark.parametrize("value", [np.arange(2000), (1, np.arange(2000)), object()])
-def test_settings_whose_text_does_not_tell_them_apart_name_none(cache, value):
+def test_settings_with_ambiguous_text_are_not_cached(cache, value):
     params = registry.get_params("toy.MoE8E4L")
     params.Define("mine", value, "A user's own setting.")
     assert tracer._kept_file(tracing.sgd, (params,)) is None
@@ -157,12 +157,22 @@ def test_a_child_that_dies_is_named_with_its_last_word_and_replaced():
     assert tracer.traced(tracing.sgd, 1).name == "sgd"
 
 
+def test_the_child_s_output_is_shown_without_greetings(monkeypatch, capsys):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    tracer.traced(tracing.warns)
+    warning = "W1127 02:03:50.167440    5858 a.cc:492] a warning\n"
+    assert capsys.readouterr().err == warning
+    tracer.end()
+    assert capsys.readouterr().err == "progress 5%\r10%\n"
+
+
+@pytest.mark.slow
 def test_a_child_that_the_kernel_killed_may_have_lacked_memory():
     with pytest.raises(ChildProcessError, match=r"has died by SIGKILL; is there enough memory\?$"):
         tracer.traced(tracing.is_killed)
 
 
-def test_the_child_outlives_an_interrupt_and_ends_when_it_is_idle_or_told_to(monkeypatch):
+def test_the_child_survives_an_interrupt_and_ends_when_idle_or_asked(monkeypatch):
     name = tracer.traced(tracing.pid, "a").name
     pid = int(name.removeprefix("a_"))
     os.kill(pid, signal.SIGINT)
@@ -182,7 +192,7 @@ def test_a_child_without_tensorflow_says_so(tmp_path):
     """`python -c` has a main module that the child does not run again."""
     (tmp_path / "tensorflow.py").write_text("raise ImportError('libfoo.so.1 is missing')\n")
     code = """
-        from lingvo_gshard.spmd import environment
+        from xla_spmd.runtime import environment
         environment.prepare(num_devices=1)
         import lingvo_gshard.registry
         from lingvo_gshard.spmd import tracer
@@ -204,8 +214,8 @@ def test_a_child_without_tensorflow_says_so(tmp_path):
     )
 
 
-# A user's script, and how it starts its work. A shell's background jobs ignore SIGINT, and so would
-# theirs.
+# A user's script, with the start of its work. A shell's background jobs ignore SIGINT, and their
+# children would ignore it as well.
 _SCRIPT = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -222,7 +232,7 @@ _GUARDED = 'if __name__ == "__main__":\n    cli.run("script", main)'
 
 
 def _start(folder: pathlib.Path, start: str) -> subprocess.Popen:
-    """Starts the script in a process group of its own, with a folder of its temporary files."""
+    """Starts the script in a separate process group, with a separate temporary folder."""
     script = folder / "script.py"
     script.write_text(_SCRIPT.format(start=start))
     (folder / "tmp").mkdir()
@@ -237,13 +247,6 @@ def _start(folder: pathlib.Path, start: str) -> subprocess.Popen:
     )
 
 
-def _wait_for_end(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while child_process_test.is_running(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_an_interrupt_ends_the_program_and_its_child_at_once(tmp_path):
     run = _start(tmp_path, _GUARDED)
     child = int(run.stdout.readline())
@@ -256,20 +259,54 @@ def test_an_interrupt_ends_the_program_and_its_child_at_once(tmp_path):
     assert not any((tmp_path / "tmp").iterdir())
 
 
-def test_the_child_of_a_program_that_is_killed_ends(tmp_path):
-    run = _start(tmp_path, _GUARDED)
-    child = int(run.stdout.readline())
-    assert not any((tmp_path / "tmp").iterdir())
-    run.kill()
-    _wait_for_end(child)
-    run.communicate()
+_UNGUARDED = """
+from lingvo_gshard.spmd import tracer
+from xla_spmd.runtime import environment
+environment.prepare(1)
+from tests.spmd import tracing
+{own}
+print(tracer.traced({function}, 1).name, flush=True)
+"""
+_OWN = """
+def own(num_partitions):
+    return tracing.sgd(num_partitions)
+"""
 
 
-def test_a_script_whose_work_is_unguarded_learns_why_it_fails(tmp_path):
-    run = _start(tmp_path, "main()")
-    output, errors = run.communicate(timeout=120)
-    assert (run.returncode, output) == (1, "")
-    assert 'must therefore stand under `if __name__ == "__main__":`' in errors
-    last = errors.splitlines()[-1]
-    assert last.endswith("has died with status 1; what it wrote, if anything, stands above.")
-    assert not any((tmp_path / "tmp").iterdir())
+def _unguarded(folder, own, function):
+    script = folder / "script.py"
+    script.write_text(_UNGUARDED.format(own=own, function=function))
+    env = {"PYTHONPATH": os.getcwd(), "LINGVO_GSHARD_COMPILATION_CACHE": "off"}
+    command = [sys.executable, script]
+    return subprocess.run(
+        command, env=os.environ | env, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.slow
+def test_an_unguarded_script_does_its_work_once(tmp_path):
+    done = _unguarded(tmp_path, _OWN, "tracing.sgd")
+    assert (done.returncode, done.stdout) == (0, "sgd\n"), done.stderr
+
+
+def test_an_unguarded_script_may_not_define_traced_functions(tmp_path):
+    done = _unguarded(tmp_path, _OWN, "own")
+    assert (done.returncode, done.stdout) == (1, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ValueError: own: this script defines classes or functions that other")
+    assert last.endswith("or define them in a separate module.")
+
+
+def test_functions_of_a_notebook_are_refused():
+    code = """
+        from lingvo_gshard.spmd import tracer
+        from xla_spmd.runtime import environment
+        environment.prepare(1)
+        def own(): pass
+        tracer.traced(own)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ValueError: own is defined in a notebook or at a prompt, where")

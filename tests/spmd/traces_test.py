@@ -1,4 +1,4 @@
-"""What is read of the traces of a GPU and a TPU, made by hand in the shape of theirs."""
+"""Reading traces of a GPU and a TPU, handmade in the form of real traces."""
 
 import types
 
@@ -22,7 +22,7 @@ def _plane(name, **lines):
 
 @pytest.fixture
 def read(monkeypatch):
-    """Reads a trace of some planes."""
+    """Returns a function that reads a trace of some planes."""
 
     def read_planes(*planes):
         data = types.SimpleNamespace(planes=planes)

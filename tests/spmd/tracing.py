@@ -1,6 +1,6 @@
 """Functions that the tracing process runs for tracer_test.py.
 
-A script imports this module, too, as programs do those of their functions: without TensorFlow.
+Scripts also import this module, like programs import their functions: without TensorFlow.
 """
 
 import os
@@ -19,7 +19,7 @@ def sgd(num_partitions: int) -> Program:
 
 
 def pid(name: str) -> Program:
-    """A program whose name has the number of the process that made it."""
+    """Returns a program whose name contains the number of the process that made it."""
     made = sgd(1)
     return Program(**{**vars(made), "name": f"{name}_{os.getpid()}"})
 
@@ -32,13 +32,20 @@ def fails() -> Program:
     return {}["a program"]
 
 
+def warns() -> Program:
+    """Writes a warning, a greeting of TensorFlow's, and the beginning of a line."""
+    os.write(2, b"W1127 02:03:50.167440    5858 a.cc:492] a warning\n")
+    os.write(2, b"I0000 00:00:1795744946.941126    4733 port.cc:153] news\nprogress 5%\r10%")
+    return sgd(1)
+
+
 def is_killed() -> Program:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
 def takes_long() -> Program:
-    """Prints the number of its process to the parent's parent, and goes on for a minute."""
+    """Prints its process number to the parent's parent, and continues for a minute."""
     print(os.getpid(), flush=True)
     time.sleep(60)
     raise AssertionError

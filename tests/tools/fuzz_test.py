@@ -1,14 +1,12 @@
-"""How the outcomes of mutations are told apart, on a reader that has faults of each sort."""
+"""The outcomes of mutations are distinguished, for readers with each kind of fault."""
 
 import json
 import os
 import time
-import zipfile
 
 import numpy as np
 import pytest
 
-from lingvo_gshard.files import safetensors_file
 from tools import fuzz
 
 
@@ -58,7 +56,7 @@ def test_every_outcome_is_counted(tmp_path, capsys, read, outcome):
     assert _unchecked(kind.files) == before and len(list(tmp_path.iterdir())) == 2
 
 
-def test_another_answer_is_no_fault_of_a_file_without_a_digest(tmp_path):
+def test_a_file_without_a_digest_may_give_another_answer(tmp_path):
     kind = _kind(tmp_path, _unchecked)
     unchecked = fuzz.Kind(kind.name, kind.files, kind.read, is_checked=False)
     counts = fuzz.outcomes(unchecked, 40, seed=3)
@@ -66,7 +64,7 @@ def test_another_answer_is_no_fault_of_a_file_without_a_digest(tmp_path):
 
 
 def _fragile(folder):
-    """A reader that dies, hangs or takes memory, as its file says."""
+    """A reader that dies, hangs or takes memory, depending on its file."""
 
     def read():
         match (folder / "what").read_text():
@@ -75,14 +73,14 @@ def _fragile(folder):
             case "hang":
                 time.sleep(999)
             case "memory":
-                np.ones(600 * 2**17)  # 600 MiB, more than the bound.
+                np.ones(600 * 2**17)  # 600 MiB, above the bound.
         return 1
 
     return [fuzz.Kind("fragile", [folder / "what"], read)]
 
 
 @pytest.mark.slow
-def test_a_reader_that_dies_hangs_or_takes_memory_is_told(tmp_path, monkeypatch):
+def test_a_reader_that_dies_hangs_or_takes_memory_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(fuzz, "_HANG_SECS", 10.0)  # A busy machine is slow to give that memory.
     contents = ["crash", "hang", "memory", "fine"]
     (tmp_path / "what").write_text("fine")
@@ -94,36 +92,3 @@ def test_a_reader_that_dies_hangs_or_takes_memory_is_told(tmp_path, monkeypatch)
         ("crash", "hang", "memory", "same"), 1
     )
     child.stop()
-
-
-def test_files_with_another_value_are_still_of_their_format(tmp_path):
-    safetensors_file.write(tmp_path / "a.safetensors", {"x": np.ones(2)}, {})
-    (tmp_path / "b.json").write_text('{"x": [1, {"y": "z"}]}')
-    (tmp_path / "c.jsonl").write_text('{"x": 1}\n{"x": 2}')
-    with zipfile.ZipFile(tmp_path / "d.bin", "w") as archive:
-        archive.writestr("d/data.pkl", b"\x80\x02}.")
-
-    def read(path):
-        content = path.read_bytes()
-        match path.suffix:
-            case ".json":
-                return json.loads(content)
-            case ".jsonl":
-                return [json.loads(line) for line in content.splitlines()]
-            case ".bin":
-                with zipfile.ZipFile(path) as archive:
-                    return archive.read("d/data.pkl")
-        return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-
-    for path in sorted(tmp_path.iterdir()):
-        original = path.read_bytes()
-        before = read(path)
-        found = set()
-        for number in range(20):
-            rng = fuzz.random.Random(number)
-            content = fuzz._with_another_value(path, original, rng)
-            if content.startswith(b"[["):
-                continue  # Nested too deeply to be read.
-            path.write_bytes(content)
-            found.add(repr(read(path)))
-        assert len(found - {repr(before)}) > 3, path

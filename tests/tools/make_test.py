@@ -1,6 +1,7 @@
-"""What `make` would run where paths have spaces; nothing of it is run."""
+"""The commands that `make` would run for paths with spaces; they are not run."""
 
 import pathlib
+import re
 import shlex
 import subprocess
 
@@ -8,7 +9,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _commands(*arguments):
-    """The commands as lists of words, as the shell would divide them."""
+    """Returns the commands as lists of words, divided like a shell."""
     command = ["make", "--dry-run", *arguments]
     made = subprocess.run(
         command, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=60
@@ -26,3 +27,28 @@ def test_a_corpus_may_have_spaces_in_its_path(tmp_path):
     assert out == f"--out=out/demo{str(tmp_path).replace('/', '-')}-my-corpus----/data"
     trainer = next(words for words in commands if "lingvo_gshard.trainer" in words)
     assert f"--data_dir={out.removeprefix('--out=')}" in trainer
+
+
+def test_the_demo_ends_with_three_translations(tmp_path):
+    """The last command of the dry run is run, on files as the decoder writes them."""
+    dry_run = subprocess.run(
+        ["make", "--dry-run", "demo", f"CORPUS={tmp_path}"],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    command = dry_run.stdout[dry_run.stdout.index("source=") :]
+    (name,) = set(re.findall(r"(\S+)/run/decode_test/\*", command))
+    folder = tmp_path / name / "run/decode_test"
+    folder.mkdir(parents=True)
+    (folder / "de.source.txt").write_text("Ein Hund.\nEine Katze.\nEin Kind.\nBrot.\n")
+    (folder / "de.txt").write_text("A dog.\nA cat.\nA child.\nBread.\n")
+
+    printed = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert printed.stdout == (
+        "Ein Hund.\n    A dog.\nEine Katze.\n    A cat.\nEin Kind.\n    A child.\n"
+    )

@@ -1,9 +1,10 @@
-"""A run that begins or ceases to keep moving averages of its weights."""
+"""Runs that begin or cease to keep moving averages of their weights."""
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import weight_average
 from lingvo_gshard.train import config
@@ -20,7 +21,7 @@ def _init_fn(seed):
 
 
 def _model_fn(state, features, labels, mode, params):
-    """The regression, which also averages its weights."""
+    """The regression, with averages of its weights."""
     ema = state.ema
     rest = NestedMap({name: tree for name, tree in state.items() if name != "ema"})
     evaluated = rest if mode.name == "TRAIN" else NestedMap(rest, theta=ema)
@@ -54,7 +55,7 @@ def test_averages_are_restored_evaluated_and_exported(tmp_path):
     other = at_once.restore().state
     np.testing.assert_array_equal(np.asarray(one.ema.w_HV), np.asarray(other.ema.w_HV))
 
-    # A state to be evaluated has the averages as its weights.
+    # In a state for evaluation, the averages are the weights.
     np.testing.assert_array_equal(np.asarray(one.theta.w_HV), np.asarray(one.ema.w_HV))
     plain = regression.make(tmp_path / "run")
     raw = plain.restore().state
@@ -66,17 +67,26 @@ def test_averages_are_restored_evaluated_and_exported(tmp_path):
     assert sorted(exported) == ["theta.bias_V", "theta.w_HV"]
     np.testing.assert_array_equal(exported["theta.w_HV"], np.asarray(one.ema.w_HV))
 
-    # The mean over checkpoints is that of their averages.
+    # The mean over checkpoints is the mean of their averages.
     means = averaging.restore(average=2).state
     first = averaging.restore(3).state.ema.w_HV
     want = (np.asarray(first) + np.asarray(one.ema.w_HV)) / 2
     np.testing.assert_allclose(np.asarray(means.theta.w_HV), want, rtol=1e-6)
     np.testing.assert_array_equal(np.asarray(means.theta.w_HV), np.asarray(means.ema.w_HV))
 
-    # What decodes reads no more than it needs.
+    # Decoding reads only the weights.
     alone = averaging.restore(average=2, weights_alone=True).state
     assert list(dict(alone.FlattenItems())) == ["theta.bias_V", "theta.w_HV"]
     np.testing.assert_array_equal(np.asarray(alone.theta.w_HV), np.asarray(means.theta.w_HV))
+
+
+def test_a_damaged_average_is_found(tmp_path):
+    averaging = _train(_averaging(tmp_path), 3)
+    with Checkpoints(tmp_path) as saved:
+        saved.arrays(3)["ema.w_HV"].unchecked[0, 0] = 9
+
+    with pytest.raises(ValueError, match=r"damaged: ema\.w_HV is not what was saved"):
+        averaging.restore(3, weights_alone=True)
 
 
 def test_averages_start_from_the_weights_of_a_run_without(tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""Early stopping against Keras's, and over restarts."""
+"""Early stopping, compared with Keras, and over restarts."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from tests.train import regression
 
 
 def _keras_stop(values, patience, min_gain, higher_is_better):
-    """The number of evaluations after which Keras stops; None if it does not."""
+    """Returns the number of evaluations after which Keras stops; None if it does not."""
     callback = tf.keras.callbacks.EarlyStopping(
         monitor="metric",
         min_delta=min_gain,
@@ -44,6 +44,7 @@ def _stop(values, patience, min_gain, higher_is_better):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patience", [1, 2, 4])
 @pytest.mark.parametrize("min_gain", [0.0, 0.25])
 def test_it_stops_where_keras_does(patience, min_gain):
@@ -51,7 +52,7 @@ def test_it_stops_where_keras_does(patience, min_gain):
     stops = []
     for higher_is_better in (False, True):
         for _ in range(20):
-            # Multiples of 1/8, so that equal values and gains of just 1/4 occur.
+            # Multiples of 1/8, so that equal values and gains of exactly 1/4 occur.
             values = list(np.round(8 * rng.standard_normal(12)) / 8)
             got = _stop(values, patience, min_gain, higher_is_better)
             assert got == _keras_stop(values, patience, min_gain, higher_is_better), values
@@ -59,7 +60,7 @@ def test_it_stops_where_keras_does(patience, min_gain):
     assert len(set(stops)) > 1
 
 
-def test_not_a_number_is_no_improvement():
+def test_nan_is_not_an_improvement():
     rule = EarlyStop("dev", "nll", False, patience=2, min_gain=0.01)
     assert rule.reason({10: 3.0, 20: math.nan}) is None
     assert rule.reason({10: 3.0, 20: math.nan, 30: 2.995}) == (
@@ -85,7 +86,7 @@ def _steps(folder):
 
 
 def test_a_run_ends_early_and_stays_ended(tmp_path, capsys):
-    """No gain is as large as 1000, so the first evaluation stays the best."""
+    """No gain reaches 1000, so the first evaluation stays the best."""
     settings = {"early_stop_patience": 2, "early_stop_min_gain": 1000.0}
     last = _run(tmp_path, **settings)
     assert _steps(tmp_path) == [1, 2, 3] and last["step"] == 3
@@ -99,7 +100,7 @@ def test_a_run_ends_early_and_stays_ended(tmp_path, capsys):
     assert _steps(tmp_path) == [1, 2, 3, 3]
     assert "Training ends early, after step 3: " in capsys.readouterr().out
 
-    # With more patience, it goes on from the same evaluations.
+    # With more patience, training continues from the same evaluations.
     settings["early_stop_patience"] = 4
     assert _run(tmp_path, **settings)["step"] == 5
     assert _steps(tmp_path)[4:] == [4, 5]

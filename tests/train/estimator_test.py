@@ -1,10 +1,8 @@
-"""Train, evaluate, predict: resumed equals uninterrupted, K steps a call equal one."""
+"""Train, evaluate, predict: resumed equals uninterrupted, K steps per call equal one."""
 
 import dataclasses
-import functools
 import itertools
 import json
-import resource
 import time
 
 import numpy as np
@@ -17,10 +15,8 @@ from lingvo_gshard.checkpoints.checkpoints import Checkpoints, whole_steps
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train.estimator import EvalSpec
+from lingvo_gshard.train import config
 from lingvo_gshard.train.hooks import NonFinite, NonFiniteLossError, TrainHook
-from lingvo_gshard.train.summaries import TRAIN_METRICS
-from lingvo_gshard.train.train_and_evaluate import train_and_evaluate
 from tests.train import regression
 from tests.train.regression import B, H, V
 
@@ -51,7 +47,7 @@ def _train(model_dir, max_steps, **options):
 
 
 def _state(model_dir, num_partitions=1):
-    """The latest checkpoint: step, {path: array}, input state."""
+    """Returns the latest checkpoint: step, {path: array}, input state."""
     parts = regression.make(model_dir, num_partitions).partitioning
     with Checkpoints(model_dir) as saved:
         shardings = specs.shardings(parts, regression.STATE, specs.device_mesh(parts))
@@ -61,7 +57,7 @@ def _state(model_dir, num_partitions=1):
 
 
 def _numpy_losses(w_HV, num_steps):
-    """The same training written out in numpy."""
+    """The same training, written out in NumPy."""
     bias_V = np.zeros(V, np.float32)
     m_w, m_b, losses = np.zeros_like(w_HV), np.zeros_like(bias_V), []
     for i in range(num_steps):
@@ -80,8 +76,7 @@ def _initial_weights():
 
 
 @pytest.mark.parametrize(
-    ("num_partitions", "steps_per_call", "sizes"),
-    [(1, 1, [1] * 11), (2, 4, [4, 4, 3]), (4, 1, [1] * 11), (4, 4, [4, 4, 3])],
+    ("num_partitions", "steps_per_call", "sizes"), [(1, 1, [1] * 11), (4, 4, [4, 4, 3])]
 )
 def test_losses_equal_numpys(tmp_path, num_partitions, steps_per_call, sizes):
     recorder = _train(tmp_path, 11, num_partitions=num_partitions, steps_per_call=steps_per_call)
@@ -102,16 +97,32 @@ def test_resumed_equals_never_stopped_bit_for_bit(tmp_path):
         np.testing.assert_array_equal(stopped[path], array, err_msg=path)
 
 
-def test_resumes_on_another_number_of_partitions(tmp_path):
-    _train(tmp_path, 3, num_partitions=4)
-    recorder = _train(tmp_path, 6, num_partitions=2)
-    assert recorder.began == [3]
-    want = _numpy_losses(_initial_weights(), 6)[3:]
-    np.testing.assert_allclose(recorder.losses, want, rtol=1e-4)
+def test_functions_get_copies_of_params(tmp_path):
+    """As in TensorFlow, whose estimators pass deep copies."""
+
+    def model_fn(state, features, labels, mode, params):
+        if mode == Mode.EVAL:
+            params.task.learning_rate = 0.0
+        return regression.model_fn(state, features, labels, mode, params)
+
+    def input_fn(params):
+        params.task.learning_rate = 1e6
+        return regression.Batches(num_batches=2)
+
+    params = regression.model_params()
+    estimator = regression.make(tmp_path, model_fn=model_fn, params=params)
+    estimator.train(lambda p: regression.Batches(), max_steps=2)
+    estimator.evaluate(input_fn)
+    params.task.learning_rate = 7.0
+
+    recorder = _Recorder()
+    estimator.train(lambda p: regression.Batches(), max_steps=5, hooks=[recorder])
+    np.testing.assert_allclose(recorder.losses, _numpy_losses(_initial_weights(), 5)[2:], rtol=1e-4)
+    assert estimator.evaluate(input_fn)["step"] == 5
 
 
 def test_prefetched_batches_are_not_lost(tmp_path):
-    """The checkpoint's input state is of the steps done, not of the batches read ahead."""
+    """The checkpoint's input state belongs to the steps done, not to the batches read ahead."""
     _train(tmp_path, 7, steps_per_call=2, save_checkpoints_steps=2, keep_checkpoint_max=9)
     parts = regression.make(tmp_path).partitioning
     shardings = specs.shardings(parts, regression.STATE, specs.device_mesh(parts))
@@ -139,12 +150,6 @@ def test_training_ends_with_its_input_and_closes_it(tmp_path):
     assert _state(tmp_path)[0] == 5
 
 
-def test_nothing_is_left_to_do(tmp_path):
-    _train(tmp_path, 3)
-    recorder = _train(tmp_path, 3)
-    assert recorder.calls == [] and recorder.saved == []
-
-
 def test_an_inputs_error_reaches_the_caller(tmp_path):
     class _Broken(regression.Batches):
         def __next__(self):
@@ -156,16 +161,15 @@ def test_an_inputs_error_reaches_the_caller(tmp_path):
     assert recorder.ended == 1
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 4])
-def test_a_loss_that_is_no_number_stops_training(tmp_path, steps_per_call):
-    estimator = regression.make(tmp_path, steps_per_call=steps_per_call, save_checkpoints_steps=4)
+def test_a_non_finite_loss_stops_training(tmp_path):
+    estimator = regression.make(tmp_path, steps_per_call=4, save_checkpoints_steps=4)
     with pytest.raises(NonFiniteLossError, match="loss of step 6 is nan.* is of step 4"):
         estimator.train(lambda p: regression.Batches(poisoned_batch=5), max_steps=12)
     assert _state(tmp_path)[0] == 4
 
 
 def _skipping(state, features, labels, mode, params):
-    """The regression, leaving its state as it was where the loss is no number."""
+    """The regression, which leaves its state unchanged if the loss is not a number."""
     spec = regression.model_fn(state, features, labels, mode, params)
     if mode != Mode.TRAIN:
         return spec
@@ -179,7 +183,7 @@ def _skipping(state, features, labels, mode, params):
     )
 
 
-def test_a_step_whose_loss_is_no_number_may_be_skipped(tmp_path):
+def test_a_step_with_a_non_finite_loss_may_be_skipped(tmp_path):
     options = {"model_fn": _skipping, "on_nonfinite": NonFinite.SKIP, "steps_per_call": 4}
     regression.make(tmp_path / "skipping", **options).train(
         lambda p: regression.Batches(poisoned_batch=5), max_steps=8
@@ -191,7 +195,7 @@ def test_a_step_whose_loss_is_no_number_may_be_skipped(tmp_path):
 
 
 def test_checkpoints_by_time(tmp_path, monkeypatch):
-    """By a clock that nobody can set: the wall's may jump."""
+    """By a clock that cannot be set: the wall clock may jump."""
     wall = itertools.count(10**9, -86400)
     monkeypatch.setattr(time, "time", lambda: next(wall))
     options = {"save_checkpoints_steps": 10**6, "keep_checkpoint_max": 99}
@@ -224,7 +228,7 @@ def test_evaluate_combines_sums_and_weights_exactly(tmp_path):
 
 
 class _Lengths(regression.Batches):
-    """Features alone, the second batch longer than the first."""
+    """Only features; the second batch is longer than the first."""
 
     def __init__(self, num_batches):
         super().__init__(num_batches)
@@ -246,21 +250,6 @@ def test_predict_yields_every_row_in_order(tmp_path):
     assert len(rows) == 3 * B
     np.testing.assert_allclose([row["y_BV"] for row in rows], want, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose([row["total_B"] for row in rows], want.sum(1), rtol=1e-4, atol=1e-5)
-
-
-def test_train_and_evaluate_evaluates_every_checkpoint(tmp_path):
-    estimator = regression.make(tmp_path, steps_per_call=2, save_checkpoints_steps=4)
-    evaluation = EvalSpec(lambda p: regression.Batches(num_batches=2), name="dev")
-    train = functools.partial(
-        train_and_evaluate, estimator, lambda p: regression.Batches(), evaluation, max_steps=10
-    )
-    last = train()
-    lines = [json.loads(line) for line in (tmp_path / "eval_metrics.jsonl").open()]
-    assert [line["step"] for line in lines] == [4, 8, 10]
-    assert lines[-1]["error"] == last["error"] < lines[0]["error"]
-    again = train()
-    assert again["error"] == last["error"]
-    assert estimator.evaluate(evaluation.input_fn, checkpoint_step=8)["error"] == lines[1]["error"]
 
 
 def test_train_metrics_can_be_read(tmp_path):
@@ -296,25 +285,6 @@ def test_train_metrics_can_be_read(tmp_path):
     )
 
 
-def test_a_disk_that_is_full_ends_training_and_loses_nothing_saved(tmp_path):
-    """The limit on a file's size stands for the disk's; the log reaches it first."""
-    _train(tmp_path / "whole", 8, save_checkpoints_steps=2)
-    full = tmp_path / "full"
-    _train(full, 4, save_checkpoints_steps=2)
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((full / TRAIN_METRICS).stat().st_size, hard))
-    try:
-        with pytest.raises(OSError, match=f"File too large: .*full/{TRAIN_METRICS}"):
-            _train(full, 8)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    recorder = _train(full, 8, save_checkpoints_steps=2)
-    assert recorder.began == [4]
-    _, whole, _ = _state(tmp_path / "whole")
-    for path, array in _state(full)[1].items():
-        np.testing.assert_array_equal(array, whole[path], err_msg=path)
-
-
 def test_lines_after_the_checkpoint_are_dropped_on_resuming(tmp_path):
     _train(tmp_path, 4)
     with (tmp_path / "train_metrics.jsonl").open("a") as file:
@@ -326,14 +296,14 @@ def test_lines_after_the_checkpoint_are_dropped_on_resuming(tmp_path):
 
 
 def _trained(model_dir):
-    """An estimator with checkpoints of the steps 1 to 4."""
+    """Returns an estimator with checkpoints of the steps 1 to 4."""
     options = {"num_partitions": 4, "save_checkpoints_steps": 1}
     _train(model_dir, 4, **options)
     return regression.make(model_dir, **options)
 
 
 def test_weights_are_the_mean_over_the_last_checkpoints(tmp_path):
-    """Restored and exported; all but the weights is the last checkpoint's."""
+    """Restored and exported; all but the weights comes from the last checkpoint."""
     estimator = _trained(tmp_path)
     steps = whole_steps(tmp_path)[:3]
     apart = [estimator.restore(step) for step in steps]
@@ -353,12 +323,25 @@ def test_weights_are_the_mean_over_the_last_checkpoints(tmp_path):
     np.testing.assert_array_equal(exported_HV[:, :], found.state.theta.w_HV)
 
 
-@pytest.mark.parametrize("average", [0, 4])
-def test_a_mean_over_more_checkpoints_than_there_are_is_refused(tmp_path, average):
+def test_a_mean_over_more_checkpoints_than_there_are_is_refused(tmp_path):
     estimator = _trained(tmp_path)
-    message = rf"mean of {average} checkpoints up to step \d+ .* there are \[.*keep_checkpoint_max="
+    message = r"mean of 4 checkpoints up to step \d+ .* there are \[.*keep_checkpoint_max="
     with pytest.raises(ValueError, match=message):
-        estimator.restore(whole_steps(tmp_path)[2], average=average)
+        estimator.restore(whole_steps(tmp_path)[2], average=4)
+
+
+def test_of_many_differences_the_changed_values_come_first(tmp_path):
+    def text(moe, dim):
+        added = [f"task.moe.size_{i} : {i}" for i in range(40)] if moe else ["task.moe : None"]
+        return "\n".join([*added, f"task.width : {dim}"]) + "\n"
+
+    (tmp_path / "params.txt").write_text(text(moe=True, dim=8))
+    with pytest.raises(ValueError, match="holds another model") as raised:
+        config.check_folder(tmp_path, text(moe=False, dim=16), ("task",))
+    _, _, differences = str(raised.value).partition("It differs in ")
+    assert differences.startswith("task.width: 16, not 8; task.moe")
+    assert differences.endswith("; and 39 more settings.")
+    assert differences.count(";") == 3
 
 
 def test_another_model_is_refused_and_named(tmp_path):
@@ -387,7 +370,7 @@ def test_there_is_nothing_to_evaluate(tmp_path):
         estimator.predict(lambda p: regression.Batches(num_batches=1))
     assert not (tmp_path / "none").exists()
     estimator.train(lambda p: regression.Batches(), max_steps=1)
-    with pytest.raises(ValueError, match="the input holds no batches"):
+    with pytest.raises(ValueError, match="the input has no batches"):
         estimator.evaluate(lambda p: regression.Batches(num_batches=0))
     with pytest.raises(ValueError, match=r"checkpoints/7: no whole checkpoint; there are \[1\]"):
         estimator.evaluate(lambda p: regression.Batches(num_batches=1), checkpoint_step=7)

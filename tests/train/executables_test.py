@@ -1,4 +1,4 @@
-"""Training with saved executables: nothing of training is compiled, and the losses are the same."""
+"""Training with saved executables: training compiles nothing, and the losses are the same."""
 
 import pathlib
 
@@ -36,7 +36,7 @@ def test_training_loads_what_was_saved(tmp_path, compiled, caplog):
     assert _losses(second, 4) == want[:4]
     assert len(compiled) == 1  # initialize
     assert not caplog.messages
-    # The last call is of one step.
+    # The last call has one step.
     assert _losses(second, 5) == want[4:]
     assert len(compiled) == 2
     assert caplog.messages == [f"{folder}/train_1.json does not exist; train_1 is compiled."]
@@ -45,6 +45,8 @@ def test_training_loads_what_was_saved(tmp_path, compiled, caplog):
 
 
 def test_a_folder_without_executables_is_refused_at_once(tmp_path):
-    with pytest.raises(ValueError, match="no saved executables there; `plan --save` writes them"):
+    with pytest.raises(
+        ValueError, match="no saved executables there; `plan model --save` writes them"
+    ):
         regression.make(tmp_path / "run", executables=tmp_path / "nowhere")
     assert not pathlib.Path(tmp_path, "run").exists()

@@ -2,8 +2,8 @@
 
     python -m tests.train.host_memory FOLDER
 
-Prints, as JSON, the bytes of one array, the bytes of the state, and by how much each took more than
-what was there before it.
+Prints, as JSON, the bytes of one array, the bytes of the state, and the peak memory of each
+operation, minus the memory in use before it.
 """
 
 import ctypes
@@ -14,22 +14,22 @@ import pathlib
 import sys
 import threading
 
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 
 _NUM_ARRAYS, _ROWS, _MODEL = 32, 2048, 1024
 
 
 def _used_bytes():
-    """Memory of this process that no file backs."""
+    """Returns the memory of this process without pages backed by files."""
     status = pathlib.Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
     return 1024 * int(line.split()[1])
 
 
 def extra_bytes(do):
-    """The most memory that is used while `do` runs, beyond what was used before."""
+    """Returns the peak memory while `do` runs, minus the memory in use before."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # What was freed before would serve without being counted.
+    ctypes.CDLL(None).malloc_trim(0)  # `do` must not reuse freed memory, uncounted.
     before, done = _used_bytes(), threading.Event()
     most = [before]
 
@@ -46,8 +46,8 @@ def extra_bytes(do):
 
 
 def main(folder):
-    """Trains a step of a model that has large weights, exports it and starts from it."""
-    # Not prepare(num_devices=2): it keeps freed memory in the process, where it would count.
+    """Trains a step of a model with large weights, exports it and starts from it."""
+    # Not prepare(num_devices=2): this keeps freed memory in the process, where it would count.
     os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
     environment.prepare()
     import tensorflow as tf
@@ -75,7 +75,7 @@ def main(folder):
     estimator.train(lambda p: regression.Batches(), max_steps=1)
     file = f"{folder}/w.safetensors"
     found = {"array": 4 * _ROWS * _MODEL, "state": 2 * _NUM_ARRAYS * 4 * _ROWS * _MODEL}
-    estimator.export_weights(file, "step")  # What is compiled and loaded once does not count.
+    estimator.export_weights(file, "step")  # One-time compiling and loading must not count.
     found["export"] = extra_bytes(lambda: estimator.export_weights(file))
     for source in (run, file):
         state = estimator.restore().state

@@ -1,4 +1,4 @@
-"""The feed's order, its end and its thread, and the sizes of a batch of which it has a share."""
+"""The feed's order, its end and its thread, and the sizes of a batch that processes share."""
 
 import contextlib
 import threading
@@ -39,7 +39,7 @@ def test_group_sizes_end_at_max_steps():
 
 
 class _Program:
-    """Stands for the train program of a number of steps."""
+    """Stands in for the train program of a number of steps."""
 
     def __init__(self, num_steps):
         self.num_steps = num_steps

@@ -2,8 +2,8 @@
 
     python -m tests.train.many FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID ACTION...
 
-Prints a line of JSON for each action: the most memory that it took beyond what was used before, the
-bytes that TensorStore read, and the exported files that were opened.
+Prints a line of JSON for each action: the peak memory minus the memory in use before, the bytes
+that TensorStore read, and the exported files that were opened.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import pathlib
 import signal
 import sys
 
-from lingvo_gshard.spmd import environment
 from tests.train.host_memory import extra_bytes
+from xla_spmd.runtime import environment
 
 NUM_PARTITIONS, NUM_EXPERTS, NUM_LAYERS = 8, 32, 5
 EXPERT_BYTES = 2 * 2**20
@@ -45,15 +45,15 @@ def _bytes_read():
 
 
 class _Member:
-    """What each action does; all processes do the same."""
+    """The actions; all processes do the same ones."""
 
     def __init__(self, folder):
         from lingvo_gshard.checkpoints.checkpoints import Contents
         from lingvo_gshard.core.hyperparams import Params
         from lingvo_gshard.sharding.layout import Partitioning
-        from lingvo_gshard.sharding.mesh import Mesh
         from lingvo_gshard.spmd import specs
         from lingvo_gshard.train.config import train_params
+        from xla_spmd.mesh import Mesh
 
         self._folder = pathlib.Path(folder)
         self._spec = _spec()
@@ -69,7 +69,7 @@ class _Member:
         self.state = self._made(1)
 
     def _made(self, step):
-        """The state after `step` steps: whole numbers, so that every partitioning is exact."""
+        """Returns the state after `step` steps: whole numbers, exact for every partitioning."""
         import jax
         import numpy as np
 
@@ -89,7 +89,7 @@ class _Member:
         return Checkpoints(self._folder / "run", self._contents)
 
     def save(self):
-        """Saves the state as that of its step."""
+        """Saves the state of the current step."""
         with self._checkpoints() as saved:
             saved.save(self._step, self.state, {})
 
@@ -111,7 +111,7 @@ class _Member:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def restore(self):
-        """Goes on from the newest checkpoint."""
+        """Continues from the newest checkpoint."""
         with self._checkpoints() as saved:
             spec, shardings = self._spec, self._shardings
             restored = saved.newest(lambda step: saved.restore(step, spec, shardings))
@@ -143,7 +143,7 @@ class _Member:
             self.state = start.apply(self.state, self._spec)
 
     def check(self):
-        """Fails unless the state is bit for bit that of its step."""
+        """Fails unless the state equals its step's expected state bit for bit."""
         import numpy as np
 
         pairs = zip(self.state.FlattenItems(), self._made(self._step).Flatten(), strict=True)
@@ -172,9 +172,9 @@ def _run(folder, actions):
 
 
 def main(folder, coordinator, num_processes, process_id, *actions):
-    """Joins the others and does what the command line says."""
+    """Joins the other processes and performs the actions of the command line."""
     count = NUM_PARTITIONS // int(num_processes)
-    # Not prepare(num_devices=...): it keeps freed memory in the process, where it would count.
+    # Not prepare(num_devices=...): this keeps freed memory in the process, where it would count.
     flag = f"--xla_force_host_platform_device_count={count}"
     os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS=flag)
     environment.prepare()

@@ -1,4 +1,4 @@
-"""What each of several processes reads, opens and holds: its share; and other numbers of them."""
+"""The shares that several processes read, open and hold; and changes of their number."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests import ports
 from tests.train import many
 
 pytestmark = pytest.mark.slow
-_SHARED_BYTES = 4 * 512 * (many.NUM_EXPERTS + 1024)  # Of the arrays without experts.
+_SHARED_BYTES = 4 * 512 * (many.NUM_EXPERTS + 1024)  # Arrays without experts.
 _LAYER_BYTES = many.NUM_EXPERTS * many.EXPERT_BYTES
 _SMALL = 2**18
 
@@ -20,7 +20,7 @@ _SMALL = 2**18
 def _start(folder, count, *actions):
     coordinator = f"127.0.0.1:{ports.free()}"
     keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    # Memory that is freed goes back to the kernel at once.
+    # Freed memory returns to the kernel at once.
     environment = {**keep, "MALLOC_MMAP_THRESHOLD_": "1000000"}
     command = [sys.executable, "-m", "tests.train.many", str(folder), coordinator, str(count)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def eight(folder):
-    """Eight processes, of which the last dies while all save."""
+    """Eight processes; the last one dies while all of them save."""
     actions = ["make", "save", "export", "begin_from_parts", "begin_from_run", "export", "check"]
     statuses, counts, errors = _start(folder, 8, *actions, "step", "die")
     assert statuses[-1] == -signal.SIGKILL and 0 not in statuses, errors
@@ -57,7 +57,7 @@ def eight(folder):
 
 @pytest.fixture(scope="module")
 def two(folder, eight):
-    """Two processes that go on, begin anew from what eight exported, and lose one."""
+    """Two processes that continue, begin anew from the export of the eight, and lose one."""
     actions = ["restore", "check", "step", "check", "save", "make", "begin_from_parts"]
     statuses, counts, errors = _start(folder, 2, *actions, "step", "die")
     assert statuses[1] == -signal.SIGKILL and 0 not in statuses, errors
@@ -112,11 +112,11 @@ def test_each_opens_the_parts_that_its_devices_need(folder, eight, two):
 
 
 def test_an_export_needs_the_memory_of_some_arrays_shards(eight):
-    """Not of all five: 40 MiB.
+    """The memory of a few arrays, not of all five: 40 MiB.
 
-    An export has the buffer that an array is read through, the array, and where the machine is
-    busy, what TensorStore still keeps of the one before. For a warm start, JAX copies the array,
-    and keeps what it was given for a while.
+    An export needs the buffer for reading an array, the array, and, on a busy machine, memory that
+    TensorStore still keeps from the array before. For a warm start, JAX copies the array, and keeps
+    its argument for a while.
     """
     shard = _LAYER_BYTES // 8
     for each in eight:

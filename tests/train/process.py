@@ -3,10 +3,10 @@
     python -m tests.train.process FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID MAX_STEPS \
         [DIES_AT [UNEVEN_ROWS]]
 
-Each process reads its own rows of a batch. With FOLDER.source beside it, a run's folder, a new run
-begins from that one's weights. Exports the last checkpoint, and prints the losses of its steps and
-an evaluation's error; at the step DIES_AT it kills itself. With UNEVEN_ROWS, a batch has so many
-rows, and weights are split unevenly.
+Each process reads its own rows of a batch. If FOLDER.source, a run's folder, exists beside FOLDER,
+a new run begins from its weights. Exports the last checkpoint, and prints the losses of its steps
+and an evaluation's error; at the step DIES_AT it kills itself. With UNEVEN_ROWS, a batch has that
+many rows, and weights are split unevenly.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import pathlib
 import signal
 import sys
 
-from lingvo_gshard.spmd import environment
+from xla_spmd.runtime import environment
 
 _PARTITIONS = 4
 
@@ -60,16 +60,12 @@ def _train(folder, max_steps, dies_at, num_rows):
 
 
 def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1", num_rows=None):
-    """Trains as the command line says."""
+    """Trains with the arguments of the command line."""
     environment.prepare(num_devices=_PARTITIONS // int(num_processes))
     from lingvo_gshard.spmd import processes
 
     settings = processes.Processes(
-        coordinator,
-        int(num_processes),
-        int(process_id),
-        timeout_secs=60,
-        heartbeat_timeout_secs=10,
+        coordinator, int(num_processes), int(process_id), timeout_secs=60, heartbeat_timeout_secs=10
     )
     alone = int(num_processes) == 1
     with contextlib.nullcontext() if alone else processes.joined(settings):

@@ -13,7 +13,6 @@ import pytest
 
 from lingvo_gshard.checkpoints import exported
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
-from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
 from lingvo_gshard.spmd.processes import EXIT_STATUS
 from lingvo_gshard.train.hooks import TrainHook
 from tests import ports
@@ -43,9 +42,9 @@ def _error_here(folder):
 
 
 def _start(folder, max_steps, dies_at=None, dying=1, num_rows=None):
-    """Two processes that train; process `dying` kills itself at step `dies_at`.
+    """Starts two processes that train; process `dying` kills itself at step `dies_at`.
 
-    With `num_rows`, batches have so many, and weights lie unevenly.
+    With `num_rows`, batches have that many rows, and weights are split unevenly.
     """
     coordinator = f"127.0.0.1:{ports.free()}"
     keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
@@ -65,7 +64,7 @@ def _start(folder, max_steps, dies_at=None, dying=1, num_rows=None):
 
 
 def _results_of(processes):
-    """What both printed last: (losses, error); fails when one of them fails."""
+    """Returns (losses, error), the last output of both; fails if a process fails."""
     try:
         done = [process.communicate(timeout=180) for process in processes]
     finally:
@@ -78,7 +77,7 @@ def _results_of(processes):
 
 
 def _check_exported(folder, step):
-    """What two processes exported, in parts."""
+    """Checks the export of two processes, which is in parts."""
     weights = exported.read(folder / "weights.safetensors.index.json")
     with Checkpoints(folder) as saved:
         wanted = saved.arrays(step)
@@ -92,7 +91,7 @@ def test_one_then_two_then_one_process_train_as_one(tmp_path):
     whole = _train_here(tmp_path / "whole", 10)
     first = _train_here(tmp_path / "shared", 2)
     both, error = _results_of(_start(tmp_path / "shared", 6))
-    # Across processes a sum is taken in another order.
+    # A sum across processes is taken in another order.
     np.testing.assert_allclose(error, _error_here(tmp_path / "shared"), rtol=1e-5)
     _check_exported(tmp_path / "shared", 6)
     last = _train_here(tmp_path / "shared", 10)
@@ -116,23 +115,6 @@ def test_rows_and_weights_that_two_processes_do_not_divide(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
-def test_two_processes_begin_from_another_run_as_one_does(tmp_path):
-    _train_here(tmp_path / "shared.source", 4)
-    losses, *_ = _results_of(_start(tmp_path / "shared", 6))
-    rules = (("theta.*", Rule.SAME),)
-    warm_start = WarmStart(str(tmp_path / "shared.source"), rules)
-    here = _train_here(tmp_path / "here", 6, warm_start=warm_start)
-    np.testing.assert_allclose(losses, here, rtol=1e-5)
-
-    # Also where the weights lie unevenly.
-    _train_here(tmp_path / "uneven.source", 4)
-    uneven, *_ = _results_of(_start(tmp_path / "uneven", 6, num_rows=regression.B))
-    np.testing.assert_allclose(uneven, here, rtol=1e-5)
-    assert losses[0] < 0.5 * _train_here(tmp_path / "cold", 2)[0]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dying", [0, 1])
 def test_when_one_dies_the_other_ends_and_both_go_on_when_started_again(tmp_path, dying):
     processes = _start(tmp_path / "shared", 10**6, dies_at=6, dying=dying)
@@ -145,5 +127,5 @@ def test_when_one_dies_the_other_ends_and_both_go_on_when_started_again(tmp_path
 
     whole = _train_here(tmp_path / "whole", 10)
     again, *_ = _results_of(_start(tmp_path / "shared", 10))
-    assert len(again) in (6, 10)  # From the checkpoint of step 4, if it was whole.
+    assert len(again) in (6, 10)  # From the checkpoint of step 4, if that was complete.
     np.testing.assert_allclose(again, whole[-len(again) :], rtol=1e-5)

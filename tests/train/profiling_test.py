@@ -1,4 +1,4 @@
-"""Traces of training: which calls they have, and when they end."""
+"""Traces of training: the calls in them, and when they end."""
 
 import jax
 import pytest
@@ -19,14 +19,13 @@ def profiles():
 @pytest.mark.parametrize(
     ("span", "calls"),
     [
-        (Span(0, 1), [(1, 2)]),
         (Span(2, 4), [(3, 4)]),
         (Span(3, 5), [(3, 4), (5, 6)]),
         (Span(5, 9), [(5, 6), (7, 8)]),  # Training ends before.
     ],
 )
 def test_whole_calls_are_traced(span, calls, profiles, tmp_path, monkeypatch):
-    """Calls of two steps, up to the eighth."""
+    """Calls of two steps each, up to the eighth step."""
     happened = []
     monkeypatch.setattr(traces, "start", lambda folder: happened.append(("start", folder)))
     monkeypatch.setattr(traces, "stop", lambda folder: folder / "x")
@@ -65,7 +64,7 @@ def test_a_trace_has_what_both_devices_ran_in_each_call(profiles, tmp_path):
     trace = traces.read(profile.path)
     assert sorted(trace.calls) == [4, 6]
 
-    # All names are those of the compiled program, within the calls.
+    # All names are in the compiled program, and all times within the calls.
     module = profile.calls[0].executable.module
     names = {each.name for each in module.instructions()}
     assert {run.instruction for run in trace.runs} <= names

@@ -1,4 +1,4 @@
-"""Programs on demand: each is compiled once, and only those that train are loaded."""
+"""Programs on demand: each is compiled once, and only training programs are loaded."""
 
 import threading
 
@@ -13,15 +13,18 @@ from lingvo_gshard.train.programs import Programs
 _BATCH = NestedMap(x=TensorSpec((4, 8), "int32", "BL"))
 
 
-class _Source:
-    """Counts what is asked for; a program is a text."""
+def _programs(saved=None):
+    """Programs that are texts, and a list of the modes and numbers of steps that were traced."""
+    made = Programs(None, saved, in_process=True)
+    asked = []
 
-    def __init__(self):
-        self.asked = []
-
-    def step(self, mode, batch_spec, num_steps=1):
-        self.asked.append((mode, num_steps))
+    def trace(recipe):
+        mode, _, num_steps = recipe.arguments
+        asked.append((mode, num_steps))
         return f"{mode.name}_{num_steps}"
+
+    made._trace = trace
+    return made, asked
 
 
 class _Saved:
@@ -35,20 +38,18 @@ def _nothing_is_compiled(monkeypatch):
 
 
 def test_a_program_is_made_once_for_each_mode_shape_and_number_of_steps():
-    source = _Source()
-    made = Programs(source)
+    made, asked = _programs()
     shorter = NestedMap(x=TensorSpec((4, 4), "int32", "BL"))
     for _ in range(2):
         assert made.get(Mode.TRAIN, _BATCH, 2) == "compiled TRAIN_2"
         assert made.get(Mode.TRAIN, _BATCH) == "compiled TRAIN_1"
         assert made.get(Mode.TRAIN, shorter) == "compiled TRAIN_1"
         assert made.get(Mode.EVAL, _BATCH) == "compiled EVAL_1"
-    assert source.asked == [(Mode.TRAIN, 2), (Mode.TRAIN, 1), (Mode.TRAIN, 1), (Mode.EVAL, 1)]
+    assert asked == [(Mode.TRAIN, 2), (Mode.TRAIN, 1), (Mode.TRAIN, 1), (Mode.EVAL, 1)]
 
 
 def test_two_threads_that_ask_at_once_get_the_same_one():
-    source = _Source()
-    made = Programs(source)
+    made, asked = _programs()
     together = threading.Barrier(2)
     got = []
 
@@ -61,11 +62,11 @@ def test_two_threads_that_ask_at_once_get_the_same_one():
         thread.start()
     for thread in threads:
         thread.join()
-    assert got == ["compiled TRAIN_1"] * 2 and len(source.asked) == 1
+    assert got == ["compiled TRAIN_1"] * 2 and len(asked) == 1
 
 
 def test_only_programs_that_train_are_loaded():
-    made = Programs(_Source(), _Saved())
+    made, _ = _programs(_Saved())
     assert made.get(Mode.TRAIN, _BATCH) == "loaded TRAIN_1"
     assert made.get(Mode.EVAL, _BATCH) == "compiled EVAL_1"
     assert made.get(Mode.PREDICT, _BATCH) == "compiled PREDICT_1"

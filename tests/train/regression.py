@@ -10,10 +10,10 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd.specs import WHOLE
 from lingvo_gshard.train.config import train_params
 from lingvo_gshard.train.estimator import TPUEstimator
+from xla_spmd.mesh import Mesh
 
 B, H, V = 12, 8, 3
 
@@ -31,7 +31,7 @@ STATE = NestedMap(
 
 
 def model_params():
-    """Learning rate, and what doesn't belong to the model."""
+    """The learning rate, and settings that are not the model's."""
     p = Params()
     p.Define("task", Params(), "")
     p.task.Define("learning_rate", 0.05, "")
@@ -87,7 +87,7 @@ def batch_specs(num_rows=B):
 
 
 class Batches:
-    """Batch i is a function of i; `poisoned_batch` holds a NaN. Yields its share of the rows."""
+    """Batch i is a function of i; `poisoned_batch` has a NaN. Yields its share of the rows."""
 
     def __init__(self, num_batches=None, poisoned_batch=None, share=WHOLE, num_rows=B):
         self._index, self._num_batches, self._poisoned = 0, num_batches, poisoned_batch
@@ -126,7 +126,7 @@ class Batches:
         self._index = state["index"]
 
     def close(self):
-        """Notes that it was called."""
+        """Records that it was called."""
         self.closed = True
 
 

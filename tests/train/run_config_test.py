@@ -1,4 +1,6 @@
-"""A TPUEstimator program under TensorFlow's names: configuration, host_call, eval_metrics."""
+"""A TPUEstimator program with TensorFlow's names: configuration, host_call, eval_metrics."""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import metrics
 from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.train import config as config_check
 from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.run_config import DatasetInput, RunConfig, TPUConfig
 
@@ -20,7 +23,7 @@ _Y = (_X @ np.float32([1, -2, 3]) > 0).astype("int32")
 
 
 class _Program:
-    """A classifier by the perceptron's rule, and what its functions were called with."""
+    """A perceptron as a classifier, and a record of the calls of its functions."""
 
     def __init__(self, has_names):
         self.has_names = has_names
@@ -76,7 +79,7 @@ class _Program:
             config=RunConfig(model_dir=str(model_dir), tpu_config=tpu_config),
             state_spec=STATE,
             init_fn=self.init_fn,
-            params={"rate": 0.1},
+            params=arguments.pop("params", {"rate": 0.1}),
             train_batch_size=8,
             eval_batch_size=20,
             predict_batch_size=10,
@@ -97,9 +100,8 @@ def _numpy_weights(num_steps):
     return weights
 
 
-@pytest.mark.parametrize("has_names", [False, True])
-def test_host_call_is_called_for_each_step_with_its_values(tmp_path, has_names):
-    program = _Program(has_names)
+def test_host_call_is_called_for_each_step_with_its_values(tmp_path):
+    program = _Program(has_names=True)
     program.estimator(tmp_path).train(program.input_fn, max_steps=6)  # Calls of 4 and 2 steps.
     steps, weights = zip(*program.host_calls, strict=True)
     assert steps == tuple(range(6)) and program.batch_sizes == [8]
@@ -140,13 +142,17 @@ def test_a_run_config_fills_the_settings_of_training():
     assert (p.rate, p.train.seed, p.train.keep_checkpoint_max) == (0.1, 7, 2)
     assert p.train.save_checkpoints_secs == 60 and p.train.save_checkpoints_steps > 10**9
     assert RunConfig().train_params().save_checkpoints_steps == 1000
+    for keeps_all in (None, 0):  # As in TensorFlow.
+        p = RunConfig(keep_checkpoint_max=keeps_all).train_params()
+        config_check.check(p.Set(max_steps=1))
+        assert p.keep_checkpoint_max is None
     assert RunConfig().partitioning().mesh.num_partitions == 8  # All devices of the tests.
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"params": {"batch_size": 8}, "config": RunConfig("d")}, "batch_size is set by the estim"),
+        ({"params": {"batch_size": 8}, "config": RunConfig("d")}, "the estimator sets batch_size"),
         ({"params": {}}, "give model_dir and either a RunConfig, or Params and a partitioning"),
         ({"config": RunConfig()}, "give model_dir and either"),
         ({"train_batch_size": 8}, "batch sizes need a RunConfig"),
@@ -156,7 +162,7 @@ def test_a_run_config_fills_the_settings_of_training():
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments, message):
+def test_incompatible_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         TPUEstimator(None, state_spec=STATE, init_fn=None, **arguments)
 
@@ -167,3 +173,50 @@ def test_a_dataset_without_known_sizes_and_a_late_host_call_are_refused():
         DatasetInput(dataset)
     with pytest.raises(ValueError, match="host_call needs mode TRAIN, got PREDICT"):
         TPUEstimatorSpec(Mode.PREDICT, predictions=NestedMap(y=1), host_call=(print, []))
+
+
+class _Sides(NamedTuple):
+    left: Any
+    right: Any
+
+
+def _dataset(elements):
+    return tf.data.Dataset.from_tensor_slices(elements).batch(8, drop_remainder=True)
+
+
+def test_features_may_be_tuples():
+    """A named tuple keeps its names, as in TensorFlow."""
+    plain = DatasetInput(_dataset(((_X, _Y), {"y": _Y})))
+    left, right = next(iter(plain)).features
+    np.testing.assert_array_equal(left, _X[:8])
+    np.testing.assert_array_equal(right, _Y[:8])
+    assert [spec.shape for spec in plain.specs.features] == [(8, 3), (8,)]
+
+    named = DatasetInput(_dataset((_Sides(_X, (_Y, _Y)), _Y)))
+    features = next(iter(named)).features
+    np.testing.assert_array_equal(features.left, _X[:8])
+    assert [len(y) for y in features.right] == [8, 8]
+
+
+def test_elements_of_another_structure_are_refused():
+    with pytest.raises(ValueError, match=r"a tuple of 3; expected \(features, labels\)\. Put wei"):
+        DatasetInput(_dataset((_X, _Y, _Y)))
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    with pytest.raises(ValueError, match="expected dense tensors, got RaggedTensorSpec"):
+        DatasetInput(tf.data.Dataset.from_tensor_slices((ragged, [1, 2])))
+
+
+def test_a_dataset_input_serves_two_evaluations(tmp_path):
+    """The second evaluation begins at the first batch again, whether the first one ended or not."""
+    program = _Program(has_names=False)
+    estimator = program.estimator(tmp_path).train(program.input_fn, max_steps=4)
+    dataset = tf.data.Dataset.from_tensor_slices(({"x": _X}, _Y)).batch(20, drop_remainder=True)
+    source = DatasetInput(dataset)
+    first = estimator.evaluate(lambda params: source, steps=1)
+    whole = [estimator.evaluate(lambda params: source) for _ in range(2)]
+    assert [results["num_batches"] for results in whole] == [2, 2]
+    assert whole[0]["loss"] == whole[1]["loss"]
+
+    correct = (_X @ _numpy_weights(4)[-1] > 0) == _Y
+    assert first["accuracy"] == pytest.approx(correct[:20].mean())
+    assert whole[0]["accuracy"] == pytest.approx(correct.mean())

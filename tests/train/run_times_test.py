@@ -1,4 +1,4 @@
-"""What a run's time went to, by hand and as a run measures it."""
+"""How a run spent its time, by hand and as measured by a run."""
 
 import json
 
@@ -19,9 +19,9 @@ def test_what_restarts_repeat_is_lost():
         _line(100.0, 0, 10, START=5.0, STEPS=10.0),
         _line(100.0, 0, 20, START=5.0, STEPS=20.0, CHECKPOINTS=1.0),
         _line(100.0, 0, 30, START=5.0, STEPS=30.0, CHECKPOINTS=2.0),
-        # Killed before it saved anything.
+        # Killed before it saved a checkpoint.
         _line(200.0, 20, 30, START=4.0, STEPS=9.0, INPUT=0.5),
-        # Went on to the end.
+        # Continued to the end.
         _line(300.0, 20, 30, START=3.0, STEPS=11.0),
         _line(300.0, 20, 40, START=3.0, STEPS=22.0, EVALUATION=2.0),
     ]
@@ -69,5 +69,5 @@ def test_a_run_measures_itself(tmp_path):
     result = goodput(lines)
     for category in (Category.START, Category.STEPS, Category.CHECKPOINTS, Category.LOST):
         assert result.secs[category] > 0.0, category
-    # Compiling takes longer than such steps.
+    # Compiling takes longer than these steps.
     assert 0.0 < result.share < 0.5

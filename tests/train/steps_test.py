@@ -6,18 +6,18 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.train.programs import Programs
-from lingvo_gshard.train.steps import ModelPrograms
+from lingvo_gshard.train.user_model import UserModel
 from tests.train import regression
 from tests.train.regression import STATE, batch_specs
 
 
-def _source(model_fn, parts):
-    return ModelPrograms(model_fn, None, regression.model_params(), parts, STATE)
+def _programs(model_fn, parts):
+    params = regression.model_params()
+    return Programs(UserModel(model_fn, None, lambda mode: params, parts, STATE))
 
 
 def _executable(num_steps, parts):
-    programs = Programs(_source(regression.model_fn, parts))
-    return programs.get(Mode.TRAIN, batch_specs(), num_steps)
+    return _programs(regression.model_fn, parts).get(Mode.TRAIN, batch_specs(), num_steps)
 
 
 def test_the_loop_adds_no_collectives(tmp_path):
@@ -26,7 +26,7 @@ def test_the_loop_adds_no_collectives(tmp_path):
     # A loop's body counts once.
     assert once.collectives == looped.collectives
     assert once.count("all-reduce") >= 1
-    # The state is written over where it lies: step, and a quarter of the weights and momenta.
+    # The state is updated in place: step, and a quarter of the weights and momenta.
     shard_bytes = 4 * (1 + 2 * (regression.V + regression.H * regression.V // 4))
     assert once.alias_bytes == looped.alias_bytes == shard_bytes
 
@@ -58,7 +58,7 @@ def test_a_spec_of_another_mode_is_refused(tmp_path):
 
     parts = regression.make(tmp_path, 2).partitioning
     with pytest.raises(ValueError, match="called with mode EVAL, returned PREDICT"):
-        _source(confused, parts).step(Mode.EVAL, batch_specs())
+        _programs(confused, parts).exported(Mode.EVAL, batch_specs())
 
 
 def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
@@ -69,4 +69,4 @@ def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
 
     parts = regression.make(tmp_path, 2).partitioning
     with pytest.raises(ValueError, match=r"state.momentum.extra is None but comes back as Tens"):
-        _source(grows, parts).step(Mode.TRAIN, batch_specs())
+        _programs(grows, parts).exported(Mode.TRAIN, batch_specs())

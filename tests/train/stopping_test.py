@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the call under way is finished and saved; nothing is lost."""
+"""SIGTERM and SIGINT: the current call is finished and saved; nothing is lost."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class _SendsSigterm(TrainHook):
 
 
 def _train(folder, at_step=None, max_steps=12):
-    """Trains, with a signal at a step; the step at which it stopped, and what was saved."""
+    """Trains, with a signal at a step; returns the step at which it stopped, and the saves."""
     before, sender = signal.getsignal(signal.SIGTERM), _SendsSigterm(at_step or -1)
     with StopOnSignal() as stop:
         estimator = regression.make(folder, steps_per_call=4, save_checkpoints_steps=8)
@@ -48,7 +48,7 @@ def _losses(folder):
 def test_stopped_and_started_again_it_trains_as_if_never_stopped(tmp_path):
     _train(tmp_path / "whole")
     stopped = tmp_path / "stopped"
-    # A save that a stop asked for is told to no hook: there is no time to evaluate it.
+    # Hooks do not hear of the save at a stop, since an evaluation would take too long.
     assert _train(stopped, at_step=2) == (4, [])
     assert whole_steps(stopped) == [4]
     assert _train(stopped, at_step=4) == (4, [])  # Before the first call: nothing to save.

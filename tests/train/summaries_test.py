@@ -1,4 +1,4 @@
-"""Tags of summaries, their writer, and lines that are whole or not there."""
+"""Tags of summaries, their writer, and lines that are complete or absent."""
 
 import errno
 import threading
@@ -26,7 +26,7 @@ def test_scalars_name_every_element():
 
 
 def test_a_line_takes_the_place_of_one_cut_short(tmp_path):
-    """As a full disk or a power cut leaves it."""
+    """A full disk or a power cut leaves such a line."""
     path = tmp_path / "lines"
     for cut in ("", '{"st', '{"step": 9}'):
         path.write_text('{"step": 1}\n' + cut)

@@ -1,4 +1,4 @@
-"""Evaluation beside training: at every checkpoint, or in another process that follows."""
+"""Evaluation during training: at every checkpoint, or in another process that follows."""
 
 import json
 import threading
@@ -39,14 +39,14 @@ def test_the_best_checkpoint_is_kept(tmp_path):
     assert checkpoints.read_best(tmp_path).step == best
     with Checkpoints(tmp_path) as saved:
         assert saved.steps() == sorted({best, 12})
-    # Whoever was stopped before the last evaluation notes it later.
+    # A run that was stopped before the last evaluation notes the best checkpoint later.
     (tmp_path / "checkpoints/best.json").unlink()
     train_and_evaluate(estimator, lambda p: regression.Batches(), _DEV, max_steps=12)
     assert checkpoints.read_best(tmp_path).step == 12
 
 
 class _Slowly(TrainHook):
-    """Leaves an evaluator time between the steps."""
+    """Gives an evaluator time between the steps."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -62,7 +62,7 @@ class _Slowly(TrainHook):
 
 
 def test_an_evaluator_follows_a_run_to_its_end(tmp_path):
-    """It starts before there is a folder."""
+    """The evaluator starts before the folder exists."""
     last = []
     follower = threading.Thread(
         target=lambda: last.append(
@@ -74,7 +74,7 @@ def test_an_evaluator_follows_a_run_to_its_end(tmp_path):
     follower.join(timeout=60)
     errors = _evaluated(tmp_path)
     assert sorted(errors) == [2, 4, 6] and last[0]["error"] == errors[6]
-    # Another one finds that all is done.
+    # Another evaluator finds that everything is done.
     assert evaluate_continuously(_estimator(tmp_path), _DEV, until_step=6) is None
     assert sorted(_evaluated(tmp_path)) == [2, 4, 6]
 
@@ -90,5 +90,5 @@ def test_an_evaluator_passes_over_a_damaged_checkpoint(tmp_path, caplog):
 def test_an_evaluators_own_mistake_is_raised(tmp_path):
     _train(tmp_path, 2)
     nothing = EvalSpec(lambda p: regression.Batches(num_batches=0))
-    with pytest.raises(ValueError, match="the input holds no batches"):
+    with pytest.raises(ValueError, match="the input has no batches"):
         evaluate_continuously(_estimator(tmp_path), nothing, until_step=2)

@@ -120,6 +120,6 @@ def test_a_package_is_needed_only_if_it_is_named(tmp_path, monkeypatch):
         ValueError, match=r"train.writers=wandb: the package wandb is not installed"
     ):
         regression.make(tmp_path, writers="wandb")
-    expected = "train.writers=tensorbored: 'tensorbored' is none of tensorboard, wandb, mlflow"
+    expected = "train.writers=tensorbored: 'tensorbored' is not one of tensorboard, wandb, mlflow"
     with pytest.raises(ValueError, match=expected):
         regression.make(tmp_path, writers="tensorbored")

@@ -1,21 +1,19 @@
-"""Imports every module of a room of the library, where only what the room may import exists."""
+"""Imports every module of a package, where only the packages that it may import exist."""
 
 import importlib
 import pathlib
 import sys
 
-_LIBRARY = "lingvo_gshard"
 
-
-def main(room: str) -> None:
-    """Imports the modules; raises ImportError for what does not exist."""
-    folder = pathlib.Path(importlib.import_module(f"{_LIBRARY}.{room}").__path__[0])
-    modules = sorted(folder.rglob("*.py"))
+def main(package: str) -> None:
+    """Imports the modules. Raises ImportError if one imports a module that does not exist."""
+    folder = pathlib.Path(importlib.import_module(package).__path__[0])
+    modules = sorted(path for path in folder.rglob("*.py") if path.name != "__main__.py")
     assert modules, f"{folder} has no modules"
     for path in modules:
         names = path.relative_to(folder).with_suffix("").parts
-        importlib.import_module(".".join((_LIBRARY, room, *names)).removesuffix(".__init__"))
-    print(f"{room}: {len(modules)} modules")
+        importlib.import_module(".".join((package, *names)).removesuffix(".__init__"))
+    print(f"{package}: {len(modules)} modules")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs pytest on the given files, as `make test` does. A file with only slow tests passes."""
+"""Runs pytest on the given files with the options of `make test`; a file of slow tests passes."""
 
 import sys
 

@@ -1,12 +1,12 @@
-"""Computes what Hugging Face's `generate` draws from, as numbers for tests.
+"""Computes the distributions from which Hugging Face's `generate` draws, for tests.
 
 Run it where torch and transformers are installed, in the root of the checkout:
 
     python -m tests.beam_search.hugging_face.warpers
 
 It writes warpers.npz beside itself: random `logits`, the `settings` (temperature, top_k, top_p; nan
-for none), and for each of them the `probabilities` of all tokens, 0 for those that are not drawn.
-torch 2.13.0 and transformers 4.55.4 made the file that is here.
+means None), and for each setting the `probabilities` of all tokens, 0 for excluded tokens. The
+present file was made by torch 2.13.0 and transformers 4.55.4.
 
 B rows, V vocabulary, C settings.
 """
@@ -47,22 +47,22 @@ def main() -> None:
 
 
 def _logits() -> np.ndarray:
-    """Returns float32 [B, V]: peaked rows and flat ones, one shifted, one with equal numbers."""
+    """Returns float32 [B, V]: peaked and flat rows, one shifted row, and one with equal numbers."""
     scales = np.array([0.1, 1.0, 3.0, 10.0, 2.0, 2.0])[:, None]
     logits = scales * np.random.default_rng(0).standard_normal((B, V))
     logits[4] -= 500.0
-    logits[5, ::4] = 4.0  # Ten equal ones at the top: top-k keeps all of them.
+    logits[5, ::4] = 4.0  # Ten equal numbers at the top: top-k keeps all of them.
     return logits.astype(np.float32)
 
 
 def _drawn_from(
     scores: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None
 ) -> np.ndarray:
-    """Returns float32 [B, V], by the warpers in the order in which `generate` applies them."""
+    """Returns float32 [B, V], computed by the warpers in `generate`'s order."""
     warpers = [logits_process.TemperatureLogitsWarper(temperature)]
     if top_k is not None:
         warpers.append(logits_process.TopKLogitsWarper(top_k))
-    if top_p is not None and top_p < 1:  # `generate` has no warper for 1.
+    if top_p is not None and top_p < 1:  # `generate` skips the warper for 1.
         warpers.append(logits_process.TopPLogitsWarper(top_p))
 
     for warper in warpers:

@@ -1,4 +1,4 @@
-"""A thousand lines of made-up words in twenty scripts, with what tokenizers may stumble over."""
+"""A thousand lines of made-up words in twenty scripts, with oddities that are hard to tokenize."""
 
 import unicodedata
 
@@ -56,7 +56,7 @@ _ODDITIES = (
 
 
 def lines() -> list[str]:
-    """Returns the lines, those of a script together."""
+    """Returns the lines, sorted by script."""
     rng = np.random.default_rng(20)
     lines: list[str] = []
     for first, last in SCRIPTS.values():
@@ -75,7 +75,7 @@ def _word(rng: np.random.Generator, letters: list[str]) -> str:
 
 
 def _line(rng: np.random.Generator, words: list[str]) -> str:
-    """Returns some words, the first of them the most frequent, and perhaps an oddity."""
+    """Returns some words, the earlier ones more often, and perhaps an oddity."""
     ranks = np.minimum(rng.geometric(0.08, rng.integers(2, 9)) - 1, len(words) - 1)
     chosen = [words[rank] for rank in ranks]
     if rng.random() < 0.5:

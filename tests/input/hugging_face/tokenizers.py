@@ -1,4 +1,4 @@
-"""Writes folders of tokenizers as Hugging Face publishes them, and the ids that its code gives.
+"""Writes folders of tokenizers in Hugging Face's format, and the ids from Hugging Face's code.
 
 Run it where transformers and sentencepiece are installed, in the root of the checkout:
 
@@ -6,9 +6,9 @@ Run it where transformers and sentencepiece are installed, in the root of the ch
 
 It writes tokenizers.zip beside itself: bpe.model and unigram.model, small SentencePiece models that
 stand in for the published ones; and for each tokenizer a JSON object with the files of its folder
-and the ids that NllbTokenizer or M2M100Tokenizer gives the lines of lines.py, as sources and every
-tenth as a target, in a pair of languages for each line. transformers 4.55.4 and sentencepiece 0.2.1
-made the one that is here.
+and the ids that NllbTokenizer or M2M100Tokenizer gives the lines of lines.py: all as sources and
+every tenth as a target, each in a pair of languages. The present file was made by transformers
+4.55.4 and sentencepiece 0.2.1.
 """
 
 import io
@@ -28,7 +28,7 @@ _PATH = pathlib.Path(__file__).with_name("tokenizers.zip")
 _MODEL = "sentencepiece.bpe.model"
 _NLLB_LANGUAGES = FAIRSEQ_LANGUAGE_CODES
 _M2M_LANGUAGES = ("de", "en", "fr", "zh", "sw")
-_NUM_TRAINING_LINES = 800  # The others have characters that the models do not know.
+_NUM_TRAINING_LINES = 800  # The other lines have characters that the models do not know.
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _trained(kind: str, normalization: str) -> bytes:
-    """Returns a SentencePiece model with the special pieces of theirs."""
+    """Returns a SentencePiece model with the special pieces of the published ones."""
     of_scripts = lines.lines()
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -98,7 +98,7 @@ def _nllb(model: bytes, kind: str) -> dict[str, Any]:
 def _m2m(model: bytes) -> dict[str, Any]:
     """Returns M2M-100's files beside the model, and ids.
 
-    vocab.json orders the pieces by itself, lacks some of the model's, and has one that it lacks.
+    vocab.json has its own order of pieces, lacks some of the model's pieces, and has an extra one.
     """
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = [processor.id_to_piece(i) for i in range(3, processor.get_piece_size())]
@@ -112,7 +112,7 @@ def _m2m(model: bytes) -> dict[str, Any]:
         "tokenizer_config.json": {"tokenizer_class": "M2M100Tokenizer"},
     }
 
-    # Its code has all languages; the test has few, so that vocabularies stay small.
+    # The library lists all languages; the test has only a few, to keep vocabularies small.
     from transformers.models.m2m_100 import tokenization_m2m_100
 
     tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES["m2m100"] = list(_M2M_LANGUAGES)
@@ -131,7 +131,7 @@ def _write(folder: pathlib.Path, model: bytes, files: dict[str, Any]) -> None:
 def _golden(
     kind: str, files: dict[str, Any], tokenizer: Any, languages: list[str]
 ) -> dict[str, Any]:
-    """Returns a tokenizer's golden; line i has languages i and 7 * i + 1, counted round."""
+    """Returns a tokenizer's golden; line i has languages i and 7 * i + 1, modulo their number."""
     pairs = []
     sources = []
     targets = []

@@ -1,12 +1,12 @@
-"""Computes the layers of other models by Hugging Face's code, as numbers for tests.
+"""Computes layers of T5 by Hugging Face's code, as numbers for tests.
 
 Run it where torch and transformers are installed, in the root of the checkout:
 
     python -m tests.layers.hugging_face.blocks
 
-It writes one file for each model beside itself: random weights under the names of their module,
-`x`, and the output `y` of one layer, or of attention's other parts. torch 2.13.0 and transformers
-4.55.4 made those that are here.
+It writes a file for each stack beside itself: random weights under the names of their module, `x`,
+the output `y` of one layer, and the buckets of distances. torch 2.13.0 and transformers
+4.55.4 made the files here.
 
 B batch, L length, M model, N heads, D head size, H hidden.
 """
@@ -15,8 +15,6 @@ import pathlib
 
 import numpy as np
 import torch
-from transformers.models.llama import modeling_llama
-from transformers.models.m2m_100 import modeling_m2m_100
 from transformers.models.t5 import modeling_t5
 
 B, L, M, N, D, H = 2, 7, 12, 3, 4, 20
@@ -27,31 +25,8 @@ def main() -> None:
     """Writes all files."""
     torch.manual_seed(0)
     with torch.no_grad():
-        write("llama", *_llama())
         write("t5_encoder", *_t5(is_decoder=False))
         write("t5_decoder", *_t5(is_decoder=True))
-        write("m2m_100", *_m2m_100())
-
-
-def _llama():
-    """A layer with RMSNorm, rotary positions and SwiGLU, of tokens at any positions."""
-    config = modeling_llama.LlamaConfig(
-        hidden_size=M,
-        intermediate_size=H,
-        num_attention_heads=N,
-        num_key_value_heads=N,
-        head_dim=D,
-        rms_norm_eps=1e-5,
-        rope_theta=500.0,
-        attn_implementation="eager",
-    )
-    layer = randomized(modeling_llama.LlamaDecoderLayer(config, 0))
-    x = torch.randn(B, L, M)
-    positions = torch.tensor([list(range(L)), [0, 1, 2, 9, 10, 40, 41]])
-    rotary = modeling_llama.LlamaRotaryEmbedding(config)(x, positions)
-    y = layer(x, attention_mask=_causal(), position_embeddings=rotary)
-    y = y[0] if isinstance(y, tuple) else y
-    return layer, {"x": x, "positions": positions, "y": y}
 
 
 def _t5(is_decoder):
@@ -74,7 +49,7 @@ def _t5(is_decoder):
     mask = _causal() if is_decoder else 0.0
     hidden = self_attention(x, position_bias=bias + mask, cache_position=torch.arange(L))[0]
 
-    # Buckets of distances beyond those of x.
+    # Buckets of distances beyond x's.
     distances = torch.arange(-300, 301)
     buckets = self_attention.SelfAttention._relative_position_bucket(
         distances, bidirectional=not is_decoder, num_buckets=32, max_distance=128
@@ -83,26 +58,8 @@ def _t5(is_decoder):
     return layer, {"x": x, "y": y, "distances": distances, "buckets": buckets}
 
 
-def _m2m_100():
-    """A layer of NLLB's and M2M-100's encoder: biases everywhere."""
-    config = modeling_m2m_100.M2M100Config(
-        d_model=M,
-        encoder_attention_heads=N,
-        encoder_ffn_dim=H,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        activation_function="gelu",
-        attn_implementation="eager",
-    )
-    layer = randomized(modeling_m2m_100.M2M100EncoderLayer(config))
-    x = torch.randn(B, L, M)
-    y = layer(x, attention_mask=None, layer_head_mask=None)[0]
-    return layer, {"x": x, "y": y}
-
-
 def randomized(layer):
-    """Gives all weights values of which none is alike, norms' and biases', too."""
+    """Gives all weights different values, norms and biases included."""
     for weight in layer.parameters():
         scale = 0.5 if weight.ndim < 2 else weight.shape[-1] ** -0.5
         weight.copy_(scale * torch.randn(weight.shape) + (weight.ndim < 2) * 0.7)

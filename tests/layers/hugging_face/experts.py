@@ -6,7 +6,7 @@ Run it where torch and transformers are installed, in the root of the checkout:
 
 It writes one file for each model beside itself: random weights under the names of their module, `x`
 and the output `y` of one layer, and losses by name. `d.NAME` is the gradient of sum(y * d_y) by the
-weight of that name, or by `x`. torch 2.13.0 and transformers 4.55.4 made those that are here.
+weight of that name, or by `x`. torch 2.13.0 and transformers 4.55.4 made the files here.
 
 B batch, L length, M model, H hidden, E experts, K experts of a token.
 """

@@ -1,4 +1,4 @@
-"""Computes a small Llama's logits and what it generates by Hugging Face's code, for tests.
+"""Computes a small Llama's logits and generated ids by Hugging Face's code, for tests.
 
 Run it where torch and transformers are installed, in the root of the checkout:
 
@@ -7,13 +7,12 @@ Run it where torch and transformers are installed, in the root of the checkout:
 It writes llama.npz and llama_tied.npz beside itself: random weights under the names of their
 module, packed `ids`, and the `logits` of each position. llama.npz also has `prompts` of
 `prompt_lengths`, padded at the end; the ids that `generate` adds to them by `greedy` search and by
-`beam` search; and the beam's `scores`. torch 2.13.0 and transformers 4.55.4 made those that are
-here.
+`beam` search; and the beam's `scores`. torch 2.13.0 and transformers 4.55.4 made the files here.
 
 A beam's scores are sums of log-probabilities: with length_penalty 0 they are ranked as ours are
 with length_norm_alpha 0. (Otherwise Hugging Face divides by n ** length_penalty, and we, as Wu et
 al. do, by ((5 + n) / 6) ** alpha.) Within _STEPS all of a beam's hypotheses end: at the last step,
-Hugging Face returns active hypotheses as they are, and we end them.
+Hugging Face returns active hypotheses without EOS, and we end them.
 
 B batch, L length, T length of prompts, V vocabulary, k beam.
 """
@@ -28,7 +27,7 @@ V, M, H, N, D, NUM_LAYERS = 29, 12, 20, 3, 4, 2
 PAD, BOS, EOS = 0, 1, 2
 K = 4
 _L, _STEPS = 9, 14
-_SEED = 16  # With which all hypotheses end, after different numbers of steps.
+_SEED = 16  # With this seed, all hypotheses end, after different numbers of steps.
 _HERE = pathlib.Path(__file__).parent
 
 
@@ -100,7 +99,7 @@ def _model(tied: bool) -> LlamaForCausalLM:
 
 
 def _generated(model, prompts, prompt_lengths, row, num_beams):
-    """Returns the ids that one prompt goes on with, int [k, steps], and their scores, [k]."""
+    """Returns the ids that continue one prompt, int [k, steps], and their scores, [k]."""
     length = int(prompt_lengths[row])
     prompt = prompts[row : row + 1, :length]
     found = model.generate(
@@ -115,7 +114,7 @@ def _generated(model, prompts, prompt_lengths, row, num_beams):
         output_scores=True,
     )
     ids = found.sequences[:, length:].numpy()
-    # A hypothesis of several is filled up with EOS.
+    # Shorter hypotheses are padded with EOS.
     is_after = np.cumsum(ids == EOS, 1) - (ids == EOS) > 0
     ids = np.where(is_after, PAD, ids)
     padded = np.full((num_beams, _STEPS), PAD)

@@ -1,0 +1,28 @@
+"""A fault of XLA's SPMD partitioner: convolutions.
+
+The second line should equal the first; docs/partitioner_faults.md shows it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+def put(x, *dims):
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*dims)))
+
+
+def fn(image, kernel, before, after):
+    image = put(image, None, None, before)
+    result = jax.lax.conv_general_dilated(image, kernel, (1,), "VALID", feature_group_count=8)
+    return put(put(result, None, after))
+
+
+image, kernel = jnp.ones((1, 8, 8)), jnp.ones((8, 1, 2))
+for name, dims in ("whole", (None, None)), ("split", ("x", "y")):
+    print(name, jax.jit(fn, static_argnums=(2, 3))(image, kernel, *dims)[0, :, 0])

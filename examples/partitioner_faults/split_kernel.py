@@ -1,0 +1,28 @@
+"""A fault of XLA's SPMD partitioner: convolutions.
+
+The second line should equal the first; docs/partitioner_faults.md shows it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+def put(x, *dims):
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*dims)))
+
+
+def fn(image, kernel, image_dim, kernel_dim):
+    image, kernel = put(image, None, image_dim), put(kernel, None, None, None, kernel_dim)
+    dims = ("NHWC", "HWIO", "NHWC")
+    return put(jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", dimension_numbers=dims))
+
+
+image, kernel = jnp.ones((2, 9, 4, 2)), jnp.ones((3, 1, 2, 4))
+for name, dims in ("whole", (None, None)), ("split", ("x", "y")):
+    print(name, jax.jit(fn, static_argnums=(2, 3))(image, kernel, *dims)[0, :, 0, 0])

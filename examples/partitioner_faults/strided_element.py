@@ -1,0 +1,25 @@
+"""A fault of XLA's SPMD partitioner: elements that move in uneven parts.
+
+The second line should equal the first; docs/partitioner_faults.md shows it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+
+
+def put(x, *dims):
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*dims)))
+
+
+def fn(x, dim):
+    return put(put(x[5:6:3], dim))
+
+
+for name, dim in ("whole", None), ("split", "x"):
+    print(name, jax.jit(fn, static_argnums=1)(jnp.arange(9.0), dim))

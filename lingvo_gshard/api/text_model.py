@@ -1,0 +1,120 @@
+"""A trained model that translates or continues lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, overload
+
+from lingvo_gshard.decoding import reading
+
+if TYPE_CHECKING:
+    from lingvo_gshard.decoding.bundle import DecoderSpec
+    from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
+
+
+class TextModel:
+    """A model that decodes lines, loaded from a run or a bundle."""
+
+    def __init__(self, text_decoder: TextDecoder, name: str) -> None:
+        """`name` is the folder of the model."""
+        self._decoder = text_decoder
+        self._name = name
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """The model's name, languages, lengths and other facts."""
+        return self._decoder.spec
+
+    @overload
+    def translate(  # type: ignore[overload-overlap]
+        self, lines: str, *, source_lang: str | None = ..., target_lang: str | None = ...
+    ) -> str: ...
+
+    @overload
+    def translate(
+        self, lines: Iterable[str], *, source_lang: str | None = ..., target_lang: str | None = ...
+    ) -> list[str]: ...
+
+    def translate(
+        self,
+        lines: str | Iterable[str],
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> str | list[str]:
+        """Returns the translation of a line, or a list of the translations of a list of lines.
+
+        Raises ValueError if the model does not translate, if it does not know a language, if a
+        language must be named and is not, or if a line is not a str.
+        """
+        self._check("translate", source_lang)
+        beginning = self.spec.beginning(target_lang, source_lang)
+        return _best(lines, lambda texts: self._decode(texts, beginning))
+
+    @overload
+    def generate(self, prompts: str, *, seed: int = ...) -> str: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def generate(self, prompts: Iterable[str], *, seed: int = ...) -> list[str]: ...
+
+    def generate(self, prompts: str | Iterable[str], *, seed: int = 0) -> str | list[str]:
+        """Returns the continuation of a prompt, or a list of continuations of a list of prompts.
+
+        Samples depend on `seed`. Raises ValueError if the model is not a language model, if a
+        prompt is too long, or if one is not a str.
+        """
+        self._check("generate")
+        return _best(prompts, lambda texts: self._decode(texts, seed=seed))
+
+    def nbest(
+        self,
+        lines: Iterable[str],
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        seed: int = 0,
+    ) -> list[NBest]:
+        """Returns the decode.num_best best results of each line, with their scores.
+
+        Raises ValueError if the model does not know a language, if a language must be named and is
+        not, if a prompt is too long, or if a line is not a str.
+        """
+        self._check(self.spec.command, source_lang)
+        beginning = self.spec.beginning(target_lang, source_lang)
+        return self._decode(_texts(lines), beginning, seed)
+
+    def __repr__(self) -> str:
+        return f"<{self.spec.model} of {self._name}, which {self.spec.does}>"
+
+    def _check(self, command: str, source_lang: str | None = None) -> None:
+        reading.check_command(self.spec.model, self.spec.kind, command)
+        known = self.spec.source_languages
+        if not self.spec.sources:  # Otherwise `beginning` checks it.
+            reading.check_language(source_lang, known, self.spec.kind)
+
+    def _decode(self, lines: list[str], beginning: str = "", seed: int = 0) -> list[NBest]:
+        return list(self._decoder.decode((beginning + line for line in lines), seed=seed))
+
+
+def _best(
+    lines: str | Iterable[str], decode: Callable[[list[str]], list[NBest]]
+) -> str | list[str]:
+    """Returns the best result of a line, or a list of the best results of many."""
+    if isinstance(lines, str):
+        (hypotheses,) = decode([lines])
+        return hypotheses[0].text
+    return [hypotheses[0].text for hypotheses in decode(_texts(lines))]
+
+
+def _texts(lines: Iterable[str]) -> list[str]:
+    """Returns lines as a list; a str is one line. Raises ValueError if a line is not a str."""
+    if isinstance(lines, str):
+        return [lines]
+    if isinstance(lines, bytes) or not isinstance(lines, Iterable):
+        raise ValueError(f"lines: expected a str or a list of them, got {lines!r}.")
+
+    texts = list(lines)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise ValueError(f"line {number}: expected a str, got {type(text).__name__} {text!r}.")
+    return texts

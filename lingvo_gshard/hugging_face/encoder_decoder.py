@@ -1,0 +1,342 @@
+"""NLLB-MoE and M2M-100 in transformers: config.json, and the equal settings of our task.
+
+    d_model, vocab_size, encoder_layers, encoder_attention_heads, encoder_ffn_dim      sizes
+    scale_embedding, tie_word_embeddings, pad_token_id, decoder_start_token_id         the ends
+    num_experts, encoder_sparse_step                                                   the experts
+
+The first position is pad_token_id + 1. Our ids of padding and BOS are 0 and 1, and released models'
+are 1 and 0, so rows of the tables change places. written_config.py does the opposite conversion.
+"""
+
+import reprlib
+from typing import Any
+
+from lingvo_gshard import registry
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.files import json_fields
+from lingvo_gshard.files.json_fields import Fields
+from lingvo_gshard.hugging_face import names
+from lingvo_gshard.hugging_face.config import (
+    ACTIVATIONS,
+    BOS,
+    EOS,
+    MAX_ALL_EXPERTS,
+    MAX_DIM,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_VOCAB,
+    PAD,
+    Config,
+    is_integer,
+    settings,
+)
+from lingvo_gshard.hugging_face.names import Family
+from lingvo_gshard.input.manifest import Kind
+from lingvo_gshard.layers.repeat import Layers
+
+SIDES = ("encoder", "decoder")
+
+_DEFAULTS: dict[str, Any] = {
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "attention_dropout": 0.1,
+    "bos_token_id": 0,
+    "decoder_sparse_step": 4,
+    "decoder_start_token_id": 2,
+    "dropout": 0.1,
+    "encoder_sparse_step": 4,
+    "eos_token_id": 2,
+    "moe_eval_capacity_token_fraction": 1.0,
+    "moe_token_dropout": 0.2,
+    "pad_token_id": 1,
+    "router_bias": False,
+    "router_dtype": "float32",
+    "scale_embedding": True,
+    "second_expert_policy": "all",
+    "tie_word_embeddings": True,
+}
+# Only with these values, our model computes the same as theirs.
+REQUIRED = {
+    "router_bias": False,
+    "router_dtype": "float32",
+    "second_expert_policy": "all",
+    "moe_eval_capacity_token_fraction": 1.0,
+    "eos_token_id": EOS,
+}
+# Fields that change a model in transformers, and their values without an effect.
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (True,),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+    "tie_encoder_decoder": (False, None),
+}
+# Other names that transformers accepts for sizes.
+_ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"}
+# The registered models from which models of other sizes are made: with and without experts.
+_BASES = ("nllb.MoE54B", "nllb.Dense600M")
+
+
+# The possible names of a table, best first: of one for both sides and the logits, or of each side.
+_SHARED = "shared.weight"
+_SOURCE = "encoder.embed_tokens.weight"
+_TARGET = "decoder.embed_tokens.weight"
+_TIED = (_SHARED, _TARGET, _SOURCE, "lm_head.weight")
+_TABLES = {names.TABLE: (_TARGET, _SHARED), names.SOURCE_TABLE: (_SOURCE, _SHARED)}
+
+
+class EncoderDecoder(Config):
+    """The config.json of an NLLB-MoE or M2M-100."""
+
+    DEFAULTS = _DEFAULTS
+    TABLES = names.TABLES
+    COMPUTED = names.COMPUTED
+    HAS_BIASES = True
+    KIND = Kind.PARALLEL
+
+    @property
+    def family(self) -> Family:
+        """The value of model_type."""
+        return Family(self["model_type"])
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """Returns their rows of our ids 0, 1 and 2 in a table; other ids have the same rows.
+
+        If they do not pad, so that pad_token_id is -1, padding gets the row that is left over.
+        """
+        pad = self["pad_token_id"]
+        bos = self["bos_token_id"]
+        eos = self["eos_token_id"]
+        if pad == -1:
+            pad = min({PAD, BOS, EOS} - {bos, eos})
+        return (pad, bos, eos)
+
+    @property
+    def expert_scale(self) -> float:
+        return 1.0 - float(self["moe_token_dropout"]) if self.family is Family.NLLB_MOE else 1.0
+
+    def check(self) -> None:
+        _check(self)
+
+    def check_generated(self, given: Fields) -> None:
+        pad, bos, _ = self.rows
+        for name, expected in (("eos_token_id", EOS), ("pad_token_id", pad), ("bos_token_id", bos)):
+            value = given.get(name, expected)
+            if name == "eos_token_id" and value == [expected]:
+                value = expected  # A list with a single token.
+            if value != expected or type(value) is not int:
+                raise json_fields.refused(given, name, f"{expected}, as in {self.path.name}")
+
+        # By default, generate begins with BOS.
+        start = self["decoder_start_token_id"]
+        own_start = given.get("decoder_start_token_id", given.get("bos_token_id", start))
+        if own_start != start:
+            what = f"{start}, as in {self.path.name}"
+            raise json_fields.refused(given, "decoder_start_token_id", what)
+
+    def launched_model(self) -> tuple[str, tuple[str, ...]]:
+        """Returns the registered model, and settings of it.
+
+        A released model does not need settings. A model of other sizes is the largest released one,
+        with settings.
+        """
+        by_name = {}
+        for name in _candidates(self):
+            base = registry.get_params(name)
+            by_name[name] = settings(base, _with(base.Copy(), self))
+        model = min(by_name, key=lambda name: len(by_name[name]))
+        if by_name[model]:
+            model = _BASES[0 if _has_experts(self) else 1]
+        return model, by_name[model]
+
+    def table_candidates(self, path: str) -> tuple[str, ...]:
+        if path == names.TABLE and self["tie_word_embeddings"]:
+            return _TIED
+        return _TABLES.get(path, ())
+
+    def written_tables(self, path: str) -> list[str]:
+        if path == names.SOFTMAX:
+            return ["lm_head.weight"]
+        if self["tie_word_embeddings"]:
+            return ["model.shared.weight"]
+        if path == names.SOURCE_TABLE:
+            return ["model.shared.weight", "model.encoder.embed_tokens.weight"]
+        return ["model.decoder.embed_tokens.weight"]
+
+    def name(self, path: str, layer: int | None, expert: int | None) -> str:
+        return names.name(path, self.family, layer, expert)
+
+
+def _check(config: EncoderDecoder) -> None:
+    """Raises ValueError, which names the value, for a model that we do not support."""
+    _check_sizes(config)
+    _check_types(config)
+    required = dict(REQUIRED)
+    if config.family is Family.M2M_100:
+        required = {"eos_token_id": EOS}
+    for name, value in required.items():
+        if config[name] != value:
+            raise ValueError(f"{config.path}: {name} is {config[name]!r}; expected {value!r}.")
+
+    for name, allowed in _WITHOUT_EFFECT.items():
+        if name in config.values and config[name] not in allowed:
+            raise ValueError(
+                f"{config.path}: {name} is {reprlib.repr(config[name])}; expected {allowed[0]!r}."
+            )
+    fields = config.values.values  # An alias is only compared, so it does not count as used.
+    for alias, name in _ALIASES.items():
+        if fields.get(alias, config[name]) != config[name]:
+            raise ValueError(
+                f"{config.path}: {alias} is {reprlib.repr(fields[alias])}; expected "
+                f"{config[name]}, as {name}."
+            )
+
+    activation = config["activation_function"]
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ValueError(
+            f"{config.path}: activation_function is {activation!r}; expected one of "
+            f"{', '.join(ACTIVATIONS)}."
+        )
+    if set(config.rows) != {PAD, BOS, EOS}:
+        raise ValueError(
+            f"{config.path}: pad, bos and eos are {list(config.rows)}; expected 0, 1 and 2, in any "
+            "order."
+        )
+
+
+def _check_sizes(config: EncoderDecoder) -> None:
+    """Raises ValueError for a size that is not a number, or larger than any model's."""
+    limits = {"d_model": MAX_DIM, "vocab_size": MAX_VOCAB}
+    for side in SIDES:
+        limits[f"{side}_layers"] = MAX_LAYERS
+        limits[f"{side}_ffn_dim"] = MAX_DIM
+    if config.family is Family.NLLB_MOE:
+        limits["num_experts"] = MAX_EXPERTS
+
+    for name, limit in limits.items():
+        if not is_integer(config[name]) or not 1 <= config[name] <= limit:
+            raise ValueError(
+                f"{config.path}: {name} is {reprlib.repr(config[name])}; expected 1 to {limit}."
+            )
+
+    if config.family is Family.NLLB_MOE:
+        # Every layer may have experts.
+        num_layers = sum(config[f"{side}_layers"] for side in SIDES)
+        num_experts = config["num_experts"]
+        if num_layers * num_experts > MAX_ALL_EXPERTS:
+            raise ValueError(
+                f"{config.path}: num_experts is {num_experts} in so many layers; expected at most "
+                f"{MAX_ALL_EXPERTS} experts in all layers together."
+            )
+
+    for side in SIDES:
+        heads = config[f"{side}_attention_heads"]
+        if not is_integer(heads) or heads < 1 or config["d_model"] % heads:
+            raise ValueError(
+                f"{config.path}: {side}_attention_heads is {reprlib.repr(heads)}; expected a "
+                f"divisor of d_model {config['d_model']}."
+            )
+
+
+def _check_types(config: EncoderDecoder) -> None:
+    """Raises ValueError for an id, a rate or a switch of another type."""
+    expected = {}
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        is_id = is_integer(config[name]) and -1 <= config[name] < config["vocab_size"]
+        expected[name] = is_id, "an id of the vocabulary"
+    for name in ("scale_embedding", "tie_word_embeddings"):
+        expected[name] = isinstance(config[name], bool), "true or false"
+
+    rates = ["dropout", "attention_dropout", "activation_dropout"]
+    if config.family is Family.NLLB_MOE:
+        rates.append("moe_token_dropout")
+        for name in ("encoder_sparse_step", "decoder_sparse_step"):
+            expected[name] = is_integer(config[name]) and config[name] >= 0, "0 or more"
+    for name in rates:
+        is_number = is_integer(config[name]) or isinstance(config[name], float)
+        expected[name] = is_number and 0 <= config[name] < 1, "0 or more, below 1"
+
+    for name, (is_right, what) in expected.items():
+        if not is_right:
+            raise ValueError(
+                f"{config.path}: {name} is {reprlib.repr(config[name])}; expected {what}."
+            )
+
+
+def _candidates(config: EncoderDecoder) -> list[str]:
+    """Returns the registered models with experts, or without, like the config's model."""
+    has_experts = _has_experts(config)
+    names = []
+    for name in registry.registered_names():
+        if name.startswith("nllb."):
+            p = registry.get_params(name)
+            if p.task.encoder.moe is not None and has_experts:
+                names.append(name)
+            elif p.task.encoder.moe is None and not has_experts:
+                names.append(name)
+    return names
+
+
+def _has_experts(config: EncoderDecoder) -> bool:
+    return any(_moe_every(config, side) is not None for side in SIDES)
+
+
+def _moe_every(config: EncoderDecoder, side: str) -> int | None:
+    """Returns n if every n-th layer of a side has experts, or None."""
+    if config.family is Family.M2M_100:
+        return None
+    step = config[f"{side}_sparse_step"]
+    return int(step) if 0 < step <= config[f"{side}_layers"] else None
+
+
+def _with(p: Params, config: EncoderDecoder) -> Params:
+    """Returns an experiment's settings, changed by a config.json."""
+    size = config["vocab_size"]
+    p.task.Set(
+        source_vocab_size=size,
+        target_vocab_size=size,
+        dim=config["d_model"],
+        shared_embeddings=config["tie_word_embeddings"],
+        start_piece=_start_piece(config),
+    )
+    p.task.embedding.Set(
+        scaled=config["scale_embedding"], first_position=config["pad_token_id"] + 1
+    )
+    p.task.input_dropout.rate = config["dropout"]
+    for side in SIDES:
+        _set_stack(p.task.Get(side), config, side)
+    return p
+
+
+def _start_piece(config: EncoderDecoder) -> int | None:
+    """Returns our id of the first piece of targets; None for BOS."""
+    start = config["decoder_start_token_id"]
+    ours = config.rows.index(start) if start in config.rows else start
+    return None if ours == BOS else int(ours)
+
+
+def _set_stack(stack: Params, config: EncoderDecoder, side: str) -> None:
+    num_layers = config[f"{side}_layers"]
+    heads = config[f"{side}_attention_heads"]
+    hidden = {
+        "hidden_dim": config[f"{side}_ffn_dim"],
+        "activation": ACTIVATIONS[config["activation_function"]],
+    }
+
+    stack.num_layers = num_layers
+    stack.layer.attention.Set(num_heads=heads, head_dim=config["d_model"] // heads)
+    stack.layer.attention.dropout.rate = config["attention_dropout"]
+    stack.layer.residual_dropout.rate = config["dropout"]
+    stack.dense.Set(**hidden)
+    stack.dense.hidden_dropout.rate = config["activation_dropout"]
+    if stack.moe is None:
+        return
+
+    stack.moe.Set(num_experts=config["num_experts"], **hidden)
+    stack.moe.hidden_dropout.rate = config["activation_dropout"]
+    stack.moe.output_dropout.rate = config["moe_token_dropout"]
+    # If only the other side has experts, the first ones of this side would follow its last layer.
+    every = _moe_every(config, side)
+    stack.moe_every = num_layers + 1 if every is None else every
+    if num_layers % stack.moe_every:
+        stack.Set(layers_as=Layers.UNROLLED)

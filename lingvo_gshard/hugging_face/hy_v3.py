@@ -1,0 +1,114 @@
+"""Hunyuan 3 and Hy-MT2 (Tencent, 2026): sigmoid gates with biases, and experts of all tokens."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.hugging_face import decoder
+from lingvo_gshard.hugging_face.config import is_integer
+from lingvo_gshard.layers.layer_order import layer_order
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_KINDS = {"dense": False, "sparse": True}
+
+
+class HyV3(decoder.HeadNormDecoder):
+    """`hy_v3`: num_experts experts of moe_intermediate_size, and num_shared_experts beside them.
+
+    mlp_layer_types lists the layers that have them; without it, they are all layers but the first
+    first_k_dense_replace.
+    """
+
+    MODEL_TYPE = "hy_v3"
+    ARCHITECTURE = "HYV3ForCausalLM"
+    BASE = "open_moe.HyMT2MoE30B"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "mlp_bias": False,
+        "mlp_layer_types": None,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 8,
+        "num_shared_experts": 1,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 11_158_840.0,
+        "router_scaling_factor": 2.826,
+        "tie_word_embeddings": False,
+    }
+    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "mlp_bias": (False,),
+        "moe_router_enable_expert_bias": (True,),
+        "moe_router_use_sigmoid": (True,),
+        "qk_norm": (True,),
+        "route_norm": (True,),
+    }
+
+    LAYER: ClassVar[Mapping[str, str]] = {
+        **decoder.HeadNormDecoder.LAYER,
+        "feed_forward.wg": "mlp.router.gate.weight",
+        "feed_forward.gate.bias": "mlp.expert_bias",
+        "feed_forward.shared.wi_gate": "mlp.shared_mlp.gate_proj.weight",
+        "feed_forward.shared.wi": "mlp.shared_mlp.up_proj.weight",
+        "feed_forward.shared.wo": "mlp.shared_mlp.down_proj.weight",
+    }
+
+    def is_left_out(self, name: str) -> bool:
+        """Returns this, which includes layers past the last one: they predict further tokens."""
+        layer = _LAYER.match(name)
+        is_past = layer is not None and int(layer[1]) >= self["num_hidden_layers"]
+        return is_past or super().is_left_out(name)
+
+    @property
+    def num_experts(self) -> int:
+        return self["num_experts"]
+
+    @property
+    def expert_dim(self) -> int:
+        return self["moe_intermediate_size"]
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        kinds = self["mlp_layer_types"]
+        if kinds is None:
+            return tuple(range(self["first_k_dense_replace"], self["num_hidden_layers"]))
+        return tuple(i for i, kind in enumerate(kinds) if _KINDS[kind])
+
+    def check(self) -> None:
+        super().check()
+        kinds = self["mlp_layer_types"]
+        num_layers = self["num_hidden_layers"]
+        if kinds is not None and not (
+            isinstance(kinds, list)
+            and len(kinds) == num_layers
+            and all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
+        ):
+            raise self.refused("mlp_layer_types", f"{num_layers} of {' and '.join(_KINDS)}")
+        first = self["first_k_dense_replace"]
+        if not is_integer(first) or not 0 <= first <= num_layers:
+            raise self.refused("first_k_dense_replace", f"0 to {num_layers}")
+        if not is_integer(self["num_shared_experts"]) or self["num_shared_experts"] < 1:
+            raise self.refused("num_shared_experts", "1 or more")
+        if not self._is_number(self["router_scaling_factor"], above=0):
+            raise self.refused("router_scaling_factor", "a number above 0")
+
+    def set_family(self, stack: Params) -> None:
+        super().set_family(stack)
+        stack.moe.num_shared = self["num_shared_experts"]
+        stack.moe.gating.scale = float(self["router_scaling_factor"])
+
+    def family_fields(self, stack: Params) -> dict[str, Any]:
+        have_experts = layer_order(stack, "task.decoder").have_experts
+        kinds = {is_sparse: kind for kind, is_sparse in _KINDS.items()}
+        return super().family_fields(stack) | {
+            "num_experts": stack.moe.num_experts,
+            "moe_intermediate_size": stack.moe.hidden_dim,
+            "num_shared_experts": stack.moe.num_shared,
+            "router_scaling_factor": stack.moe.gating.scale,
+            "mlp_layer_types": [kinds[sparse] for sparse in have_experts],
+        }

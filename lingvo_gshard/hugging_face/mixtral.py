@@ -1,0 +1,58 @@
+"""Mixtral (Jiang et al. 2024): all layers have experts, whose gates are normalized."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.hugging_face import decoder
+
+_MOE = "block_sparse_moe"
+
+
+class Mixtral(decoder.Decoder):
+    """`mixtral`: num_local_experts experts of intermediate_size."""
+
+    MODEL_TYPE = "mixtral"
+    ARCHITECTURE = "MixtralForCausalLM"
+    BASE = "open_moe.Mixtral8x7B"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    }
+    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "sliding_window": (None,),
+    }
+
+    LAYER: ClassVar[Mapping[str, str]] = decoder.LAYER | {"feed_forward.wg": f"{_MOE}.gate.weight"}
+    EXPERT: ClassVar[Mapping[str, str]] = {
+        "feed_forward.wi_gate": f"{_MOE}.experts.{{}}.w1.weight",
+        "feed_forward.wi": f"{_MOE}.experts.{{}}.w3.weight",
+        "feed_forward.wo": f"{_MOE}.experts.{{}}.w2.weight",
+    }
+
+    @property
+    def num_experts(self) -> int:
+        return self["num_local_experts"]
+
+    @property
+    def expert_dim(self) -> int:
+        return self["intermediate_size"]
+
+    def set_family(self, stack: Params) -> None:
+        del stack
+
+    def family_fields(self, stack: Params) -> dict[str, Any]:
+        return {
+            "num_local_experts": stack.moe.num_experts,
+            "intermediate_size": stack.moe.hidden_dim,
+            "sliding_window": None,
+        }

@@ -1,0 +1,79 @@
+"""Qwen3-MoE (2025): norms of heads, and gates that may be normalized."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.hugging_face import decoder
+from lingvo_gshard.hugging_face.config import is_integer
+from lingvo_gshard.layers.layer_order import layer_order
+
+
+class Qwen3Moe(decoder.HeadNormDecoder):
+    """`qwen3_moe`: num_experts, or num_local_experts, of moe_intermediate_size.
+
+    Layer i has experts if decoder_sparse_step divides i + 1 and mlp_only_layers does not list i.
+    """
+
+    MODEL_TYPE = "qwen3_moe"
+    ARCHITECTURE = "Qwen3MoeForCausalLM"
+    BASE = "open_moe.Qwen3MoE30B"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "decoder_sparse_step": 1,
+        "hidden_act": "silu",
+        "mlp_only_layers": None,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4,
+        "tie_word_embeddings": False,
+    }
+    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "use_sliding_window": (False,),
+    }
+
+    @property
+    def num_experts(self) -> int:
+        return self["num_local_experts" if "num_local_experts" in self.values else "num_experts"]
+
+    @property
+    def expert_dim(self) -> int:
+        return self["moe_intermediate_size"]
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        step = self["decoder_sparse_step"]
+        dense = self["mlp_only_layers"] or []
+        layers = range(self["num_hidden_layers"])
+        return tuple(i for i in layers if (i + 1) % step == 0 and i not in dense)
+
+    def check(self) -> None:
+        super().check()
+        step = self["decoder_sparse_step"]
+        if not is_integer(step) or step < 1:
+            raise self.refused("decoder_sparse_step", "1 or more")
+        dense = self["mlp_only_layers"] or []
+        if not isinstance(dense, list) or not all(map(is_integer, dense)):
+            raise self.refused("mlp_only_layers", "a list of layers")
+
+    def set_family(self, stack: Params) -> None:
+        super().set_family(stack)
+        stack.moe.gating.normalized = self["norm_topk_prob"]
+
+    def family_fields(self, stack: Params) -> dict[str, Any]:
+        has_experts = layer_order(stack, "task.decoder").have_experts
+        return super().family_fields(stack) | {
+            "num_experts": stack.moe.num_experts,
+            "moe_intermediate_size": stack.moe.hidden_dim,
+            "norm_topk_prob": stack.moe.gating.normalized,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [i for i, sparse in enumerate(has_experts) if not sparse],
+            "use_sliding_window": False,
+        }

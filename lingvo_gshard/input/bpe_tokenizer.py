@@ -1,0 +1,144 @@
+"""Text to ids and back by a tokenizer of the `tokenizers` library, as imported decoders have one.
+
+Its file is JSON: `tokenizer`, the contents of tokenizer.json; `vocab_size`, the rows of the model's
+tables, of which some may have no token; and `special_ids`, the tokenizer's own ids of padding, BOS
+and EOS. Here these are 0, 1 and 2, and the tokens with these ids have their places.
+
+The library is the extra `bpe`.
+"""
+
+import functools
+import importlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_gshard.input.example_codec import EOS_ID
+from lingvo_gshard.input.tokenizer import Tokenizer
+from xla_spmd.files import json_records
+
+TOKENIZER = "tokenizer.json"  # Its name in a folder of transformers.
+
+
+def vocabulary(tokenizer: str, vocab_size: int, special_ids: Sequence[int]) -> bytes:
+    """Returns the contents of a vocabulary's file, given the text of a tokenizer.json.
+
+    Raises ValueError if it is not a tokenizer, or has ids beyond the tables.
+    """
+    fields = {
+        "vocab_size": vocab_size,
+        "special_ids": list(special_ids),
+        "tokenizer": json_records.parse(tokenizer),
+    }
+    content = json.dumps(fields, ensure_ascii=False).encode()
+    BpeTokenizer(content)
+    return content
+
+
+def is_bpe(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a vocabulary's file is of this kind, and not a SentencePiece model."""
+    with open(path, "rb") as file:
+        return file.read(1) == b"{"
+
+
+def files(path: pathlib.Path) -> dict[str, bytes]:
+    """Returns the contents of a folder's tokenizer, by name, given a vocabulary's file."""
+    fields = json.loads(path.read_bytes())
+    tokenizer = loaded(path)
+    pad, bos, eos = tokenizer.pieces(range(3))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name, token in (("pad_token", pad), ("bos_token", bos), ("eos_token", eos)):
+        if token:
+            config[name] = token
+    return {
+        TOKENIZER: json.dumps(fields["tokenizer"], ensure_ascii=False).encode(),
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False).encode(),
+    }
+
+
+def loaded(path: str | os.PathLike[str]) -> Tokenizer:
+    """Returns the tokenizer of a vocabulary's file, of either kind."""
+    file = pathlib.Path(path)
+    if file.is_file() and is_bpe(file):
+        return BpeTokenizer(file.read_bytes())
+    return Tokenizer(path)
+
+
+def their_ids(vocab_size: int, special_ids: Sequence[int]) -> np.ndarray:
+    """Returns another model's id of each of our ids, int64 [vocab_size].
+
+    Our ids 0, 1, ... are its `special_ids`. They change places with the ids that are there; all
+    other ids are equal.
+    """
+    theirs: np.ndarray = np.arange(vocab_size)
+    for ours, special in enumerate(special_ids):
+        place = int(np.flatnonzero(theirs == special)[0])
+        theirs[[ours, place]] = theirs[[place, ours]]
+    return theirs
+
+
+class BpeTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library, in place of a SentencePiece model."""
+
+    def __init__(self, content: bytes) -> None:
+        """Raises ValueError for a damaged file, and without the library."""
+        fields = json.loads(content)
+        self._size = int(fields["vocab_size"])
+        self._theirs = their_ids(self._size, fields["special_ids"])
+        self._ours = np.argsort(self._theirs)
+        try:
+            library = importlib.import_module("tokenizers")
+        except ImportError as error:
+            raise ValueError(
+                "this vocabulary needs the tokenizers library: install lingvo_gshard[bpe]."
+            ) from error
+        try:
+            self._tokenizer: Any = library.Tokenizer.from_str(json.dumps(fields["tokenizer"]))
+        except Exception as error:  # The library raises no other type.
+            raise ValueError(f"tokenizer.json is not a tokenizer: {error}") from error
+
+        largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        if largest >= self._size:
+            raise ValueError(
+                f"tokenizer.json has the id {largest}, and the table {self._size} rows."
+            )
+
+    @functools.cached_property
+    def languages(self) -> dict[str, int]:
+        """None: prompts say the languages."""
+        return {}
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """None, either."""
+        return ()
+
+    def normalize(self, text: str) -> str:
+        """Returns the text as it is: the tokenizer has its own normalization."""
+        return text
+
+    def prompt(self, text: str) -> list[int]:
+        """Returns the ids of a text, with BOS if the tokenizer adds it."""
+        return self._ours[self._tokenizer.encode(text).ids].tolist()
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of several texts, without BOS, EOS last."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [[*self._ours[encoding.ids].tolist(), EOS_ID] for encoding in encodings]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Returns the vocabulary's piece for each id; an id without one has an empty piece."""
+        return [self._tokenizer.id_to_token(int(self._theirs[i])) or "" for i in map(int, ids)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text up to the first EOS, without special tokens."""
+        theirs = []
+        for token in map(int, ids):
+            if token == EOS_ID:
+                break
+            theirs.append(int(self._theirs[token]))
+        return str(self._tokenizer.decode(theirs, skip_special_tokens=True))

@@ -1,0 +1,46 @@
+"""Plans an experiment's training step on several machines, side by side.
+
+gshard plan machines --model=m4.MoE128E12L --out=MACHINES
+"""
+
+import functools
+import os
+
+from absl import flags
+
+from lingvo_gshard import cli, plan_flags
+from xla_spmd.runtime import environment
+
+_NUM_DEVICES = flags.DEFINE_integer(
+    "num_devices", 128, "The devices of each machine, a power of two.", 8
+)
+flags.adopt_module_key_flags(plan_flags)
+
+
+def main() -> None:
+    """Prints whether the step fits on each machine once it is planned, then the table."""
+    model = plan_flags.check()
+    if _NUM_DEVICES.value.bit_count() != 1:
+        raise ValueError(f"--num_devices={_NUM_DEVICES.value}: expected a power of two.")
+    names = plan_flags.PROGRAMS.value
+    if names and not {"train", "all"} & set(names):
+        raise ValueError("machines are compared by training steps; expected train in --programs.")
+
+    environment.prepare()
+    from lingvo_gshard.plans import commands
+
+    with plan_flags.working() as out:
+        ask = functools.partial(plan_flags.request, default="train")
+        tell = functools.partial(print, flush=True)
+        commands.compare_machines(ask, model, _NUM_DEVICES.value, out, tell)
+
+
+def run() -> None:
+    """The console entry."""
+    # The time of a compilation is part of a plan.
+    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
+    cli.run("plan machines", main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,55 @@
+"""Plans a run's programs on a topology that nobody has at hand; all of them by default.
+
+gshard plan model --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
+gshard plan model --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
+gshard plan model --model=nllb.MoE54B --topology=h100:1x8 --out=PLAN --programs=decode
+gshard plan model --from=config.json --topology=h100:1x8 --out=PLAN
+"""
+
+import functools
+import os
+
+from absl import flags
+
+from lingvo_gshard import cli, plan_flags
+from xla_spmd.files import storage
+from xla_spmd.runtime import environment
+
+_TOPOLOGY = plan_flags.define_topology()
+_SAVE = flags.DEFINE_bool(
+    "save", False, "Whether to save OUT/executables for `train --executables` if the plan fits."
+)
+_RATES = flags.DEFINE_string(
+    "rates",
+    None,
+    "A file of `gshard plan calibrate`, measured on one device of the topology's kind: the plan "
+    "then has one more expected time.",
+)
+flags.adopt_module_key_flags(plan_flags)
+
+
+def main() -> None:
+    """Prints the plan, and changes that would make a training step fit if it does not."""
+    model = plan_flags.check(_TOPOLOGY)
+    environment.prepare()
+    from lingvo_gshard.plans import commands
+    from xla_plan.measured import rates
+
+    measured = None
+    if _RATES.value is not None:
+        measured = rates.load(storage.path(_RATES.value), _TOPOLOGY.value)
+    with plan_flags.working() as out:
+        request = plan_flags.request(model, _TOPOLOGY.value or "", default="all")
+        show = functools.partial(print, flush=True)
+        commands.plan_model(request, out, _SAVE.value, show, measured)
+
+
+def run() -> None:
+    """The console entry."""
+    # The time of a compilation is part of a plan.
+    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
+    cli.run("plan model", main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,39 @@
+"""Searches for the partitioning with which an experiment trains fastest on a topology.
+
+gshard plan search --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARCH
+
+Training steps are tried. The programs of --programs, all by default, are planned for the best one.
+"""
+
+import functools
+import os
+
+from absl import flags
+
+from lingvo_gshard import cli, plan_flags
+from xla_spmd.runtime import environment
+
+_TOPOLOGY = plan_flags.define_topology()
+flags.adopt_module_key_flags(plan_flags)
+
+
+def main() -> None:
+    """Prints each candidate once it is compiled, their ranking, and the plan of the best."""
+    model = plan_flags.check(_TOPOLOGY)
+    environment.prepare()
+    from lingvo_gshard.plans import commands
+
+    with plan_flags.working() as out:
+        request = plan_flags.request(model, _TOPOLOGY.value or "", default="all")
+        commands.search_partitioning(request, out, functools.partial(print, flush=True))
+
+
+def run() -> None:
+    """The console entry."""
+    # The time of a compilation is part of a plan.
+    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
+    cli.run("plan search", main)
+
+
+if __name__ == "__main__":
+    run()

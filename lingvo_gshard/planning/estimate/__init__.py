@@ -1,1 +1,0 @@
-"""Estimates without a compiler: figures of machines, networks, a cost model and its candidates."""

@@ -1,1 +1,0 @@
-"""Steps that others measured and published, beside our plans of them."""

@@ -1,0 +1,1 @@
+"""Plans of registered experiments: an experiment is a program whose letters and roles are known."""

@@ -1,0 +1,72 @@
+"""Checks that several processes share a folder, before one of them waits there for another."""
+
+import contextlib
+import os
+import pathlib
+import secrets
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from lingvo_gshard.spmd import processes
+from xla_spmd.files import storage
+
+_SHOWN_SECS = 60.0  # A network disk may take so long to show another machine's file.
+
+
+def check(folder: str | os.PathLike[str]) -> None:
+    """Raises ValueError, in all processes, unless they share a folder. All must call it.
+
+    Process 0 writes a file there, or where the folder would be, and the others look for it.
+    """
+    if jax.process_count() == 1:
+        return
+    # Only this machine has its copy of a bucket.
+    origin = storage.origin(folder)
+    if origin != storage.path(folder):
+        raise ValueError(f"{origin}: several processes need a folder on a disk that they share.")
+    if storage.is_bucket(origin):
+        return
+
+    with _token(pathlib.Path(folder)) as token:
+        sees_it = _appears(token)
+        missing = [0] * jax.process_count()
+        missing[processes.index()] = int(not sees_it)
+        blind = np.flatnonzero(processes.largest(missing)).tolist()
+    if blind:
+        names = ", ".join(map(str, blind))
+        raise ValueError(
+            f"{folder}: process 0 wrote a file there, which process {names} does not see: give a "
+            "folder on a disk that all processes share."
+        )
+
+
+@contextlib.contextmanager
+def _token(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the path of a file that process 0 has written, and deletes at the end."""
+    # A folder that does not exist is not made yet, so that a refused start leaves nothing behind.
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    number = processes.of_first(secrets.randbelow(2**31 - 1))
+    path = folder / f".lingvo_gshard-{number}"
+    if processes.is_first():
+        path.touch()
+    processes.wait_for_all()
+    try:
+        yield path
+    finally:
+        if processes.is_first():
+            path.unlink(missing_ok=True)
+
+
+def _appears(path: pathlib.Path) -> bool:
+    """Returns whether a file is there; a network disk may show it late."""
+    deadline = time.monotonic() + _SHOWN_SECS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        os.listdir(path.parent)  # It makes NFS ask its server again.
+        time.sleep(0.1)
+    return True

@@ -1,0 +1,1 @@
+"""Reproductions: the paper's tables and figures, published rates, quality experiments."""

@@ -1,0 +1,1 @@
+"""Training steps that others measured and published, beside our plans of them."""

@@ -1,0 +1,1 @@
+"""Experiments on the quality of translations, which train for hours."""

@@ -1,0 +1,1 @@
+"""Corpora that are made from public sources."""

@@ -1,0 +1,1 @@
+"""Tables of many compiled programs: the paper's and others'; `report` writes the text."""

@@ -1,0 +1,135 @@
+"""Imported decoders are exported bit by bit, and what no family has is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lingvo_gshard import registry
+from lingvo_gshard.files import json_fields, safetensors_file
+from lingvo_gshard.hugging_face import exporting, families, importing
+from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.runs.run import open_run
+from tests.hugging_face import decoders
+
+
+def _tensors(folder):
+    return safetensors_file.read(folder / "model.safetensors").arrays
+
+
+@pytest.mark.parametrize("name", decoders.NAMES)
+def test_an_export_has_the_bits_of_the_import(tmp_path, name):
+    theirs = decoders.MODELS / name
+    run_dir = str(tmp_path / "run")
+    imported = importing.import_folder(theirs, run_dir)
+    assert imported.num_weights == decoders.counts(name)["all"]
+
+    exporting.export_folder(open_run(launches.recorded(run_dir), run_dir, 1), tmp_path / "out")
+    got = _tensors(tmp_path / "out")
+    want = _tensors(theirs)
+    assert sorted(got) == sorted(want)
+    for tensor, values in want.items():
+        np.testing.assert_array_equal(got[tensor], values, err_msg=tensor, strict=True)
+
+    # The same model again, with all values that transformers reads.
+    before = families.read(theirs)
+    after = families.read(tmp_path / "out")
+    assert after.launched_model() == before.launched_model()
+    assert after.rows == before.rows
+    for field, value in after.values.values.items():
+        if field not in ("pad_token_id", "head_dim", "mlp_only_layers", "num_experts"):
+            assert before.values.values[field] == value, field
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("mixtral", ["task.embedding.scaled=True"], "mixtral has no task.embedding.scaled: True"),
+        ("qwen3_moe", ["task.decoder.moe.num_shared=1"], "qwen3_moe has no .*num_shared: 1, not 0"),
+        ("hy_v3", ["task.decoder.moe.gating.normalized=False"], "hy_v3 has no .*normalized: False"),
+        ("olmoe", ["task.decoder.layer.attention.scaled=False"], "olmoe has no .*scaled: False"),
+    ],
+)
+def test_what_a_family_lacks_is_refused(name, settings, message):
+    with pytest.raises(ValueError, match=f"^--to=huggingface: {message}"):
+        families.written(decoders.params(name, *settings), (0, 1, 2))
+
+
+def test_a_decoder_without_experts_is_refused():
+    params = registry.get_params("toy.LmDense4L")
+    params.task.vocab_size = 100
+    with pytest.raises(ValueError, match="^--to=huggingface: a decoder without experts"):
+        families.written(params, (0, 1, 2))
+
+
+def _changed(tmp_path, name, **fields):
+    """Writes a model's config.json with other fields."""
+    given = json.loads((decoders.MODELS / name / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(given | fields))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("mixtral", {"num_key_value_heads": 3}, "num_key_value_heads is 3; expected a divisor of"),
+        ("mixtral", {"sliding_window": 64}, "sliding_window is 64; expected None"),
+        ("mixtral", {"vocab_size": "x"}, "vocab_size is 'x'; expected 1 to"),
+        ("mixtral", {"hidden_act": "tanh"}, "hidden_act is 'tanh'; expected one of relu"),
+        ("mixtral", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters is .* 'default'"),
+        ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5; expected 1 to 4"),
+        ("mixtral", {"eos_token_id": 61}, "eos_token_id is 61; expected an id below vocab_size 61"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0; expected None"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0; expected 1 or more"),
+        ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers is 3; expected a list of layers"),
+        ("hy_v3", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is .*; expected 3 of dense and"),
+        ("hy_v3", {"num_shared_experts": 0}, "num_shared_experts is 0; expected 1 or more"),
+    ],
+)
+def test_configs_with_another_function_are_refused(tmp_path, name, fields, message):
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        families.read(_changed(tmp_path, name, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "rows"),
+    [
+        ({"pad_token_id": None}, (0, 1, 40)),
+        ({"pad_token_id": 40, "bos_token_id": None}, (1, 0, 40)),
+        ({"eos_token_id": [7, 40]}, (57, 1, 7)),
+        ({"eos_token_id": 0, "bos_token_id": None, "pad_token_id": None}, (2, 1, 0)),
+    ],
+)
+def test_special_tokens_have_other_ids(tmp_path, fields, rows):
+    config = families.read(_changed(tmp_path, "olmoe", **fields))
+    assert config.rows == rows
+    order = config.order()
+    assert tuple(order[:3]) == rows
+    assert sorted(order) == list(range(61))
+    moved = set(np.flatnonzero(order != np.arange(61)).tolist())
+    assert moved <= {0, 1, 2, *rows}
+
+
+def _read(folder):
+    """Returns our reading of a folder's config.json, and the lines that name its unused fields."""
+    config = families.read(folder)
+    read = (config.launched_model(), config.rows, config["vocab_size"])
+    return read, json_fields.not_used(config.values)
+
+
+@pytest.mark.parametrize("name", decoders.NAMES)
+def test_each_field_changes_the_model_or_is_refused_or_named(tmp_path, name):
+    """As apart_test.py does it: no field of any value is ignored in silence."""
+    given = json.loads((decoders.MODELS / name / "config.json").read_text())
+    before, _ = _read(_changed(tmp_path, name))
+    for field in given:
+        for value in (7, "x", [9], {"rope_theta": "x"}, None, True, -1, 2**40, float("nan")):
+            if value == given[field]:
+                continue
+            try:
+                after, not_used = _read(_changed(tmp_path, name, **{field: value}))
+            except ValueError as error:
+                assert "config.json" in str(error) and "\n" not in str(error), (field, value)
+                continue
+            named = any(field in line for line in not_used)
+            assert after != before or named or value is None, (field, value)

@@ -1,0 +1,1 @@
+"""Memory, roofline, categories and collectives of a compiled program."""

@@ -1,0 +1,1 @@
+"""Shares of their bounds that published steps reach, by machine."""

@@ -1,0 +1,1 @@
+"""One plan: making, keeping and showing it."""

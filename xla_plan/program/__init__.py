@@ -1,0 +1,1 @@
+"""Reads programs that others wrote: their arguments, letters and roles."""

@@ -1,0 +1,39 @@
+"""Flags of the programs that plan somebody else's program."""
+
+import pathlib
+
+from absl import flags
+
+from xla_spmd.files import storage
+
+TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "Such as v3:32x32, which is 2048 cores, or h100:32x8, 32 hosts of 8 GPUs."
+)
+OUT = flags.DEFINE_string(
+    "out", None, "The folder for the plan and its report, or the file for measured rates."
+)
+MESH = flags.DEFINE_string(
+    "mesh", None, "The program's axes, such as data:16,model:4; its own by default."
+)
+ROLE = flags.DEFINE_multi_string(
+    "role", [], "A role of the arguments by name, LABEL=REGEX, such as weights=params; repeatable."
+)
+CATEGORY = flags.DEFINE_multi_string(
+    "category",
+    [],
+    "A category of the operations by scope, LABEL=REGEX, such as mlp=/mlp/; repeatable.",
+)
+_PROGRAM = flags.DEFINE_string(
+    "program",
+    None,
+    "A file of jax.export, StableHLO (text or bytecode) or HLO (text or a serialized "
+    "HloModuleProto).",
+)
+
+
+def program() -> pathlib.Path:
+    """Returns the program's path. Raises ValueError if a required flag is missing."""
+    for flag in (_PROGRAM, TOPOLOGY, OUT):
+        if flag.value is None:
+            raise ValueError(f"--{flag.name} is missing; see --help.")
+    return storage.path(_PROGRAM.value or "")

@@ -1,0 +1,1 @@
+"""Tables from letters to mesh axes, tried for a program."""

@@ -1,0 +1,1 @@
+"""Shardy's annotations in place of GSPMD's, in an exported program."""

@@ -1,0 +1,1 @@
+"""Repairs of operators that XLA's partitioner computes wrongly on uneven parts."""

@@ -1,0 +1,1 @@
+"""The process around JAX: versions, private names, environment variables, log lines."""
