@@ -8,13 +8,18 @@ import subprocess
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
+def _dry_run(*arguments):
+    """Returns the commands as `make` prints them, also where the tests themselves run under it."""
+    command = ["make", "--dry-run", "--no-print-directory", *arguments]
+    return subprocess.run(
+        command, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
 def _commands(*arguments):
     """Returns the commands as lists of words, divided like a shell."""
-    command = ["make", "--dry-run", *arguments]
-    made = subprocess.run(
-        command, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    return [shlex.split(line) for line in made.stdout.replace("\\\n", "").splitlines()]
+    lines = _dry_run(*arguments).replace("\\\n", "").splitlines()
+    return [shlex.split(line) for line in lines]
 
 
 def test_a_corpus_may_have_spaces_in_its_path(tmp_path):
@@ -31,15 +36,8 @@ def test_a_corpus_may_have_spaces_in_its_path(tmp_path):
 
 def test_the_demo_ends_with_three_translations(tmp_path):
     """The last command of the dry run is run, on files as the decoder writes them."""
-    dry_run = subprocess.run(
-        ["make", "--dry-run", "demo", f"CORPUS={tmp_path}"],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    command = dry_run.stdout[dry_run.stdout.index("source=") :]
+    commands = _dry_run("demo", f"CORPUS={tmp_path}")
+    command = commands[commands.index("source=") :]
     (name,) = set(re.findall(r"(\S+)/run/decode_test/\*", command))
     folder = tmp_path / name / "run/decode_test"
     folder.mkdir(parents=True)
