@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
@@ -79,3 +80,22 @@ def test_repairs_leave_training_and_decoding_as_they_are(name, num_partitions, s
         programs.decoder(16)
 
     assert _changes(export) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "stages"), [("d:2,p:4", 4), ("d:1,p:8", 8)])
+def test_repairs_keep_no_stage_of_a_pipeline_whole(mesh, stages):
+    """A barrier behind a shift to the next stage moves nothing."""
+    params = params_with_vocabularies("toy.Dense4L")
+    settings = {"layers_as": "LOOP", "remat": "BLOCK", "num_layers": 8, "stages": stages}
+    for name, value in (settings | {"microbatches": 4}).items():
+        for stack in ("encoder", "decoder"):
+            hyperparams.apply_setting(params, f"task.{stack}.{name}={value}")
+    params.Set(mesh=mesh, sharding="R:p,B:d+p")
+    parts = placement.partitioning(params, 8)
+
+    def export():
+        specs = params.input.cls.batch_specs(params.input)
+        Programs(TaskModel(params, parts), in_process=True).exported(Mode.TRAIN, specs)
+
+    assert set(_changes(export)) <= {"stablehlo.optimization_barrier"}

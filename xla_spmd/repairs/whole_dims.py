@@ -1,8 +1,9 @@
 """Dims that are kept whole, since XLA's partitioner moves the elements of their parts wrongly.
 
 An operator that moves the elements of a dim, such as a slice or a concatenation, takes elements of
-wrong parts if the dim is split unevenly. Its operands and its result are kept whole along it,
-unless each part needs elements of adjacent parts alone: halos are exchanged rightly.
+wrong parts if the dim is split unevenly. Its operands and its result are kept whole along it. There
+are two exceptions, in which XLA exchanges the right elements: each part needs elements of adjacent
+parts alone, or the longer one of operand and result is split evenly and contains the other.
 
 A padding between elements, and one that cuts elements off, is also wrong along an even dim if the
 result is split and the operand is whole. Both together end the process if anything is split.
@@ -148,14 +149,26 @@ def _must_be_whole(operation: Any, moves: _Moves, dim: int, places: Sequence[Pla
 
         is_even = all(size % count == 0 for size, count in zip(sizes, ways, strict=True))
         is_in_place = len({(split.mesh, split.axes[dim]) for split in splits}) == 1
-        is_near = False
+        is_right = False
         if is_in_place and dim in moves.shifts:
             # Each operand beside the result.
-            shifts = zip(sizes[:-1], moves.shifts[dim], strict=True)
+            shifts = list(zip(sizes[:-1], moves.shifts[dim], strict=True))
             is_near = all(_is_near(size, sizes[-1], ways[0], shift) for size, shift in shifts)
-        if not is_even and not is_near:
+            is_inside = all(_is_inside(size, sizes[-1], shift) for size, shift in shifts)
+            is_right = is_near or (is_inside and max(sizes) % ways[0] == 0)
+        if not is_even and not is_right:
             return True
     return False
+
+
+def _is_inside(operand_size: int, result_size: int, shift: int) -> bool:
+    """Returns whether the result is a part of the operand, or the operand a part of the result.
+
+    Element i of the result is element i + shift of the operand.
+    """
+    is_cut = shift >= 0 and shift + result_size <= operand_size
+    is_lengthened = shift <= 0 and operand_size - shift <= result_size
+    return is_cut or is_lengthened
 
 
 def _is_near(operand_size: int, result_size: int, num_parts: int, shift: int) -> bool:

@@ -148,7 +148,8 @@ _MOVES = {
 
 
 @pytest.mark.parametrize(
-    ("mesh", "ways", "num_rows"), [("flat", 8, 5), ("grid", 2, 8), ("cube", 8, 19), ("grid", 8, 5)]
+    ("mesh", "ways", "num_rows"),
+    [("flat", 8, 5), ("flat", 8, 16), ("grid", 2, 8), ("cube", 8, 19), ("grid", 8, 5)],
 )
 def test_what_moves_rows_equals_tensorflows(mesh, ways, num_rows):
     """Values and gradients of each, all in one program."""
@@ -177,3 +178,29 @@ def test_what_moves_rows_equals_tensorflows(mesh, ways, num_rows):
         np.testing.assert_allclose(
             got[name.replace(" ", "_")], value, rtol=1e-4, atol=1e-5, err_msg=name
         )
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "move", "is_kept_whole"),
+    [
+        (16, lambda x: x[-2:], False),
+        (16, lambda x: tf.concat([x[:1], x[1:]], 0), False),
+        (14, lambda x: tf.pad(x, [[2, 0], [0, 0]]), False),
+        (16, lambda x: x[1::3], True),
+        (17, lambda x: x[-2:], True),
+        (15, lambda x: x[1:], False),  # Each part takes one row of the next part.
+        (16, lambda x: tf.pad(x, [[5, 0], [0, 0]]), True),
+    ],
+)
+def test_rows_are_kept_whole_only_where_xla_would_misplace_them(num_rows, move, is_kept_whole):
+    def fn(batch):
+        return NestedMap(y=annotate.split(move(batch.x), 0, 8))
+
+    specs = NestedMap(x=functions.f32((num_rows, _M), "B_"))
+    parts = Partitioning.from_dict(Mesh.flat(8), {"B": "d"})
+    text = functions.stablehlo(
+        lowering.export(AnnotatedFn("moved", fn, ("batch",), (specs,)), parts)
+    )
+    _, _, body = text.partition("@call_tf")
+    num_whole = body.count("sharding_constraint") - body.count('[{"d"}, {}]')
+    assert (num_whole > 1) == is_kept_whole  # The program's result is whole in any case.
