@@ -47,10 +47,12 @@ def check(folder: str | os.PathLike[str]) -> None:
 def _token(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields the path of a file that process 0 has written, and deletes at the end."""
     # A folder that does not exist is not made yet, so that a refused start leaves nothing behind.
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
+    # Process 0 chooses for all: it may make the folder before another process has looked for it.
+    above = [folder, *folder.parents]
+    exists = [candidate.is_dir() for candidate in above]
+    parent = above[processes.of_first(exists.index(True))]
     number = processes.of_first(secrets.randbelow(2**31 - 1))
-    path = folder / f".lingvo_gshard-{number}"
+    path = parent / f".lingvo_gshard-{number}"
     if processes.is_first():
         path.touch()
     processes.wait_for_all()
@@ -67,6 +69,7 @@ def _appears(path: pathlib.Path) -> bool:
     while not path.exists():
         if time.monotonic() > deadline:
             return False
-        os.listdir(path.parent)  # It makes NFS ask its server again.
+        with contextlib.suppress(FileNotFoundError):
+            os.listdir(path.parent)  # It makes NFS ask its server again.
         time.sleep(0.1)
     return True

@@ -302,7 +302,7 @@ def test_a_process_with_other_settings_is_named_before_anything_is_computed():
 
 
 _FOLDERS = """
-import os, sys
+import os, sys, time
 from xla_spmd.runtime import environment
 environment.prepare(num_devices=1)
 from lingvo_gshard.spmd import processes, shared_folder
@@ -311,6 +311,10 @@ here, coordinator, process_id = sys.argv[1:]
 with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeout_secs=60)):
     shared_folder.check(f"{here}/new/run")
     shared_folder.check(here)
+    if process_id == "0":
+        time.sleep(1)  # Process 1 looks for the folder before it is made.
+        os.makedirs(f"{here}/late/run")
+    shared_folder.check(f"{here}/late/run")
     print("shared", flush=True)
     os.chdir(f"{here}/{process_id}")
     shared_folder.check("run")
@@ -330,7 +334,7 @@ def test_a_folder_that_processes_do_not_share_is_told_at_once(tmp_path):
             f"Process {i} of 2 ends: run: process 0 wrote a file there, which process 1 does not "
             "see: give a folder on a disk that all processes share."
         )
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1", "late", "run"]
 
 
 _ALONE = """
