@@ -61,9 +61,9 @@ _MANY_BYTES = 0.1  # As a share of a language's tokens.
 
 def main() -> None:
     """Builds, and logs the results. Raises ValueError for a user's mistake."""
-    # Progress is shown by default; --verbosity=1 shows more and is kept.
+    # Our info lines are shown, but not the libraries'; --verbosity=1 shows more and is kept.
     if not logging.level_debug():
-        logging.set_verbosity(logging.INFO)
+        logging.get_absl_logger().setLevel("INFO")
     began = time.monotonic()
     sources, settings = _sources_and_config()
 
@@ -98,8 +98,7 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
 
     if folder is not None and folder.resolve() == pathlib.Path(_OUT.value).resolve():
         raise ValueError(f"--out={_OUT.value} is the folder of --input; choose another.")
-    if pathlib.Path(_OUT.value).is_file():
-        raise ValueError(f"--out={_OUT.value} is a file; choose a folder.")
+    storage.check_writable(_OUT.value)
 
     if _CONFIG.value is not None:
         return config.load(pathlib.Path(_CONFIG.value).absolute(), settings, folder)

@@ -1,6 +1,7 @@
 """Checks of settings that users write: their names, types, ranges and choices."""
 
 import dataclasses
+import difflib
 import inspect
 import math
 import types
@@ -18,8 +19,9 @@ def call(function: Callable[..., _Result], owner: str, fields: Mapping[str, Any]
     parameters = inspect.signature(function).parameters
     unknown = sorted(fields.keys() - parameters)
     if unknown:
-        known = ", ".join(sorted(parameters))
-        raise ValueError(f"{owner} has no setting {', '.join(unknown)}, only {known}")
+        near = difflib.get_close_matches(unknown[0], parameters)
+        known = f"did you mean {near[0]}?" if near else f"only {', '.join(sorted(parameters))}"
+        raise ValueError(f"{owner} has no setting {unknown[0]}, {known}")
 
     missing = [
         name

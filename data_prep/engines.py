@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xla_spmd.files import child_process
+from xla_spmd.runtime import log_lines
 
 Call = Callable[[], None]
 Engine = Callable[[Sequence[Call]], Iterator[None]]
@@ -31,7 +32,7 @@ def pool(num_workers: int) -> Engine:
         with concurrent.futures.ProcessPoolExecutor(
             min(num_workers, len(calls)),
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=child_process.end_with_parent,
+            initializer=_begin,
         ) as executor:
             try:
                 futures = [executor.submit(call) for call in calls]
@@ -46,6 +47,12 @@ def pool(num_workers: int) -> Engine:
                 executor.shutdown(wait=False, cancel_futures=True)
 
     return run
+
+
+def _begin() -> None:
+    """Runs first in a worker process."""
+    child_process.end_with_parent()
+    log_lines.write_plainly()
 
 
 @contextlib.contextmanager

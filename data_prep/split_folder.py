@@ -20,6 +20,8 @@ def files_in(
     Raises ValueError, with the expected name, if the folder or its training text is missing.
     """
     if not path.is_dir():
+        if path.exists():
+            raise ValueError(f"{path} is a file; expected the folder of such files")
         raise ValueError(f"no input folder {path}")
     # Split already, or to be split by the build.
     folders: dict[str | None, pathlib.Path] = {split: path / split for split in SPLITS}

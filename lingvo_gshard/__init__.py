@@ -81,7 +81,9 @@ if not (3, 11) <= sys.version_info[:2] <= (3, 13):
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Python suggests the nearest name of the module.
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
 
     # The environment must be as TensorFlow and JAX need it before either is imported.
     importlib.import_module("xla_spmd.runtime.environment").prepare()

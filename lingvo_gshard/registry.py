@@ -85,6 +85,8 @@ def get_class(name: str) -> Any:
 
     Raises ValueError, with the nearest name, if there is neither; and for a class without params().
     """
+    if not isinstance(name, str):
+        raise ValueError(f"model: expected a name, such as 'toy.MoE8E4L', got {name!r}.")
     names = registered_names()
     if name in _experiments:
         return _experiments[name]
@@ -94,14 +96,14 @@ def get_class(name: str) -> Any:
     if module is None:
         hint = _hint(name, names)
         nor = f" And {_no_module(module_name)}." if module_name else ""
-        raise ValueError(f"No model {name!r}.{hint} Registered are {', '.join(names)}.{nor}")
+        raise ValueError(f"No model {name!r}.{hint} `gshard models` lists them.{nor}")
 
     cls = getattr(module, class_name, None)
     if not hasattr(cls, "params"):
         known = [known for known, value in vars(module).items() if _is_experiment(value)]
         has = f"its experiments are {', '.join(known)}" if known else "it has no experiments"
         raise ValueError(
-            f"No model {name!r}:{_hint(name, names)} {module.__file__} defines no class "
+            f"No model {name!r}:{_hint(name, names)} {module.__file__ or module} defines no class "
             f"{class_name} with params(); {has}."
         )
     return cls
@@ -142,6 +144,8 @@ def _imported(name: str) -> types.ModuleType | None:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         return None
+    except SyntaxError as error:
+        raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     except (TypeError, ValueError):  # A relative name, such as `.mine`, or an empty one.
         return None
 

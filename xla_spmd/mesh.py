@@ -5,6 +5,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from xla_spmd import checks
+
 # The axis of a mesh that a dim is split along, or several axes, the slowest first.
 Axis = str | tuple[str, ...]
 # The axis of each dim of a tensor, or None for a whole dim.
@@ -27,6 +29,8 @@ class Mesh:
     device_assignment: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        checks.check_type("Mesh: axis_names", self.axis_names, (tuple, list), "names, ('d',)")
+        checks.check_type("Mesh: axis_sizes", self.axis_sizes, (tuple, list), "sizes, (4,)")
         if len(self.axis_names) != len(self.axis_sizes):
             raise ValueError(
                 f"Mesh: {len(self.axis_names)} axis names {self.axis_names} but "
@@ -34,8 +38,8 @@ class Mesh:
             )
         if len(set(self.axis_names)) != len(self.axis_names):
             raise ValueError(f"Mesh: axis names must differ, got {self.axis_names}.")
-        if any(size < 1 for size in self.axis_sizes):
-            raise ValueError(f"Mesh: every axis needs 1 or more partitions, got {self.axis_sizes}.")
+        for name, size in zip(self.axis_names, self.axis_sizes, strict=True):
+            checks.check_count(f"Mesh: the partitions of axis {name!r}", size)
 
         assignment = self.device_assignment
         if assignment is not None and sorted(assignment) != list(range(self.num_partitions)):

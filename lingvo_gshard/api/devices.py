@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from xla_spmd import checks
 from xla_spmd.runtime import main_module
 
 _PLATFORMS = ("auto", "cpu", "cuda", "tpu")
@@ -22,8 +23,8 @@ class Devices:
             expected = ", ".join(_PLATFORMS)
             raise ValueError(f"platform={self.platform!r}: expected one of {expected}.")
         count = self.num_partitions
-        if count is not None and (not isinstance(count, int) or count < 1):
-            raise ValueError(f"num_partitions={count!r}: expected 1 or more, or None.")
+        if count is not None:
+            checks.check_count("num_partitions", count)
 
     def start(self, model: str, num_partitions: int | None = None) -> tuple[int, str]:
         """Starts JAX; returns the number of partitions and a description of the devices.

@@ -284,7 +284,7 @@ def parse_setting(setting: str) -> tuple[str, object]:
 
     Raises ValueError if the path or the `=` is missing.
     """
-    path, separator, text = setting.partition("=")
+    path, separator, text = map(str.strip, setting.partition("="))
     if not separator or not path:
         raise ValueError(f"--set={setting}: expected path=value, such as train.max_steps=500.")
 

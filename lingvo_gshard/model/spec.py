@@ -70,6 +70,9 @@ class TPUEstimatorSpec:
             raise ValueError(f"TPUEstimatorSpec: mode {self.mode.name} needs {', '.join(missing)}.")
         if self.train_op is not None and "step" not in self.train_op:
             raise ValueError("TPUEstimatorSpec: train_op lacks step: add step=state.step + 1.")
+        if self.loss is not None and tf.convert_to_tensor(self.loss).shape.rank != 0:
+            shape = tuple(self.loss.shape)
+            raise ValueError(f"TPUEstimatorSpec: loss has shape {shape}; expected a scalar.")
         if self.host_call is not None and self.mode is not Mode.TRAIN:
             raise ValueError(f"TPUEstimatorSpec: host_call needs mode TRAIN, got {self.mode.name}.")
 

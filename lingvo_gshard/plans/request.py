@@ -44,10 +44,11 @@ class Request:
 
     def only(self, names: Sequence[str]) -> Self:
         """Returns the same request for these programs. Raises ValueError if it lacks one."""
+        names = [names] if isinstance(names, str) else names
         for name in names:
             if name not in self.programs:
-                expected = ", ".join(self.programs)
-                raise ValueError(f"{self.model} has no program {name!r}; expected of {expected}.")
+                known = ", ".join(self.programs)
+                raise ValueError(f"{self.model} has no program {name!r}; expected some of {known}.")
         programs = tuple(name for name in self.programs if name in names)
         return dataclasses.replace(self, programs=programs)
 

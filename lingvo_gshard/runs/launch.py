@@ -16,6 +16,7 @@ from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
 from lingvo_gshard.input import tokenizer
 from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
 from lingvo_gshard.model.spec import Mode
+from lingvo_gshard.train import config as train_config
 from xla_spmd.files import atomic_file, digests, json_records, storage
 from xla_spmd.files.digests import File
 from xla_spmd.late import LateModule
@@ -168,6 +169,7 @@ def experiment_params(launch: Launch) -> Params:
     another size.
     """
     params = registry.get_params(launch.model, launch.overrides)
+    train_config.check(params.train)
     kind = params.input.cls.KIND
     if kind != launch.facts.kind:
         raise ValueError(

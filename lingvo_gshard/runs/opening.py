@@ -30,10 +30,11 @@ def to_train(
 ) -> Iterator[tuple[Run, str]]:
     """Yields a run, to train or evaluate it, and a description of its devices.
 
-    `settings` are `path=value`. Raises ValueError if the model or the data is missing and the
-    folder holds no run, for a wrong setting, for data of another task or vocabulary, or for sizes
-    that do not fit the devices.
+    `settings` are `path=value`. Raises ValueError if `logdir` cannot be written, if the model or
+    the data is missing and the folder holds no run, for a wrong setting, for data of another task
+    or vocabulary, or for sizes that do not fit the devices.
     """
+    storage.check_writable(logdir)
     with storage.working(logdir) as folder:
         launch = launches.launch_of(model, settings, data_dir, str(folder))
         num_partitions, devices = start(launch.model)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lingvo_gshard.serving import messages
 
-_LOG_FORMAT = f'%a %{{{messages.REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
+_LOG_FORMAT = f'%t %a %{{{messages.REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
 _IDLE_SECS = 75.0  # A connection without a complete request for this long is closed.
 _BACKLOG = 128  # The number of connections that wait to be accepted.
 

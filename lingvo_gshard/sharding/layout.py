@@ -26,6 +26,7 @@ from typing import Any, Self
 import ml_dtypes  # noqa: F401  (it registers the name bfloat16 with NumPy)
 import numpy as np
 
+from xla_spmd import checks
 from xla_spmd.mesh import Axis, Mesh, names_of
 
 # The letters above, except K, which is never split.
@@ -34,6 +35,8 @@ DIMS = "BLTGSMECHNDVRUXY"
 _ROW_DIMS = frozenset("BGU")
 # The scope of rows that apply to weights.
 _WEIGHTS = "weights"
+# A letter for each dim.
+_LETTERS = re.compile("[A-Za-z_]*")
 # The key of a row: an optional stack, an optional `weights`, and a letter.
 _KEY = re.compile(rf"(?:(?!{_WEIGHTS}\.)(\w+)\.)?(?:({_WEIGHTS})\.)?([A-Za-z])")
 
@@ -63,6 +66,9 @@ class TensorSpec:
         # Callers also pass lists, or TensorFlow's and NumPy's own types.
         object.__setattr__(self, "shape", _sizes(self.shape))
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
+        checks.check_type("TensorSpec: dims", self.dims, str, "a letter for each dim, such as 'BM'")
+        if not _LETTERS.fullmatch(self.dims):
+            raise ValueError(f"TensorSpec: dims {self.dims!r}: expected letters, or `_`.")
         if len(self.shape) != len(self.dims):
             raise ValueError(
                 f"TensorSpec: shape {self.shape} has rank {len(self.shape)}, but dims "
@@ -79,8 +85,11 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     if isinstance(shape, int):
         return (shape,)
     try:
-        return tuple(map(operator.index, shape))
-    except (TypeError, ValueError):  # A shape of unknown rank is a ValueError.
+        sizes = tuple(map(operator.index, shape))
+        if min(sizes, default=0) < 0:
+            raise ValueError
+        return sizes
+    except (TypeError, ValueError):  # A shape of unknown rank is a ValueError, too.
         raise ValueError(
             f"TensorSpec: shape {shape}: expected the size of each dim, such as (32, 128)."
         ) from None
@@ -91,8 +100,6 @@ def _dtype_name(dtype: Any) -> str:
 
     Raises ValueError for anything else.
     """
-    if isinstance(dtype, str):
-        return dtype
     try:
         return np.dtype(getattr(dtype, "as_numpy_dtype", dtype)).name
     except TypeError:
@@ -124,6 +131,7 @@ class Partitioning:
     table: tuple[tuple[str, Axis], ...]  # A letter without a row is not split.
 
     def __post_init__(self) -> None:
+        checks.check_type("Partitioning: mesh", self.mesh, Mesh, "a Mesh, such as Mesh.flat(4)")
         # Rows are a tuple rather than a dict, so that a Partitioning can be hashed.
         keys = [key for key, _ in self.table]
         if len(set(keys)) != len(keys):
@@ -156,6 +164,7 @@ class Partitioning:
     @staticmethod
     def from_dict(mesh: Mesh, table: Mapping[str, Axis]) -> "Partitioning":
         """Returns the partitioning of a {key: axis} table."""
+        checks.check_type("Partitioning: table", table, Mapping, "a dict, such as {'B': 'd'}")
         return Partitioning(mesh, tuple(sorted(table.items())))
 
     @staticmethod

@@ -44,10 +44,13 @@ def einsum_state(equation: str, states: Sequence[str]) -> str | None:
     """Returns the state of tf.einsum's result along an axis, given the operands' states.
 
     Returns None if the devices cannot compute the result without communication. The equation, such
-    as "AK,KB->AB", may have any number of operands. Raises ValueError if the numbers of states and
-    operands differ, or if an operand cannot have its state.
+    as "AK,KB->AB", may have any number of operands. Raises ValueError if the equation does not name
+    the result's letters, if the numbers of states and operands differ, or if an operand cannot have
+    its state.
     """
-    inputs, _, result = equation.partition("->")
+    inputs, arrow, result = equation.partition("->")
+    if not arrow:
+        raise ValueError(f"{equation!r}: expected the result's letters after ->, as in AK,KB->AB.")
     operands = inputs.split(",")
     if len(operands) != len(states):
         raise ValueError(f"{equation!r} has {len(operands)} operands, got states {tuple(states)}.")

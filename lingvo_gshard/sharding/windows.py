@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.sharding.annotate import replicate, static_shape
+from xla_spmd import checks
 
 Padding = Literal["SAME", "VALID"]
 
@@ -277,6 +278,7 @@ def _checked(
     if dilations is None:
         dilations = [1] * rank
     for name, numbers in (("window", window), ("strides", strides), ("dilations", dilations)):
+        checks.check_type(f"{what}: {name}", numbers, Sequence, f"{rank} numbers")
         if len(numbers) != rank or min(numbers) < 1:
             raise ValueError(
                 f"{what}: {name} {tuple(numbers)} for {_name(tensor)} of shape {shape}; expected "

@@ -13,6 +13,7 @@ from lingvo_gshard.sharding.annotate import program_devices, static_shape
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import specs
+from xla_spmd import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class AnnotatedFn:
                 f"{self.name}: {len(self.arg_names)} argument names {self.arg_names} but "
                 f"{len(self.args)} arguments."
             )
+        checks.check_takes(f"{self.name}: fn", self.fn, self.arg_names)
 
         for name in self.donate:
             if name not in self.arg_names:
@@ -91,19 +93,17 @@ def trace(
 
     Returns a function from arguments' leaves to results', and the TensorSpecs of the results. All
     shapes are logical: `lowering` pads dims that the mesh does not divide. Raises ValueError if a
-    result's shape is not static, if a donated argument is not returned with the same specs, or if
-    `fn` reads a tf.Variable.
+    result's shape is not static, if a donated argument is not returned with the same specs, if `fn`
+    reads a tf.Variable, or for a dtype that JAX would narrow.
     """
-    if not isinstance(annotated, AnnotatedFn):
-        kind = type(annotated).__name__
-        raise ValueError(f"expected an AnnotatedFn, which has the dims of arguments, got {kind}.")
-    if not isinstance(partitioning, Partitioning):
-        kind = type(partitioning).__name__
-        raise ValueError(
-            f"{annotated.name}: expected a Partitioning, such as "
-            f"Partitioning.from_dict(Mesh.flat(4), {{'B': 'd'}}), got {kind}."
-        )
+    expected = "an AnnotatedFn, which has the dims of arguments"
+    checks.check_type("export", annotated, AnnotatedFn, expected)
+    expected = "a Partitioning, such as Partitioning.from_dict(Mesh.flat(4), {'B': 'd'})"
+    checks.check_type(annotated.name, partitioning, Partitioning, expected)
+
+    # Check before tracing, which is slow, and again after it, when the results are known.
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
+    specs.check_dtypes(f"{annotated.name}: argument", leaves)
     annotate = Annotator(partitioning).annotate_as
     traced_specs: list[NestedMap] = []  # Filled when `flat` is traced.
 
@@ -134,6 +134,7 @@ def trace(
         raise ValueError(
             f"{annotated.name}: reads the variables {names}; a weight must be an argument."
         )
+    specs.check_dtypes(f"{annotated.name}: result", traced_specs[-1].FlattenItems())
     return function, traced_specs[-1]
 
 

@@ -101,7 +101,7 @@ def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
     """Describes the arguments, results and annotated tensors of `annotated`.
 
     Raises ValueError if a tensor's shape is not static, if a donated argument is not returned with
-    the same specs, or if the function reads a tf.Variable.
+    the same specs, if the function reads a tf.Variable, or for a dtype that JAX would narrow.
     """
     function, results = annotated_fn.trace(annotated, partitioning)
     outside = _outside(annotated, partitioning, results)

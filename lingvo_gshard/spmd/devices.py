@@ -12,7 +12,11 @@ from xla_spmd.runtime import environment, jax_runtime
 
 _PLUGINS_LOGGER = "jax._src.xla_bridge"  # It finds and starts the plugins.
 _chosen_by_environment = False  # Whether JAX_PLATFORMS, and no flag, has chosen the platform.
-_SETUP = "`make setup-cuda12`, `setup-cuda13` and `setup-tpu` install what JAX needs for one"
+# The extras and the targets are cuda12, cuda13 and tpu.
+_SETUP = (
+    "`pip install 'lingvo_gshard[cuda12]'`, or `make setup-cuda12` in a checkout, installs what "
+    "JAX needs for such a GPU; cuda13 and tpu are others"
+)
 
 
 def find() -> str | None:

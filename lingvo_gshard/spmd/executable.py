@@ -17,6 +17,7 @@ from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import padded, specs
 from lingvo_gshard.spmd.padded import PaddedArray
 from lingvo_gshard.spmd.program import Program
+from xla_spmd import checks
 from xla_spmd.hlo import compiled_report, hlo_module
 from xla_spmd.runtime import jax_private, progress
 
@@ -264,6 +265,7 @@ def compile_program(program: Program, devices: Sequence[Any] | None = None) -> E
     Raises ValueError for too few devices, a dtype that they lack, an export that this JAX cannot
     read, or a program that XLA refuses (the message names the operators).
     """
+    checks.check_type("compile_program", program, Program, "the Program that `export` returns")
     mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
     return Executable(program, mesh)
 

@@ -37,11 +37,8 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
 
     tf.config.set_visible_devices([], "GPU")
 
-    # Check before tracing, which is slow, and again after it, when the results are known.
-    leaves = specs.named_leaves(annotated.arg_names, annotated.args)
-    specs.check_dtypes(f"{annotated.name}: argument", leaves)
     function, results = annotated_fn.trace(annotated, partitioning)
-    specs.check_dtypes(f"{annotated.name}: result", results.FlattenItems())
+    leaves = specs.named_leaves(annotated.arg_names, annotated.args)
 
     # A mesh of names and sizes: the compiling process chooses the devices. Its axes are Auto,
     # because along an Explicit axis JAX cannot slice a dim to an uneven size.

@@ -65,7 +65,10 @@ def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
 
 def describe(array: Any) -> str:
     """Returns the dtype and shape of an array or spec, `float32[2, 3]`; `absent` for None."""
-    return "absent" if array is None else f"{array.dtype}{list(array.shape)}"
+    if array is None:
+        return "absent"
+    dtype = getattr(array.dtype, "name", array.dtype)
+    return f"{dtype}{list(array.shape)}"
 
 
 def check_same(what: str, arrays: Mapping[str, Any], expected_specs: NestedMap) -> None:

@@ -165,10 +165,13 @@ def claimed(
 ) -> Iterator[None]:
     """Locks a folder, and writes `text`, its Params.ToText(), to params.txt.
 
-    Raises ValueError if the folder is another model's, or if another process has locked it.
+    Raises ValueError if it is a file or another model's folder, or if another process has locked
+    it.
     """
-    check_folder(model_dir, text, model_prefixes, defaults)
     folder = pathlib.Path(model_dir)
+    if folder.is_file():
+        raise ValueError(f"{model_dir} is a file; a folder is expected.")
+    check_folder(model_dir, text, model_prefixes, defaults)
     folder.mkdir(parents=True, exist_ok=True)
 
     with lock.held(folder, "trains in this folder", folder / _LOCK):

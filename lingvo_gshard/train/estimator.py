@@ -39,6 +39,7 @@ from lingvo_gshard.train.run_times import Laps, TimesLog
 from lingvo_gshard.train.steps import Model
 from lingvo_gshard.train.user_model import InitFn, ModelFn, UserModel
 from lingvo_gshard.train.writers import Writers
+from xla_spmd import checks
 from xla_spmd.files import digests, storage, table
 from xla_spmd.runtime import progress
 
@@ -135,7 +136,9 @@ class Estimator:
         """
         if steps is not None and max_steps is not None:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
-        _check_steps("train", steps=steps, max_steps=max_steps)
+        _check_counts("train", steps=steps, max_steps=max_steps)
+        for hook in hooks:
+            checks.check_type("train: hooks", hook, TrainHook, "TrainHooks")
         began_secs = time.monotonic()
         laps = Laps(began_secs)
 
@@ -188,7 +191,7 @@ class Estimator:
         `step`, `num_batches` and `secs`. Raises ValueError if the input is empty, steps is below
         1, a weight is 0, or the metric `best_by` is missing.
         """
-        _check_steps(f"evaluate {spec.name}", steps=spec.steps)
+        _check_counts(f"evaluate {spec.name}", steps=spec.steps)
         began_secs = time.monotonic()
 
         # The sums and weights of the batches so far.
@@ -368,6 +371,7 @@ class Estimator:
     @contextlib.contextmanager
     def _input(self, input_fn: InputFn, mode: Mode) -> Iterator[Input]:
         """Yields the input; closes it at the end if it has a method `close`."""
+        checks.check_takes("input_fn", input_fn, ("params",))
         source = as_input(input_fn(self._params_of(mode)))
         try:
             yield source
@@ -491,6 +495,9 @@ class TPUEstimator(Estimator):
             Mode.PREDICT: predict_batch_size,
         }
 
+        for mode, batch_size in self._batch_sizes.items():
+            _check_counts("TPUEstimator", **{f"{mode.name.lower()}_batch_size": batch_size})
+
         if config is not None:
             if isinstance(params, BaseParams):
                 raise ValueError("TPUEstimator: with a RunConfig, params are a dict, got Params.")
@@ -546,8 +553,8 @@ def _check_is_left_to_model_fn(params: AnyParams) -> None:
         )
 
 
-def _check_steps(caller: str, **counts: int | None) -> None:
-    """Raises ValueError, prefixed by `caller`, if a number of steps is below 1."""
+def _check_counts(caller: str, **counts: int | None) -> None:
+    """Raises ValueError, prefixed by `caller`, if a count is not a whole number, 1 or more."""
     for name, count in counts.items():
-        if count is not None and count < 1:
-            raise ValueError(f"{caller}: {name} must be 1 or more, or None, got {count}.")
+        if count is not None:
+            checks.check_count(f"{caller}: {name}", count)

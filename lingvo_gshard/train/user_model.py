@@ -10,7 +10,9 @@ from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap, nested
 from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec, as_sums
 from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.summaries import HostFn
+from xla_spmd import checks
 
 # (seed, an int32 [2] tensor) -> state
 InitFn = Callable[["tf.Tensor"], NestedMap]
@@ -29,6 +31,11 @@ class UserModel:
     state_spec: NestedMap
     host_fn: HostFn | None = None  # The function of the host_call, known once TRAIN is traced.
 
+    def __post_init__(self) -> None:
+        names = ("state", "features", "labels", "mode", "params")
+        checks.check_takes("TPUEstimator: model_fn", self.model_fn, names)
+        checks.check_takes("TPUEstimator: init_fn", self.init_fn, ("seed",))
+
     def init_state(self, seed: tf.Tensor) -> NestedMap:
         """Returns what init_fn returns."""
         return nested("what init_fn returns", self.init_fn(seed))
@@ -36,6 +43,9 @@ class UserModel:
     def train(self, state: NestedMap, batch: NestedMap) -> NestedMap:
         """See Model.train."""
         spec = self._spec(state, batch, Mode.TRAIN)
+        assert spec.train_op is not None
+        new_state = dict(spec.train_op.Transform(tf.convert_to_tensor).FlattenItems())
+        specs.check_same("train_op differs from state_spec", new_state, self.state_spec)
         result = NestedMap(state=spec.train_op, metrics=NestedMap(spec.metrics, loss=spec.loss))
         if spec.host_call is not None:
             self.host_fn, tensors = spec.host_call

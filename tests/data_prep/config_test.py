@@ -74,7 +74,8 @@ def test_the_documented_example_of_text(tmp_path):
     ("text", "message"),
     [
         ("", r"no \[\[sources\]\]"),
-        ("vocab_size = 3", r"the file has no setting vocab_size, only character_coverage, "),
+        ("vocab_size = 3", r"no setting vocab_size, did you mean text_vocab_size\?"),
+        ("qqq = 3", r"the file has no setting qqq, only character_coverage, "),
         ("model_type = 'word'", r"model_type 'word': expected one of bpe, unigram"),
         ("max_pieces = 3.5", r"max_pieces 3.5: expected a value of type int"),
         ("source_vocab_size = 12", r"source_vocab_size 12: expected at least 261"),

@@ -55,7 +55,7 @@ def test_exported_weights_lack_the_vocabularies_that_pieces_are_found_by(tmp_pat
 @pytest.mark.parametrize(
     ("num_partitions", "overrides", "message"),
     [
-        (0, (), "every axis needs 1 or more partitions"),
+        (0, (), "the partitions of axis '.*' must be 1 or more, got 0"),
         (1, ("task.encoder.moe.group_size=100",), "encoder.moe.group_size 100 does not divide"),
         (1, ("task.decoder.moe.group_size=0",), "decoder.moe.group_size 0 does not divide"),
         (1, ("decode.batch_size=0",), "do not divide decode.batch_size = 0"),

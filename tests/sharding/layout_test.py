@@ -59,6 +59,28 @@ def test_a_spec_has_a_letter_for_each_dim():
         TensorSpec((2, 3), "float32", "BLM")
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (((2, -3), "float32", "BL"), r"shape \(2, -3\): expected the size of each dim"),
+        (((2, 3), "flaot32", "BL"), "dtype 'flaot32': expected a name such as 'float32'"),
+        (((2, 3), "float32", "B1"), "dims 'B1': expected letters, or `_`"),
+        (((2, 3), "float32", ("B", "L")), "dims: expected a letter for each dim, .*, got tuple"),
+    ],
+)
+def test_a_spec_that_no_tensor_could_have_is_refused(args, message):
+    with pytest.raises(ValueError, match=f"TensorSpec: {message}"):
+        TensorSpec(*args)
+    assert TensorSpec((2, 3), "float", "BL").dtype == "float64"  # NumPy's name.
+
+
+def test_a_table_needs_a_mesh_and_letters():
+    with pytest.raises(ValueError, match="Partitioning: mesh: expected a Mesh, .*, got int 4"):
+        Partitioning.from_dict(4, {"B": "d"})
+    with pytest.raises(ValueError, match="Partitioning: table: expected a dict, .*, got list"):
+        Partitioning.from_dict(Mesh.flat(4), [("B", "d")])
+
+
 def test_a_dim_is_named_once():
     with pytest.raises(ValueError, match=r"shape \(2, 3, 2\): dims 'BLB' name B twice"):
         TensorSpec((2, 3, 2), "float32", "BLB")

@@ -87,3 +87,8 @@ def test_a_sum_keeps_the_state_of_its_terms():
 def test_what_is_no_state_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         states.einsum_state("AK,KB->AB", given)
+
+
+def test_an_equation_names_its_result():
+    with pytest.raises(ValueError, match="'AK,KB': expected the result's letters after ->"):
+        states.einsum_state("AK,KB", ["S(0)", "B"])

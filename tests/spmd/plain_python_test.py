@@ -100,6 +100,11 @@ def test_a_number_gets_the_dtype_but_loses_no_fraction():
             r"argument weights.w: expected a TensorSpec, got ResourceVariable: "
             r"TensorSpec\(x.shape, x.dtype, dims\), with 2 letters as dims",
         ),
+        (
+            {"fn": lambda batch: batch},
+            r"fn: expected a function of \(.*\): too many positional arg",
+        ),
+        ({"fn": None}, r"fn: expected a function of \(.*\), got NoneType"),
         ({"args": [{"w": 3}, {}]}, r"argument weights.w: expected a TensorSpec, got int\.$"),
     ],
 )
@@ -113,6 +118,10 @@ def test_what_is_exported_is_an_annotated_function_on_a_partitioning():
         annotations.describe(_affine, functions.partitioning(2))
     with pytest.raises(ValueError, match=r"affine: expected a Partitioning, such as .*, got dict"):
         annotations.describe(_annotated(), {"B": "d"})
+    with pytest.raises(ValueError, match="export: expected an AnnotatedFn, .*, got function"):
+        lowering.export(_affine, functions.partitioning(2))
+    with pytest.raises(ValueError, match="compile_program: expected the Program .*, got Annotated"):
+        compile_program(_annotated())
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,10 @@ def test_it_trains_evaluates_and_predicts(tmp_path):
             r"train_op lacks step: add step=state.step \+ 1",
         ),
         ({"mode": Mode.TRAIN, "loss": 1.0, "train_op": 3}, "train_op: expected a dict by name"),
+        (
+            {"mode": Mode.TRAIN, "loss": np.ones(3), "train_op": {"step": 1}},
+            r"loss has shape \(3,\); expected a scalar",
+        ),
         ({"mode": Mode.PREDICT, "predictions": 3}, "predictions: expected a dict by name"),
     ],
 )
@@ -100,6 +104,40 @@ def test_a_model_fn_that_returns_nothing_is_named(tmp_path):
     message = "model_fn: expected a TPUEstimatorSpec in mode TRAIN, got NoneType; is a `return` mis"
     with pytest.raises(ValueError, match=message):
         estimator.train(_dataset, max_steps=2)
+
+
+def test_a_train_op_without_a_weight_is_named(tmp_path):
+    def model_fn(state, features, labels, mode, params):
+        loss = _loss(state, features, labels)
+        return TPUEstimatorSpec(mode, loss=loss, train_op={"step": state.step + 1})
+
+    message = r"train_op differs from state_spec: theta.w is absent, expected float32\[2\]"
+    with pytest.raises(ValueError, match=message):
+        _estimator(tmp_path, model_fn=model_fn).train(_dataset, max_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_fn": lambda features, labels, mode, params: None}, r"model_fn: .* \(state, feat"),
+        ({"init_fn": lambda: None}, r"init_fn: expected a function of \(seed\): too many"),
+        ({"train_batch_size": "8"}, "train_batch_size must be 1 or more, got '8'"),
+    ],
+)
+def test_arguments_of_another_form_are_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=f"TPUEstimator: {message}"):
+        _estimator(tmp_path, **changes)
+
+
+def test_what_trains_is_of_the_right_kind(tmp_path):
+    estimator = _estimator(tmp_path)
+    with pytest.raises(ValueError, match=r"input_fn: expected a function of \(params\), got "):
+        estimator.train(_dataset({}), max_steps=2)
+    with pytest.raises(ValueError, match="train: hooks: expected TrainHooks, got builtin_function"):
+        estimator.train(_dataset, max_steps=2, hooks=[print])
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file; a folder is expected"):
+        _estimator(tmp_path / "file").train(_dataset, max_steps=2)
 
 
 def test_a_state_of_variables_is_refused_with_what_to_write(tmp_path):

@@ -18,7 +18,11 @@ def test_sizes_and_devices():
     [
         ((("x",), (2, 3)), r"Mesh: 1 axis names \('x',\) but 2 sizes \(2, 3\)"),
         ((("x", "x"), (2, 3)), "Mesh: axis names must differ"),
-        ((("x",), (0,)), r"Mesh: every axis needs 1 or more partitions, got \(0,\)"),
+        ((("x",), (0,)), "Mesh: the partitions of axis 'x' must be 1 or more, got 0"),
+        ((("x",), ("8",)), "Mesh: the partitions of axis 'x' must be 1 or more, got '8'"),
+        ((("x",), (2.5,)), "the partitions of axis 'x' must be 1 or more, got 2.5"),
+        (("x", (3,)), r"Mesh: axis_names: expected names, \('d',\), got str 'x'"),
+        ((("x",), 3), r"Mesh: axis_sizes: expected sizes, \(4,\), got int 3"),
         ((("x",), (3,), (0, 1, 1)), r"must order 0 to 2, got \(0, 1, 1\)"),
         ((("x",), (3,), (0, 1)), "must order 0 to 2"),
     ],

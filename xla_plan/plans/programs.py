@@ -216,15 +216,15 @@ def _mesh(program: StablehloProgram, topology_name: str, text: str | None) -> Me
     else:
         mesh = Mesh.flat(program.num_partitions)
 
-    if program.num_partitions != num_devices or mesh.num_partitions != num_devices:
-        raise ValueError(
-            f"program {program.name} is partitioned for {program.num_partitions} devices, and "
-            f"topology {topology_name} has {num_devices}."
-        )
     if num_devices > 1 and not any(argument.has_sharding for argument in program.arguments):
         raise ValueError(
             f"program {program.name}: no argument has a sharding; give jax.jit in_shardings, or "
             "its arguments shardings, before it is exported."
+        )
+    if program.num_partitions != num_devices or mesh.num_partitions != num_devices:
+        raise ValueError(
+            f"program {program.name} is partitioned for {program.num_partitions} devices, and "
+            f"topology {topology_name} has {num_devices}."
         )
     return mesh
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from xla_spmd import checks
 from xla_spmd.files import atomic_file
 
 _PACKAGES = {"gs://": "gcsfs", "s3://": "s3fs"}
@@ -82,8 +83,10 @@ def path(name: _Path) -> Any:
 def expanded(name: _Path) -> str:
     """Returns a path with the home folder in place of a `~` or `~user` at its beginning.
 
-    Raises ValueError if there is no such home folder: a folder called `~` is never meant.
+    Raises ValueError if it is not a path, or if there is no such home folder: a folder called `~`
+    is never meant.
     """
+    checks.check_type("a path", name, (str, os.PathLike), "a str or a pathlib.Path")
     path = os.fspath(name)
     if is_bucket(path) or not path.startswith("~"):
         return path
@@ -95,6 +98,21 @@ def expanded(name: _Path) -> str:
             f"{path}: {user} has no home folder here; for a file of that name, ./{path}."
         )
     return found
+
+
+def check_writable(folder: _Path) -> None:
+    """Raises ValueError if this disk cannot hold a folder, because a file or a right is in the way.
+
+    The folder need not exist: the nearest one above it counts.
+    """
+    if is_bucket(folder):
+        return
+    path = pathlib.Path(folder).absolute()
+    nearest = next(part for part in (path, *path.parents) if part.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{nearest} is a file; a folder is expected.")
+    if not os.access(nearest, os.W_OK):
+        raise ValueError(f"{nearest} cannot be written by this user; choose another folder.")
 
 
 def absolute(name: _Path) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import io
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -14,13 +16,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from absl import flags, logging
 
 from xla_spmd.files import storage
-from xla_spmd.runtime import dispatch, environment, usage, versions
+from xla_spmd.runtime import dispatch, environment, log_lines, usage, versions
 
+_NO_SPACE = os.strerror(errno.ENOSPC)
 _NO_MEMORY = "RESOURCE_EXHAUSTED: "  # XLA's errors begin with a status code.
 # absl's messages about a wrong flag, and plain replacements.
 _PLAIN = {
     r"flag --(\w+)=None: Flag .* must have a value other than None": r"--\1 is missing",
     r"flag --(\w+)=.*: (.*) is not a positive integer": r"--\1 must be 1 or more, got \2",
+    r"flag --(\w+)=(.*): invalid literal for int\(\) .*": r"--\1=\2: expected a whole number",
+    r"flag --(\w+)=(.*): could not convert string to float: .*": r"--\1=\2: expected a number",
+    r"flag --(.*): value should be one of <(.*)>": r"--\1: expected one of \2",
     r"Unknown command line flag 'serve'.*": "--serve: serving is a program, gshard serve",
     r"Unknown command line flag 'export'.*": ("--export: exporting is a program, gshard export"),
 }
@@ -52,8 +58,8 @@ def run(
         dispatch.show(usage.help_text(program, arguments, unused))
         sys.exit(0)
 
-    logging.use_absl_handler()
     words = _parse(program, sys.argv)[1:]
+    log_lines.write_plainly()
     faulthandler.enable()  # A crash in C++ shows where Python was.
     with _in_one_line(program):
         usage.check_words(words, arguments)
@@ -89,13 +95,27 @@ def _in_one_line(program: str) -> Iterator[None]:
         if logging.level_debug() or not is_known:
             raise
         reason = "out of memory" if isinstance(error, MemoryError) else repr(error)
-        if isinstance(error, FileExistsError):  # All of our writers replace files.
-            sys.exit(f"{program}: {error.filename} is a file; a folder is expected")
-        sys.exit(f"{program}: {str(error) or reason}")
+        sys.exit(f"{program}: {_plain(error) or reason}")
 
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def _plain(error: Exception) -> str:
+    """Returns an error's message; the kernel's errors first name the file."""
+    if _NO_SPACE in str(error):  # Also the errors of libraries in C++.
+        path = re.search(r"/[^\s'\"\];]+", str(error))
+        return f"{path[0] if path else 'the disk'}: no space left on the device"
+    if not isinstance(error, OSError) or error.errno is None or error.filename is None:
+        return str(error)
+
+    # Our writers replace files and make folders, so this is a file in a folder's place.
+    path = pathlib.Path(os.fsdecode(error.filename))
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        file = next((part for part in (path, *path.parents) if part.is_file()), path)
+        return f"{file} is a file; a folder is expected"
+    return f"{path}: {os.strerror(error.errno).lower()}"
 
 
 def _use_utf8() -> None:

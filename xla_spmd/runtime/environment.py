@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
+from xla_spmd import checks
 from xla_spmd.files import storage
 from xla_spmd.runtime import log_lines, versions
 
@@ -75,8 +76,8 @@ def prepare(num_devices: int | None = None, platform: str | None = None) -> None
     if JAX is missing or too old. Raises RuntimeError if TensorFlow was imported earlier without the
     required flag, or if JAX has started with fewer devices.
     """
-    if num_devices is not None and num_devices < 1:
-        raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
+    if num_devices is not None:
+        checks.check_count("prepare: num_devices", num_devices)
     _tell_of_untested_jax()
 
     # Both libraries need these settings on every platform.
@@ -369,7 +370,7 @@ def _set_cpu_devices(num_devices: int) -> None:
     if jax_runtime.has_started() and jax.device_count() < num_devices:
         raise RuntimeError(
             f"prepare: JAX has started already with {jax.device_count()} devices, "
-            f"{num_devices} are wanted. Call environment.prepare() first."
+            f"{num_devices} are wanted. Call prepare() first."
         )
 
 

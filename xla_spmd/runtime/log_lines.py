@@ -1,12 +1,15 @@
-"""The log lines of libraries that reach the user: warnings and errors, except some greetings.
+"""The log lines that reach the user: our own, and libraries' warnings, except some greetings.
 
 TensorFlow, XLA and gRPC write to standard error's descriptor, through absl's logging. Their info
 lines (severity I) are dropped, like the lines of a short list, each for a stated reason. The
 user gets all lines if TF_CPP_MIN_LOG_LEVEL is 0.
 """
 
+import logging
 import os
 import re
+
+from absl import logging as absl_logging
 
 VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
 # Severity W and above.
@@ -38,6 +41,23 @@ _GREETINGS = {
     "hidden GPUs": _PREFIX.format("E", r"cuda_platform\.cc") + "failed call to cuInit: ",
 }
 GREETING = "|".join(_GREETINGS.values())
+
+
+class _Plain(logging.Formatter):
+    """Formats a line without its time and place in the code; a warning begins with `warning: `."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = super().format(record)
+        if record.levelno < logging.WARNING:
+            return message
+        return f"{record.levelname.lower()}: {message}"
+
+
+def write_plainly() -> None:
+    """Makes Python's log lines plain in this process, unless --verbosity=1 asks for more."""
+    absl_logging.use_absl_handler()
+    if not absl_logging.level_debug():
+        absl_logging.get_absl_handler().setFormatter(_Plain())
 
 
 def are_filtered() -> bool:

@@ -43,6 +43,18 @@ def test_a_folder_on_disk_is_its_own_copy(tmp_path):
     storage.publish(tmp_path)
 
 
+def test_what_is_not_a_path_is_refused():
+    with pytest.raises(ValueError, match="a path: expected a str or a pathlib.Path, got int 3"):
+        storage.expanded(3)
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    storage.check_writable(tmp_path / "new/folder")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=f"^{tmp_path}/file is a file; a folder is expected"):
+        storage.check_writable(tmp_path / "file/below")
+
+
 def test_what_was_changed_and_deleted_is_published(bucket):
     url = f"{bucket}/changes"
     with storage.working(url) as here:

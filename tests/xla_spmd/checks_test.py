@@ -1,0 +1,31 @@
+import functools
+
+import pytest
+
+from xla_spmd import checks
+
+
+def test_a_value_of_another_type_is_refused_in_one_line():
+    checks.check_type("lines", ["a"], list, "a list")
+    with pytest.raises(ValueError, match=r"^lines: expected a list, got str 'a\\nb'\.$"):
+        checks.check_type("lines", "a\nb", list, "a list")
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, "2", None, True])
+def test_a_count_is_a_whole_number(count):
+    checks.check_count("rows", 1)
+    with pytest.raises(ValueError, match=f"^rows must be 1 or more, got {count!r}.$"):
+        checks.check_count("rows", count)
+
+
+def test_a_function_takes_the_arguments_that_it_will_get():
+    checks.check_takes("fn", functools.partial(lambda a, b, c: None, 1), ("state", "batch"))
+    checks.check_takes("fn", lambda *args: None, ("state", "batch"))
+    checks.check_takes("fn", print, ("state",))
+    expected = r"^fn: expected a function of \(state, batch\)"
+    with pytest.raises(ValueError, match=expected + ": too many positional arguments"):
+        checks.check_takes("fn", lambda batch: None, ("state", "batch"))
+    with pytest.raises(ValueError, match=expected + ": missing a required argument: 'params'"):
+        checks.check_takes("fn", lambda state, batch, params: None, ("state", "batch"))
+    with pytest.raises(ValueError, match=expected + ", got NoneType"):
+        checks.check_takes("fn", None, ("state", "batch"))
