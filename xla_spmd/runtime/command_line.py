@@ -105,8 +105,8 @@ def _in_one_line(program: str) -> Iterator[None]:
 def _plain(error: Exception) -> str:
     """Returns an error's message; the kernel's errors first name the file."""
     if _NO_SPACE in str(error):  # Also the errors of libraries in C++.
-        path = re.search(r"/[^\s'\"\];]+", str(error))
-        return f"{path[0] if path else 'the disk'}: no space left on the device"
+        named = re.search(r"/[^\s'\"\];]+", str(error))
+        return f"{named[0] if named else 'the disk'}: no space left on the device"
     if not isinstance(error, OSError) or error.errno is None or error.filename is None:
         return str(error)
 
