@@ -51,8 +51,8 @@ def differences(ours: str, theirs: str, defaults: str = "") -> list[str]:
     A setting that only `ours` has counts as absent in `theirs`, unless `defaults`, our
     DefaultsText(), lists it: then `theirs` is taken to have that default.
     """
-    our_values = _parsed_text(ours)
-    their_values = _parsed_text(defaults) | _parsed_text(theirs)
+    our_values = values_by_path(ours)
+    their_values = values_by_path(defaults) | values_by_path(theirs)
 
     lines: list[str] = []
     for path in sorted(our_values.keys() | their_values.keys()):
@@ -63,8 +63,8 @@ def differences(ours: str, theirs: str, defaults: str = "") -> list[str]:
     return lines
 
 
-def _parsed_text(text: str) -> dict[str, str]:
-    """Returns the values of a ToText() by path."""
+def values_by_path(text: str) -> dict[str, str]:
+    """Returns the values of a Params.ToText() by path."""
     values: dict[str, str] = {}
     for line in text.splitlines():
         if line:

@@ -80,11 +80,6 @@ def einsum_state(equation: str, states: Sequence[str]) -> str | None:
     return split(result.index(letter)) if letter in result else PARTIAL
 
 
-def sum_state(states: Sequence[str]) -> str | None:
-    """Returns the common state of tensors, which their sum keeps; None if the states differ."""
-    return states[0] if len(set(states)) == 1 else None
-
-
 def einsum_signatures(equation: str) -> list[Signature]:
     """Returns all signatures of an einsum. For "AK,KB->AB" they are the article's six."""
     operands = equation.partition("->")[0].split(",")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lingvo_gshard.core.settings import values_by_path
 from xla_spmd.files import atomic_file
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class WeightsAndBiases:
             name=self._model_dir.name,
             id=_read(path),
             resume="allow",
-            config=_by_path(self._settings),
+            config=values_by_path(self._settings),
         )
         run.define_metric("*", step_metric="step")
         atomic_file.write(path, run.id)
@@ -172,12 +173,6 @@ def _new_file(folder: pathlib.Path) -> RecordWriter:
 
 def _prefixed(part: str, values: dict[str, float]) -> dict[str, float]:
     return {f"{part}/{tag}": value for tag, value in values.items()}
-
-
-def _by_path(settings: str) -> dict[str, str]:
-    """Returns the settings of a Params.ToText() by path."""
-    pairs = [line.split(" : ", 1) for line in settings.splitlines() if line]
-    return {path: value for path, value in pairs}
 
 
 def _read(path: pathlib.Path) -> str | None:

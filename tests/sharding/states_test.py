@@ -71,12 +71,6 @@ def test_the_product_of_two_matrices_has_the_articles_six_signatures():
     assert len(signatures) == 6
 
 
-def test_a_sum_keeps_the_state_of_its_terms():
-    for state in states.all_states(2):
-        assert states.sum_state([state, state]) == state
-    assert states.sum_state(["P", "B"]) is None
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
