@@ -42,7 +42,7 @@ def _programs() -> list[_Program]:
 
 
 def _verdict(result: subprocess.CompletedProcess[str]) -> str:
-    """Returns what a program shows: wrong, error, abort or right."""
+    """Returns the outcome of a program: wrong, error, abort or right."""
     if result.returncode < 0:
         return "abort"
     if result.returncode > 0:
@@ -65,7 +65,7 @@ def test_every_verdict_is_known():
 @pytest.mark.slow
 @pytest.mark.parametrize("program", _programs(), ids=lambda program: program.name)
 def test_the_program_prints_its_documented_output(program, tmp_path):
-    """Another version than those of the page is compared with the last of them."""
+    """A version that the page lacks is compared with the last one of the page."""
     result = subprocess.run(
         [sys.executable, str(_PROGRAMS / f"{program.name}.py")],
         cwd=tmp_path,

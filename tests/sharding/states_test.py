@@ -84,6 +84,6 @@ def test_a_sum_keeps_the_state_of_its_terms():
         (["S(2)", "B"], r"operand 'AK' has state 'S\(2\)'; known: S\(0\), S\(1\), B, P"),
     ],
 )
-def test_what_is_no_state_is_refused(given, message):
+def test_an_invalid_state_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         states.einsum_state("AK,KB->AB", given)

@@ -90,7 +90,7 @@ def test_it_trains_evaluates_and_predicts(tmp_path):
         ({"mode": Mode.PREDICT, "predictions": 3}, "predictions: expected a dict by name"),
     ],
 )
-def test_a_spec_that_lacks_something_says_what(fields, message):
+def test_a_spec_names_its_missing_fields(fields, message):
     with pytest.raises(ValueError, match=f"TPUEstimatorSpec: {message}"):
         TPUEstimatorSpec(**fields)
 
@@ -102,7 +102,7 @@ def test_a_model_fn_that_returns_nothing_is_named(tmp_path):
         estimator.train(_dataset, max_steps=2)
 
 
-def test_a_state_of_variables_is_refused_with_what_to_write(tmp_path):
+def test_a_state_of_variables_is_refused_with_a_correction(tmp_path):
     state = {"step": TensorSpec((), "int32", ""), "w": tf.Variable([1.0, 2.0])}
     message = r"state_spec.w: expected a TensorSpec, got ResourceVariable: TensorSpec\(x.shape, x"
     with pytest.raises(ValueError, match=message):
