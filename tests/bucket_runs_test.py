@@ -1,4 +1,4 @@
-"""The programs with all their folders in a bucket: build, train, stop, go on, decode, translate."""
+"""The programs with all folders in a bucket: build, train, stop, resume, decode, translate."""
 
 import json
 import pathlib
@@ -67,7 +67,7 @@ def _corpus(folder):
 
 
 @pytest.mark.parametrize("server", [buckets.gcs, *exhaustive.only(buckets.s3)])
-def test_the_whole_circle_in_a_bucket(server, tmp_path):
+def test_prepare_train_and_translate_in_a_bucket(server, tmp_path):
     corpus = _corpus(tmp_path / "text")
     sizes = ["--source_vocab_size=330", "--target_vocab_size=330", "--workers=1"]
     devices = ["--platform=cpu", "--num_partitions=2"]

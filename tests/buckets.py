@@ -1,7 +1,7 @@
 """Servers on this machine that answer as Google's and Amazon's storage do.
 
 `gcs` and `s3` yield the URL of an empty bucket. While they run, the environment of this process and
-of those that it starts points to them.
+of its children points to them.
 """
 
 import contextlib

@@ -100,7 +100,7 @@ def test_paired_bootstrap_of_two_runs(logdirs):
         (["--run=MoE={MoE}", "--baseline={dense}"], "expected a run of one language, got qa, qb"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(logdirs, flags, message):
+def test_a_mistake_is_reported_in_one_line(logdirs, flags, message):
     done = _compare(*(flag.format(**logdirs) for flag in flags))
     told = [line for line in done.stderr.splitlines() if line.startswith("compare: ")]
     assert done.returncode == 1 and len(told) == 1 and message.format(**logdirs) in told[0]

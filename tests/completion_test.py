@@ -1,4 +1,4 @@
-"""Completion in bash: of programs, of those of `gshard plan`, and of flags."""
+"""Completion in bash: of programs, of the programs of `gshard plan`, and of flags."""
 
 import os
 import shutil

@@ -1,7 +1,7 @@
 """Eight virtual CPU devices for every test, set before anything loads TensorFlow or JAX.
 
-The compilation cache is off, so that each test compiles its own programs. Progress is hidden: what
-a slow machine would show of it is no part of a program's messages.
+The compilation cache is off, so that each test compiles its own programs. Progress is hidden,
+because the tests compare a program's messages, and a slow machine shows more of it.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ os.environ["XLA_FLAGS"] += f" {quick_machine_code.FLAGS}"
 
 @pytest.fixture(autouse=True)
 def _memory_is_returned(request):
-    """After a slow test, the kernel gets back what its graphs and compilations needed."""
+    """Returns the memory of graphs and compilations to the kernel after a slow test."""
     yield
     if request.node.get_closest_marker("slow") is None or "jax" not in sys.modules:
         return
@@ -47,7 +47,7 @@ def _forget_graphs():
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Counts what is compiled: one entry for each."""
+    """Yields a list with an entry for each compilation."""
     jax = importlib.import_module("jax")
     calls, compile_lowered = [], jax.stages.Lowered.compile
 

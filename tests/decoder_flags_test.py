@@ -41,7 +41,7 @@ def test_flags_that_do_not_name_one_model_are_refused(given, message):
         {"logdir": "a", "weights": "BFLOAT16"},
     ],
 )
-def test_others_are_taken(given):
+def test_valid_flags_are_accepted(given):
     with flagsaver.flagsaver(**given):
         decoder_flags.check()
 
@@ -55,9 +55,7 @@ def test_others_are_taken(given):
         ({"source_lang": "xx"}, r"--source_lang=xx: the model was trained on de, fr\.$"),
     ],
 )
-def test_a_bundle_that_cannot_do_what_is_asked_is_refused_before_devices_start(
-    monkeypatch, given, message
-):
+def test_an_unsuitable_bundle_is_refused_before_devices_start(monkeypatch, given, message):
     monkeypatch.setattr(decoder_flags, "_start_devices", None)
     spec = types.SimpleNamespace(
         num_best=2, source_languages=_LANGUAGES, kind="parallel", noun="translation"
@@ -72,6 +70,6 @@ def test_a_variety_of_english_is_a_source_language():
         reading.check_language("en-US", ("de", "en-GB"), "parallel")
 
 
-def test_a_model_without_languages_says_so():
+def test_a_model_without_languages_is_reported():
     with pytest.raises(ValueError, match="--source_lang=de: the model names no languages"):
         reading.check_language("de", (), "parallel")

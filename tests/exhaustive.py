@@ -4,5 +4,5 @@ import pytest
 
 
 def only(*values):
-    """The values, for a list beside those that are always tried."""
+    """The values, for a list beside the values that are always tried."""
     return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]

@@ -9,7 +9,7 @@ import sys
 _ROOT = pathlib.Path(__file__).parent.parent
 _LIBRARY = "lingvo_gshard"
 
-# The folders of the library in order, and what each may import. Bazel reads the same file.
+# The folders of the library in order, with the imports of each. Bazel reads the same file.
 _ROOMS_FILE = _ROOT / _LIBRARY / "rooms.bzl"
 _JAX = {"spmd", "checkpoints", "train", "runs", "plans"}
 # The modules that data_prep shares with the library: formats of files, and modules outside rooms.
@@ -26,7 +26,7 @@ _SHARED = {
     f"{_LIBRARY}.input.tokenizer",
 }
 _SHARED_ROOMS = ("xla_spmd.files.", "xla_spmd.runtime.")
-# The programs, and what several of them share. They parse flags, so that a mistake is reported
+# The programs, and their shared modules. They parse flags, so that a mistake is reported
 # before the modules that compute are imported, in functions.
 _PROGRAMS = {
     "cli.py",
@@ -169,7 +169,7 @@ def _imports(path):
 
 @functools.cache
 def _top_imports(path):
-    """Returns the dotted names of what is imported together with a file."""
+    """Returns the dotted names of the modules that are imported together with a file."""
     return _names(_tree(path).body, path)
 
 
@@ -204,7 +204,7 @@ def test_the_walk_sees_imports():
     assert f"{_LIBRARY}.runs.modes" in _imports(f"{_LIBRARY}/trainer.py")
 
 
-def test_the_folders_stand_in_order():
+def test_the_folders_are_in_order():
     assert {_folder(path) for path in _FILES} - {None} == set(_ALLOWED)
     for i, (folder, allowed) in enumerate(_ALLOWED.items()):
         assert set(allowed) <= {"registry", *_PACKAGES, *list(_ALLOWED)[:i]}, folder
@@ -214,7 +214,7 @@ def test_the_folders_stand_in_order():
     ]
 
 
-def test_a_folder_imports_only_what_stands_before_it():
+def test_a_folder_imports_only_earlier_folders():
     for path in _FILES:
         folder = _folder(path)
         for name in _imports(path):
@@ -249,7 +249,7 @@ def test_only_programs_and_exceptions_with_a_reason_import_inside_functions():
     assert _INNER_IMPORTS.keys() <= inner
 
 
-def test_what_a_program_imports_at_its_top_is_quick():
+def test_imports_at_the_top_of_a_program_are_quick():
     for name in sorted(_PROGRAMS - {"compare.py"}):  # It computes nothing on devices.
         for imported in _top_imports(f"{_LIBRARY}/{name}"):
             if imported.startswith("xla_spmd."):
@@ -264,7 +264,7 @@ def test_what_a_program_imports_at_its_top_is_quick():
                 assert imported in _QUICK_MODULES, (name, imported)
 
 
-def test_the_programs_stand_above_all_rooms():
+def test_no_room_imports_a_program():
     names = {pathlib.Path(path).name for path in _FILES if _folder(path) is None}
     assert names == _PROGRAMS | {"__init__.py", "registry.py"}
     for path in _FILES:
@@ -276,7 +276,7 @@ def test_the_programs_stand_above_all_rooms():
                 ), (path, program)
 
 
-def test_tensorflow_is_imported_where_it_traces_alone():
+def test_tensorflow_is_imported_only_for_tracing():
     for path in _SOURCE:
         if path not in {f"{_LIBRARY}/{name}" for name in _TENSORFLOW}:
             assert "tensorflow" not in _roots(path), path
@@ -288,7 +288,7 @@ def test_only_rooms_with_devices_import_jax():
             assert not _roots(path) & {"jax", "jaxlib", "orbax"}, path
 
 
-def test_the_lowest_modules_import_the_standard_library_alone():
+def test_the_lowest_modules_import_only_the_standard_library():
     for name in ("definitions", "nested_map"):
         assert _roots(f"{_LIBRARY}/core/{name}.py") <= _STANDARD, name
     params = f"{_LIBRARY}/core/hyperparams.py"
@@ -317,7 +317,7 @@ def test_preparation_shares_little_with_the_library():
                 assert name.startswith(_SHARED_ROOMS), (path, name)
 
 
-def test_what_preparation_shares_loads_neither_tensorflow_nor_jax():
+def test_modules_shared_with_preparation_load_neither_tensorflow_nor_jax():
     for name in _SHARED:
         path = name.replace(".", "/") + ".py"
         assert not {name.split(".")[0] for name in _top_imports(path)} & _HEAVY, path

@@ -148,7 +148,7 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_decoding_is_planned_alone_and_the_rest_is_added(tmp_path):
+def test_a_plan_of_decoding_is_extended_by_the_other_programs(tmp_path):
     compilers.need("v3")
     args = _planned("v3:2x2", tmp_path)
     run = _run(*args, "--programs=decode", timeout=900)
@@ -167,7 +167,7 @@ def test_decoding_is_planned_alone_and_the_rest_is_added(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", *exhaustive.only("")])
-def test_a_model_of_others_is_planned_from_its_config_alone(tmp_path, name):
+def test_an_open_model_is_planned_from_only_its_config(tmp_path, name):
     """Its folder lacks weights."""
     compilers.need("v3")
     theirs = _ROOT / "tests/hugging_face/models/hy_v3/config.json"

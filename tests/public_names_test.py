@@ -36,12 +36,12 @@ print(tf.function(lambda x: split(x, 0, 2)).get_concrete_function(tf.ones([4])).
 
 
 @pytest.mark.parametrize("name", lingvo_gshard.__all__)
-def test_every_name_is_where_it_is_said_to_be(name):
+def test_every_public_name_is_defined_in_its_module(name):
     assert getattr(lingvo_gshard, name).__module__ == lingvo_gshard._HOMES[name]
     assert name in dir(lingvo_gshard)
 
 
-def test_without_its_packages_a_name_says_what_installs_them():
+def test_a_name_without_its_packages_says_how_to_install_them():
     code = "import sys; sys.modules['orbax'] = None; from lingvo_gshard import TPUEstimator"
     done = _run(code)
     expected = "ImportError: lingvo_gshard.TPUEstimator: orbax is not installed; `pip install ling"

@@ -29,7 +29,7 @@ def test_a_class_is_not_a_name():
         registry.get_class(type("Mine", (), {}))
 
 
-def test_what_resembles_nothing_is_guessed_at_by_nobody():
+def test_an_unlike_name_has_no_suggestion():
     with pytest.raises(ValueError, match="No model 'qqq'. `gshard models` lists them") as error:
         registry.get_class("qqq")
     assert "Did you mean" not in str(error.value)
@@ -87,7 +87,7 @@ def test_an_experiment_of_the_current_folder_has_a_path(folder):
     assert registry.full_name("toy.MoE8E4L") == "toy.MoE8E4L"
 
 
-def test_a_module_is_imported_for_what_it_registers(folder):
+def test_a_module_is_imported_for_its_registrations(folder):
     with pytest.raises(ValueError, match=f"--import=own: there is no module own in {folder} or"):
         registry.import_modules(["own"])
     registry.import_modules(["registry_test_package.own"])
@@ -110,7 +110,7 @@ def test_a_module_is_imported_for_what_it_registers(folder):
         ("..Mine", "No model '..Mine'. `gshard models` lists"),
     ],
 )
-def test_a_path_that_leads_to_none_says_what_is_there(folder, name, message):
+def test_a_wrong_path_lists_the_existing_names(folder, name, message):
     with pytest.raises(ValueError, match=message):
         registry.get_class(name)
 
@@ -143,6 +143,6 @@ def test_the_library_knows_no_experiment_until_it_is_asked():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_stacks_width_is_that_of_the_task():
+def test_the_width_of_a_stack_cannot_be_set():
     with pytest.raises(ValueError, match=r"task.encoder.dim cannot be set; the program fills it"):
         registry.get_params("toy.MoE8E4L", ["task.encoder.dim=256"])

@@ -1,4 +1,4 @@
-"""The binaries, from text to translations: one run end to end, and mistakes told in one line."""
+"""The programs, from text to translations: a run end to end, and mistakes of one line."""
 
 import json
 import pathlib
@@ -68,7 +68,7 @@ def data_dir(tmp_path_factory):
 
 
 def prepare(folder):
-    """Prepares a corpus of two languages in a folder; returns that of the data."""
+    """Prepares a corpus of two languages in a folder, and returns the folder of the data."""
     for split, sizes in {
         "train": {"aa": 160, "br": 40},
         "dev": {"aa": 9},
@@ -132,7 +132,7 @@ def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
 
 
 class _LikeLingvo(toy.MoE8E4L):
-    """An experiment that gives its settings by methods, and none by name."""
+    """An experiment that gives all its settings by methods."""
 
     ITERATIONS_PER_LOOP = 2
     MAX_STEPS = 2
@@ -267,7 +267,7 @@ def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):
 
 @pytest.mark.slow
 def test_two_processes_decode_as_one(data_dir, run_dir, tmp_path):
-    """The second one has no lines, as they are few, but takes part."""
+    """The second process takes part, although there are too few lines for it."""
     copies = [pathlib.Path(shutil.copytree(run_dir, tmp_path / name)) for name in ("one", "two")]
     decode_split.decode_split(_run(data_dir, copies[0]), "dev")
     flags = ["--mode=decode", "--split=dev", "--platform=cpu", f"--logdir={copies[1]}"]
@@ -438,7 +438,7 @@ def test_a_refused_start_leaves_nothing_behind(data_dir, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_no_run_in_s3_is_followed(data_dir, tmp_path, monkeypatch):
+def test_a_run_in_s3_cannot_be_followed(data_dir, tmp_path, monkeypatch):
     """Its checkpoints pass through the local copy of the process that trains."""
     monkeypatch.setattr(modes.storage, "origin", lambda _: "s3://bucket/run")
     with pytest.raises(ValueError, match="^s3://bucket/run: --mode=continuous_eval cannot follow"):

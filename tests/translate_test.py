@@ -32,17 +32,17 @@ _ROOT = pathlib.Path(__file__).parent.parent
         (b"a\r\nb", ["a\r", "b"]),
     ],
 )
-def test_lines_end_at_newlines_alone_and_any_bytes_are_read(data, lines):
+def test_lines_end_only_at_newlines_and_any_bytes_are_read(data, lines):
     assert [line for some in line_program.read_lines(io.BytesIO(data)) for line in some] == lines
 
 
-def test_lines_are_there_as_soon_as_they_have_come(monkeypatch):
+def test_lines_are_yielded_on_arrival(monkeypatch):
     monkeypatch.setattr(line_program, "_READ_BYTES", 4)
     stream = io.BytesIO("ab\nc\u00e4d e\n\nf".encode())
     assert list(line_program.read_lines(stream)) == [["ab"], ["c\u00e4d e", ""], ["f"]]
 
 
-def test_translations_of_a_line_stand_between_tabs():
+def test_translations_of_a_line_are_separated_by_tabs():
     cut = Hypothesis("hello", -1.5, 2, finish=Finish.LENGTH)
     found = (Hypothesis("good day", -0.25, 3), cut)
     flags.FLAGS.mark_as_parsed()
@@ -56,7 +56,7 @@ def test_translations_of_a_line_stand_between_tabs():
     assert line_program._line(found) == Line("good day", Finish.STOP)
 
 
-def test_the_scores_of_tokens_stand_after_the_lines():
+def test_the_scores_of_tokens_follow_the_lines():
     tokens = (Token(4, "▁good", -0.125), Token(2, "</s>", -0.5))
     flags.FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(scores=line_program._Scores.TOKENS):

@@ -55,7 +55,7 @@ def main():
     tracer.child_process.end_with_parent = lambda: None
     tracer.environment.prepare_tracing = lambda: None
     tracer.os.dup2 = lambda *descriptors: None
-    # The state is no matter of the program.
+    # The program does not depend on the state.
     Estimator._first_state = lambda self, restored, source: NestedMap(step=0)
     try:
         trainer.run()

@@ -43,7 +43,7 @@ def test_it_leads_from_the_trainer_through_the_paper_s_layers(way):
     assert product == "lingvo_gshard/layers/numerics.py"
 
 
-def test_no_function_has_the_name_of_another_on_it(way):
+def test_function_names_on_the_way_are_distinct(way):
     """Except FProp, which each layer has, and the programs' run and train."""
     names = [function for _, function, _ in way if function not in ("FProp", "run", "train")]
     assert len(names) == len(set(names)), names

@@ -1,6 +1,15 @@
 """A fault of XLA's SPMD partitioner: convolutions.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [2. 2. 2. 2. 2. 2. 2. 2.]
+    split [8. 8. 8. 8. 8. 8. 8. 8.]
+
+Every channel has a separate kernel. The image is split along its space, the result along its
+channels by another axis. Values are summed over the four parts of that axis. Filters of more than
+one channel have been right.
+
+Until XLA mends it: constrain the result to be split as the image is, and then as you want it.
 """
 
 import jax

@@ -1,6 +1,14 @@
 """A fault of XLA's SPMD partitioner: fewer windows than parts.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [[[1. 1. 1. 1.]]]
+    Slice dim size 1 greater than dynamic slice dimension: 0.
+
+The image has four parts along y, but there is a single window. Although the result is whole, the
+partitioner splits its gradient as the image is split.
+
+Until XLA mends it: constrain the image to be whole.
 """
 
 import jax

@@ -1,6 +1,16 @@
 """A fault of XLA's SPMD partitioner: fourier transforms.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [[5. 0. 0. 0. 0.]]
+    LayoutUtil::IsMonotonicWithDim0Major(input_shape_.layout())
+
+The result of a transform is split along the dim that is transformed. A replicated constraint on the
+transform does not help. The CPU compiler gives the transform a layout that its own implementation
+refuses, so this need not concern other devices.
+
+Until XLA mends it: make the whole result flat and reshape it again before you split it:
+whole.reshape(-1).reshape(whole.shape), with put(...) after each step.
 """
 
 import jax

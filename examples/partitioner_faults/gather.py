@@ -1,6 +1,15 @@
 """A fault of XLA's SPMD partitioner: gathers with rows in uneven parts.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole 56.0
+    Expected instruction to have shape equal to f32[7,1,2], actual shape is f32[7,1,8]
+
+Each row gathers a column that its ids choose. The rows of the ids are split along y, unevenly. In
+the result, the other dim of the ids is split along y, and the gathered column along x. With 8 rows,
+or where either of these two dims is whole, it has been right.
+
+Until XLA mends it: constrain the ids to be whole.
 """
 
 import jax

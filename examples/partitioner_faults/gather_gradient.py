@@ -1,6 +1,12 @@
 """A fault of XLA's SPMD partitioner: scatters of rows in uneven parts.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [0. 3. 2.]
+    split [3. 3. 2.]
+
+The gradient of a gather, such as an embedding, is a scatter. exp makes the gradient of the padding
+1, and row 0 gets three of them.
 """
 
 import jax

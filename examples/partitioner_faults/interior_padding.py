@@ -1,6 +1,11 @@
 """A fault of XLA's SPMD partitioner: elements that move in uneven parts.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [1. 0. 2. 0. 3. 0. 4. 0. 5.]
+    split [1. 0. 2. 3. 0. 4. 4. 0. 5.]
+
+Padding between elements is the gradient of a strided slice. Here it holds copies of the elements.
 """
 
 import jax

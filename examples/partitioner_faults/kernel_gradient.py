@@ -1,6 +1,15 @@
 """A fault of XLA's SPMD partitioner: convolutions.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [[[15. 16. 15.]]]
+    split [[[30. 32. 30.]]]
+
+The image is split along axis y, and has two copies along x. The kernel's gradient is summed over
+all devices, so it is twice as large as it should be.
+
+Until XLA mends it: compute the gradient as products of slices, as
+lingvo_gshard/sharding/windows.py does.
 """
 
 import jax

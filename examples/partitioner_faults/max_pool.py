@@ -1,6 +1,14 @@
 """A fault of XLA's SPMD partitioner: windows that overlap.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [1. 0. 1. 2. 1. 0. 2. 1. 0. 2. 1. 0. 2. 0. 2. 0.]
+    split [0. 1. 1. 2. 1. 0. 2. 1. 0. 2. 1. 0. 2. 0. 2. 0.]
+
+The maximum of the first window, 3, is the first element, and its gradient goes to the second one.
+The windows at the edges of parts belong to two parts.
+
+Until XLA mends it: take maxima of slices.
 """
 
 import jax

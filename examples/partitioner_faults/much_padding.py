@@ -1,6 +1,11 @@
 """A fault of XLA's SPMD partitioner: elements that move in uneven parts.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [0. 1. 0. 0. 2. 0. 0. 3. 0. 0. 4. 0. 0. 5. 0. 0.]
+    Slice dim size 2 greater than dynamic slice dimension: 1.
+
+The partitioner writes an instruction that the compiler's own verifier refuses.
 """
 
 import jax

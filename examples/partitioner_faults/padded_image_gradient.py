@@ -1,6 +1,13 @@
 """A fault of XLA's SPMD partitioner: convolutions.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [[[0. 1. 0. 0. 1. 0. 0. 1. 0.]]]
+    Check failed: get_first_valid_element_offset_on_dilated_shard(0) == swd->padding_low()
+
+A window of one element has a stride of 3 and padding of 2 on both sides.
+
+Until XLA mends it: pad by jnp.pad, and convolve without padding.
 """
 
 import jax

@@ -1,6 +1,16 @@
 """A fault of XLA's SPMD partitioner: a prefix beside the tensor itself.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [1. 2. 3.]
+    Expected instruction to have shape equal to f32[1], actual shape is f32[6]
+
+The first elements stay where they are, and every part is as large as before: one element. Both
+tensors are made whole. It seems that the partitioner takes the whole x, of six elements, for the
+whole of its first one, because both have the same parts. The gradients of jnp.concatenate and of a
+pad that mirrors have such pairs.
+
+Until XLA mends it: constrain x to be whole before all its slices.
 """
 
 import jax

@@ -1,6 +1,12 @@
 """A fault of XLA's SPMD partitioner: elements that move in uneven parts.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [ 0. 23. 22.]
+    split [ 0.  0. 22.]
+
+A slice, a reversal and a pad are the gradient of a symmetric pad. The last three elements are
+printed. The element 23 moves by more than one part, and is lost.
 """
 
 import jax

@@ -1,6 +1,16 @@
 """A fault of XLA's SPMD partitioner: scatters of rows in uneven parts.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [-inf  -1.  -2.]
+    split [ 0. -1. -2.]
+
+Five rows are in four parts of two, so that the last three places are padding. The padding
+contributes to row 0, although no id names it. The fault needs an axis along which the rows have
+copies. All reductions show it: a sum of rows unless the padding happens to be 0, and jnp.bincount,
+too.
+
+Until XLA mends it: pad the rows to a multiple of their parts, with ids that are out of bounds.
 """
 
 import jax

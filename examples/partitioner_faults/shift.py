@@ -1,6 +1,17 @@
 """A fault of XLA's SPMD partitioner: irregular pads.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [2. 3. 4. 5. 6. 7. 8. 0.]
+    split [1. 2. 3. 4. 5. 6. 7. 8.]
+
+A pad is irregular here if it spreads the elements, with padding between them, or if it cuts
+elements off one end. The devices divide all sizes of this program.
+
+The operand is whole, and the result is split. The partitioner returns a part of the operand itself.
+If the operand is split as the result is, it is right.
+
+Until XLA mends it: constrain the result of the pad to be whole before it is split.
 """
 
 import jax

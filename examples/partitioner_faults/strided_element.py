@@ -1,6 +1,13 @@
 """A fault of XLA's SPMD partitioner: elements that move in uneven parts.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [5.]
+    Expected instruction to have shape equal to f32[3], actual shape is f32[1]
+
+The result alone is split: its only element is in one part of eight. The partitioner writes an
+instruction that the compiler's own verifier refuses. The same happens if x is split, unevenly or
+not, and the result is whole. With stride 1, which gives the same element, both are right.
 """
 
 import jax

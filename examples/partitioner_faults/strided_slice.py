@@ -1,6 +1,14 @@
 """A fault of XLA's SPMD partitioner: elements that move in uneven parts.
 
-The second line should equal the first; docs/partitioner_faults.md shows it.
+It prints, where the second line should equal the first:
+
+    whole [2.]
+    split [1.]
+
+The program asks for the second element, and gets the first.
+
+Until XLA mends it: constrain a tensor to be whole along the dim before its elements move, and
+constrain the result too.
 """
 
 import jax

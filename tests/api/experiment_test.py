@@ -1,4 +1,4 @@
-"""Experiments as objects: what is checked at once, and, slowly, one from training to a bundle."""
+"""Experiments as objects: checks at once, and, slowly, the way from training to a bundle."""
 
 import subprocess
 import sys

@@ -41,12 +41,12 @@ def test_a_jitted_function_is_planned_as_by_the_program(cpu):
         (jax.jit(abs), {"x": 1}, r"args: expected a tuple of the arguments, got dict"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(jitted, args, message):
+def test_a_function_that_cannot_be_planned_is_refused(jitted, args, message):
     with pytest.raises(ValueError, match=message):
         gshard.plan(jitted, args, "v5e:2x2")
 
 
-def test_an_experiments_plan_is_that_of_the_program(monkeypatch, tmp_path):
+def test_an_experiments_plan_equals_the_programs(monkeypatch, tmp_path):
     """The compilers' part is replaced, but the topology's devices come from one."""
     compilers.need("v5e")
     asked = []
@@ -65,7 +65,7 @@ def test_an_experiments_plan_is_that_of_the_program(monkeypatch, tmp_path):
     assert (request.topology, request.programs) == ("v5e:2x2", ("train",))
 
 
-def test_the_vocabularies_of_a_plan_are_those_of_the_data(monkeypatch, tmp_path):
+def test_a_plan_has_the_datas_vocabularies(monkeypatch, tmp_path):
     compilers.need("v5e")
     facts = DataFacts(kind="parallel", source_vocab_size=340, target_vocab_size=330)
     monkeypatch.setattr(TranslationInput, "Facts", lambda data_dir: facts)

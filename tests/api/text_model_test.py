@@ -1,4 +1,4 @@
-"""Models that decode lines: what they take, and what they refuse in one line."""
+"""Models that decode lines: accepted input, and mistakes that are refused in one line."""
 
 import pathlib
 
@@ -41,7 +41,7 @@ def test_other_lines_are_refused_by_their_number(model, lines, message):
         model.translate(lines)
 
 
-def test_what_the_model_does_not_do_is_refused(model):
+def test_unsupported_tasks_are_refused(model):
     with pytest.raises(
         ValueError, match="reverser translates lines: use gshard translate, not gen"
     ):
@@ -53,7 +53,7 @@ def test_what_the_model_does_not_do_is_refused(model):
     assert repr(model) == "<reverser of RUN, which translates lines>"
 
 
-def test_a_folder_that_holds_neither_is_refused(tmp_path):
+def test_a_folder_without_a_run_or_bundle_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"a bundle, with bundle.json, or a run, with experiment"):
         loading.load(tmp_path)
     with pytest.raises(ValueError, match="platform='gpu': expected one of auto, cpu, cuda, tpu"):

@@ -385,7 +385,7 @@ def test_truncated_samples_have_the_truncated_distribution():
     assert max(num_kept) > 2 and min(num_kept) < 5
 
 
-def test_every_token_of_a_truncated_sample_is_one_of_those_kept():
+def test_truncated_samples_contain_kept_tokens_only():
     """With its own log-probability, which is not truncated; only the last step must end."""
     toy = _random_model(6, _PIECES)
     asked = _asked(6)
@@ -425,7 +425,7 @@ def test_a_split_vocabulary_gives_the_samples_of_one_device(table, num_partition
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["of its own", "beside the batch"])
-def test_partitions_of_a_vocabulary_exchange_sums_alone_to_truncate(table):
+def test_partitions_of_a_vocabulary_exchange_only_sums_to_truncate(table):
     parts = _split_vocabulary(8, table)
     untruncated = dataclasses.replace(_TRUNCATED, top_k=None, top_p=None)
     before = _program(untruncated, parts, vocab_size=_PIECES).report()

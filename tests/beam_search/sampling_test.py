@@ -69,14 +69,14 @@ def test_a_loop_over_the_sorted_tokens_keeps_the_same(top_k, top_p):
         assert np.flatnonzero(kept[row]).tolist() == sorted(wanted)
 
 
-def test_equal_tokens_stay_or_go_together():
+def test_equal_tokens_are_kept_or_dropped_together():
     scores = np.array([[0.0] * 4, [1.0, 1.0, 0.0, 0.0]])
     np.testing.assert_array_equal(_kept(scores, 1), [[1, 1, 1, 1], [1, 1, 0, 0]])
     np.testing.assert_array_equal(_kept(scores, None, 0.3), [[1, 1, 1, 1], [1, 1, 0, 0]])
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1.0, 1e30])
-def test_a_forbidden_token_is_never_kept_and_has_no_share_of_the_mass(temperature):
+def test_a_forbidden_token_is_never_kept_and_does_not_count(temperature):
     scores = np.array([[2.0, 3.0, 1.0, 0.0]])
     permitted = np.array([[True, False, True, True]])
 

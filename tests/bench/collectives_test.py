@@ -41,7 +41,7 @@ def test_a_program_is_one_collective(kind):
     assert collectives.median_secs(prepared, 2) > 0
 
 
-def test_something_else_is_no_collective(monkeypatch):
+def test_an_unknown_collective_is_refused(monkeypatch):
     monkeypatch.setitem(collectives.BODIES, "all-reduce", lambda x: 2 * x)
     with pytest.raises(AssertionError, match="all-reduce"):
         collectives.prepare("all-reduce", jax.devices()[:2], 4 * _N)

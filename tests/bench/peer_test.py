@@ -7,7 +7,7 @@ from bench import peer
 
 
 @pytest.mark.slow
-def test_sinusoids_are_those_of_float64():
+def test_sinusoids_equal_float64():
     # A geometric series of wavelengths, from 2 pi to 20000 pi.
     rates = 1e4 ** -np.linspace(0, 1, 4)
     angles = np.arange(129)[:, None] * rates

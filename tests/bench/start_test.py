@@ -1,7 +1,7 @@
 from bench import start
 
 
-def test_a_linked_folder_is_read_as_a_prepared_one(tmp_path, monkeypatch):
+def test_a_linked_folder_reads_like_a_prepared_one(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "_RECORDS", 40)
     monkeypatch.setattr(start, "_BATCH_SIZE", 1)
     monkeypatch.setattr(start, "_BATCHES", 512)  # A batch has one row; a pool has 512.

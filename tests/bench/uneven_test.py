@@ -18,7 +18,7 @@ def _pair(kind, name):
     return pair
 
 
-def test_a_halo_is_sent_and_a_whole_dim_has_none():
+def test_only_a_split_dim_sends_a_halo():
     pair = _pair("halo", "convolution")
     plain = pair.plain()
     costly = pair.costly()

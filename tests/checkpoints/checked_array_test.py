@@ -62,7 +62,7 @@ def test_whole_experts_are_read_to_check_them(monkeypatch, dims, shape, index, r
     assert sorted(checked, key=str) == sorted(reads, key=str)
 
 
-def test_damage_is_found_in_each_expert_that_is_read_and_in_no_other():
+def test_damage_is_found_in_exactly_the_experts_that_are_read():
     file = File(_random(_H, _E, _M), "HEM")
     file.values[0, 6, 0] += 1
     with pytest.raises(ValueError, match=r"^theta.w is not what was saved, in experts \[6\]$"):
@@ -87,7 +87,7 @@ def test_damage_is_found_in_large_experts():
 
 
 @pytest.mark.parametrize("code", ["NOT_FOUND", "DATA_LOSS", "PERMISSION_DENIED", "theta"])
-def test_files_that_are_cut_or_missing_are_damage_and_a_permission_is_not(code):
+def test_a_cut_or_missing_file_is_damage_but_a_refused_permission_is_not(code):
     def failing(index, values):
         raise OSError(f'{code}: Error reading "a/b" [tensorstore_spec=...')
 
@@ -119,7 +119,7 @@ def test_a_scalar_is_an_array_of_one_element():
         np.asarray(file.array)
 
 
-def test_a_part_reads_its_range_alone_and_checks_it():
+def test_a_part_reads_and_checks_only_its_range():
     file = File(_random(_H, _E, _M), "HEM", chunk_shape=(_H, 1, _M))
     part = file.array.indexed(np.s_[:, 2:4])
     assert (part.shape, part.num_bytes, file.reads) == ((_H, 2, _M), 4 * _H * 2 * _M, [])
@@ -155,7 +155,7 @@ def test_padding_is_zeros(index):
     np.testing.assert_array_equal(file.array.read_padded(index, (8, 9)), padded[index])
 
 
-def test_a_mean_is_computed_in_float64_of_parts_that_are_checked():
+def test_a_mean_is_computed_in_float64_from_checked_parts():
     files = [File(np.full((4, 3), value, "bfloat16"), "EM") for value in (256, 1, 1)]
     files[1].values[2, 0] = 2
     mean = checked_array.mean([file.array for file in files])

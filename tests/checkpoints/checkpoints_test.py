@@ -57,7 +57,7 @@ def _open(folder, num_partitions=4, **settings):
 
 
 @pytest.mark.parametrize("expert_letter", ["E", "V"])
-def test_uneven_arrays_are_saved_and_restored_as_they_are(tmp_path, expert_letter):
+def test_uneven_arrays_are_saved_and_restored_unchanged(tmp_path, expert_letter):
     """7 rows over 8, 4 and 2 devices, with a fingerprint for each row or for all of them."""
     spec = NestedMap(w=TensorSpec((7, 5), "float32", expert_letter + "M"))
     values = np.arange(35, dtype=np.float32).reshape(7, 5)
@@ -109,7 +109,7 @@ def test_saved_state_is_restored_on_any_number_of_devices(tmp_path):
         assert state.layers[0].w.addressable_shards[0].data.shape == (8 // num_partitions, 640)
 
 
-def test_the_characters_of_a_folders_name_are_no_pattern(tmp_path):
+def test_a_folders_name_is_not_a_pattern(tmp_path):
     """As patterns, they would match no file, or the neighbour's files."""
     neighbour = tmp_path / "runs of 2026b, 1/run1"
     folder = tmp_path / "runs of 2026[abc],?*/run[1]"
@@ -130,7 +130,7 @@ def test_the_characters_of_a_folders_name_are_no_pattern(tmp_path):
     assert left == ["1", "2.orbax-checkpoint-tmp"]
 
 
-def test_the_age_of_a_checkpoint_is_not_that_of_its_files(tmp_path):
+def test_the_age_of_a_checkpoint_does_not_come_from_its_files(tmp_path):
     """A copy, for example from a bucket, has new times."""
     _saved(tmp_path, (1, 2, 3))
     for step in (1, 2, 3):
@@ -224,7 +224,7 @@ def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch):
         assert saved.steps() == [3, 4]
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused_and_stays(tmp_path):
+def test_a_checkpoint_of_an_earlier_version_is_refused_and_kept(tmp_path):
     """Its description lacks a digest, and it has digests of all files."""
     _saved(tmp_path, (3,))
     path = tmp_path / "checkpoints/3/about/metadata"
@@ -245,7 +245,7 @@ def test_a_lost_digest_is_damage(tmp_path):
     assert _newest(tmp_path).step == 3
 
 
-def test_weights_that_are_not_finite_are_refused_by_name_and_stay(tmp_path):
+def test_weights_that_are_not_finite_are_refused_by_name_and_kept(tmp_path):
     """The checkpoint is not damaged, so it stays; an optimizer's slots are not weights."""
     of_weights = NestedMap(
         v=TensorSpec((3,), "float32", "_"), w=TensorSpec((8, 3), "float32", "EM")
@@ -341,7 +341,7 @@ def test_a_damaged_newest_checkpoint_is_reported_skipped_and_kept(tmp_path, capl
     assert kept == ["6", "6.1", "9"]
 
 
-def test_a_damaged_state_is_not_in_memory_while_the_one_before_is_read(tmp_path):
+def test_a_damaged_state_is_freed_before_the_previous_one_is_read(tmp_path):
     _saved(tmp_path, (3, 6))
     _flip_a_bit(_largest_file(tmp_path / "checkpoints/6"))
     held = []
@@ -355,7 +355,7 @@ def test_a_damaged_state_is_not_in_memory_while_the_one_before_is_read(tmp_path)
     assert len(held) == 2 and held[1] - held[0] < 1000
 
 
-def test_training_never_begins_anew_where_all_are_damaged(tmp_path):
+def test_training_does_not_restart_if_all_checkpoints_are_damaged(tmp_path):
     _saved(tmp_path, (3,))
     _flip_a_bit(_largest_file(tmp_path / "checkpoints/3"))
     with pytest.raises(DamagedCheckpointError, match="no undamaged checkpoint is left.*/3: "):
@@ -407,7 +407,7 @@ def fill_disk(folder):
 
 
 def test_a_full_disk_is_reported_and_loses_nothing(tmp_path):
-    """Orbax goes on writing other files after the first failure, until the process ends.
+    """Orbax continues to write other files after the first failure, until the process ends.
 
     It reports errors through a pipe, which the limit does not affect.
     """
@@ -464,7 +464,7 @@ def test_a_changed_expert_is_named(tmp_path, monkeypatch):
         saved.restore(3, _SPEC, _shardings(8))
 
 
-def test_a_folder_that_no_save_has_made_stays(tmp_path):
+def test_a_folder_that_is_not_a_checkpoint_is_kept(tmp_path):
     _saved(tmp_path, (1,))
     (tmp_path / "checkpoints/1").rename(tmp_path / "checkpoints/1_good")
     (tmp_path / "checkpoints/2.tar").touch()

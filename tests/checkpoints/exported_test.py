@@ -65,7 +65,7 @@ def _names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_fits_in_a_part_is_one_file(tmp_path):
+def test_a_small_export_is_one_file(tmp_path):
     path = _write(tmp_path, part_bytes=10**4)
     assert path == tmp_path / "w.safetensors" and _names(tmp_path) == ["w.safetensors"]
     _same(_read(path), _values())
@@ -113,8 +113,8 @@ def test_a_new_export_replaces_the_old_one(tmp_path, before, after):
     assert set(_names(tmp_path)) == held
 
 
-def test_the_characters_of_a_files_name_are_no_pattern(tmp_path):
-    """All of its own old files are deleted, and no others."""
+def test_a_files_name_is_not_a_pattern(tmp_path):
+    """Only its own old files are deleted, and all of them."""
     neighbour = tmp_path / "w1-00001-of-00009.safetensors"
     neighbour.touch()
     path = tmp_path / "w[1]*.safetensors"
@@ -137,7 +137,7 @@ def test_parts_are_read_from_the_files_that_hold_them(tmp_path, monkeypatch):
     assert sorted(opened) == sorted(held)
 
 
-def test_ranges_may_stand_in_any_order(tmp_path):
+def test_ranges_may_be_in_any_order(tmp_path):
     path = _write(tmp_path)
     index = json.loads(path.read_text())
     index["weight_map"] = dict(reversed(index["weight_map"].items()))
@@ -196,7 +196,7 @@ def test_a_changed_bit_is_found_in_parts_of_an_entry_too(tmp_path):
         (lambda path, file: path.unlink(), r"No such file or directory: .*index.json"),
     ],
 )
-def test_what_is_missing_damaged_or_of_another_export_is_named(tmp_path, damage, message):
+def test_parts_that_are_missing_damaged_or_foreign_are_named(tmp_path, damage, message):
     path = _write(tmp_path)
     damage(path, _file_of(path, "theta.layers[1].wi[2:4]"))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -213,13 +213,13 @@ def _other(folder):
     return _file_of(_write(folder / "other", seed=1), "theta.layers[1].wi[2:4]")
 
 
-def test_a_part_alone_is_no_export(tmp_path):
+def test_a_single_part_is_not_an_export(tmp_path):
     path = _write(tmp_path)
     with pytest.raises(ValueError, match=r"only a part of an export; give its index, \*.index"):
         exported.read(_file_of(path, "theta.gate"))
 
 
-def test_an_export_that_is_cut_short_leaves_nothing_that_is_whole(tmp_path, monkeypatch):
+def test_an_interrupted_export_does_not_look_complete(tmp_path, monkeypatch):
     path = _write(tmp_path, seed=1)
     write, count = safetensors_file.write, iter(range(2))
 

@@ -35,7 +35,7 @@ def _fingerprints(arrays, mesh_shape=(1, 1)):
     return {path: fingerprint(array, spec.dims) for array, (path, spec) in pairs}
 
 
-def test_one_for_each_expert_whatever_the_mesh(monkeypatch):
+def test_each_expert_has_a_fingerprint_on_every_mesh(monkeypatch):
     whole = _fingerprints(_arrays())  # Small arrays are hashed by NumPy.
     counts = {path: len(digits) for path, digits in whole.items()}
     assert counts == {"step": 1, "wg": 1, "wi": _E, "wo": _E}

@@ -22,18 +22,18 @@ def _settings(keep_max, every_n_hours=None):
     )
 
 
-def test_the_newest_stay():
+def test_the_newest_are_kept():
     assert steps_to_keep(_every_quarter(9), None, _settings(3)) == {7, 8, 9}
     assert steps_to_keep({}, None, _settings(3)) == set()
     assert steps_to_keep(_every_quarter(9), 4, _settings(None)) == set(range(1, 10))
 
 
-def test_the_best_stays_as_long_as_it_is_there():
+def test_the_best_is_kept():
     assert steps_to_keep(_every_quarter(9), 4, _settings(2)) == {4, 8, 9}
     assert steps_to_keep(_every_quarter(9), 40, _settings(2)) == {8, 9}
 
 
-def test_one_of_every_two_hours_stays_whatever_was_deleted_between():
+def test_one_of_every_two_hours_is_kept_despite_deletions():
     settings, held = _settings(2, every_n_hours=2.0), {}
     for step, time in _every_quarter(30).items():
         held[step] = time
@@ -41,7 +41,7 @@ def test_one_of_every_two_hours_stays_whatever_was_deleted_between():
     assert sorted(held) == [1, 9, 17, 25, 29, 30]
 
 
-def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
+def test_a_clock_that_jumps_deletes_nothing_new():
     settings, held = _settings(1, every_n_hours=2.0), {}
     for step, time in _every_quarter(40).items():
         held[step] = time - (50 * _HOUR if step > 12 else 0)  # The clock was set back by two days.
@@ -67,7 +67,7 @@ def test_the_best_is_noted(tmp_path, higher, want):
     assert checkpoints.read_best(tmp_path).step == want
 
 
-def test_another_metric_starts_anew_and_an_unknown_one_is_refused(tmp_path):
+def test_a_new_metric_restarts_the_search_and_an_unknown_one_is_refused(tmp_path):
     _note(tmp_path, 1, {"nll": 3.0}, "nll")
     _note(tmp_path, 2, {"error": 9.0}, "error")
     assert checkpoints.read_best(tmp_path) == Best(2, "error", 9.0)
@@ -87,7 +87,7 @@ def test_a_note_that_cannot_be_read_counts_as_absent(tmp_path, content):
 
 
 @pytest.mark.parametrize("higher", [False, True])
-def test_what_is_no_number_is_never_the_best(tmp_path, higher):
+def test_nan_is_never_the_best(tmp_path, higher):
     for step, value in ((1, math.nan), (2, 3.0), (3, math.nan)):
         _note(tmp_path, step, {"nll": value}, "nll", higher)
     assert checkpoints.read_best(tmp_path) == Best(2, "nll", 3.0)

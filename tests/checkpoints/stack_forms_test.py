@@ -48,7 +48,7 @@ def _renamed(old, new):
 
 
 @pytest.mark.parametrize(("before", "after"), itertools.product(_FORMS, _FORMS))
-def test_every_form_takes_every_other(before, after):
+def test_every_form_converts_to_every_other_form(before, after):
     layers = _layers()
     wanted = _named(layers, after)
     renamed, _ = _renamed(_named(layers, before), wanted)
@@ -72,7 +72,7 @@ def test_layers_are_checked_by_the_fingerprints_of_the_old_run():
     np.testing.assert_array_equal(renamed["theta.decoder.block[1].ff.wi"][0:1, :], [-_layers()[1]])
 
 
-def test_what_was_not_taken_is_left():
+def test_unused_arrays_remain_in_the_checkpoint():
     old = _named(_layers(), None) | {"theta.encoder.layers[0].ff.bias": np.zeros((3, 2))}
     renamed, _ = _renamed(old, _named(_layers(), 2))
     for path in renamed:

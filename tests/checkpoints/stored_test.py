@@ -32,7 +32,7 @@ def test_arrays_are_placed_by_their_names(tmp_path):
 
 
 @pytest.mark.parametrize(("budget", "most"), [(1000, 3), (100, 1)])
-def test_only_so_many_bytes_are_read_at_a_time(monkeypatch, budget, most):
+def test_reading_is_limited_to_a_number_of_bytes(monkeypatch, budget, most):
     """There are four arrays of 320 bytes. With a smaller budget, each is read alone."""
     monkeypatch.setattr(stored, "_BYTES_AT_ONCE", budget)
     lock = threading.Lock()

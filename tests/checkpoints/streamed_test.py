@@ -101,13 +101,13 @@ def test_an_interrupted_write_continues_from_the_same_source_only(tmp_path, smal
             np.testing.assert_array_equal(np.asarray(array), _values()[path])
 
 
-def test_another_source_begins_anew(tmp_path):
+def test_a_different_source_starts_over(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         streamed.write(tmp_path, 0, _contents(), _arrays(fail_at="theta.zero"), "a")
     assert streamed.write(tmp_path, 0, _contents(), _arrays(), "b").num_continued == 0
 
 
-def test_nothing_is_left_of_arrays_that_are_refused(tmp_path):
+def test_refused_arrays_leave_nothing_behind(tmp_path):
     with pytest.raises(ValueError, match="stopped"):
         streamed.write(tmp_path, 0, _contents(), _arrays(fail_at="theta.wi", error=ValueError), "a")
     assert list((tmp_path / "checkpoints").iterdir()) == []

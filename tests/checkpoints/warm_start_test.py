@@ -167,7 +167,7 @@ def _arrays(folder, step):
 _RULES = (("theta.*", Rule.SAME),)
 
 
-def test_a_run_begins_from_another_ones_folder_or_file(tmp_path, capsys):
+def test_a_run_starts_from_another_runs_folder_or_file(tmp_path, capsys):
     old = _train(tmp_path / "old", 4)
     printed = old.export_weights(tmp_path / "old.safetensors")
     assert f"theta.w_HV    float32[{H}, {V}]" in printed and "2 tensors, 27 weights" in printed

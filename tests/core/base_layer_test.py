@@ -89,7 +89,7 @@ def test_gaussians_have_the_fan_ins_deviation(started):
     assert started[1, 1].scale == 2.0
 
 
-def test_every_weight_and_every_seed_start_apart(started):
+def test_weights_and_seeds_start_with_different_values(started):
     a, b = started[1, 1], started[1, 2]
     rows = [a.one.w[0], a.many[0].w[0], a.many[1].w[0], b.one.w[0], a.one.w[1]]
     correlations = np.corrcoef(rows) - np.eye(len(rows))
@@ -120,7 +120,7 @@ def test_a_name_is_used_once():
 
 
 @pytest.mark.parametrize("name", ["annotate", "path", "p"])
-def test_a_child_takes_no_name_of_the_layers_own(name):
+def test_a_child_cannot_have_the_name_of_an_attribute(name):
     with pytest.raises(ValueError, match=f"_Root '' has a '{name}' already"):
         _root().CreateChild(name, _Leaf.Params())
 

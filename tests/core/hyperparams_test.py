@@ -101,7 +101,7 @@ def test_a_copy_shares_nothing():
     assert p != q and p == _room() and isinstance(q.lamp, InstantiableParams)
 
 
-def test_text_is_sorted_and_of_leaves_alone():
+def test_text_lists_the_leaves_in_order():
     assert _room().ToText() == (
         f"lamp.cls : {__name__}._Lamp\n"
         "lamp.color : RED\n"
@@ -118,7 +118,7 @@ def test_instantiate_passes_the_params_and_the_arguments():
     assert lamp.params is p and lamp.args == ("here",)
 
 
-def test_instantiate_names_what_is_not_set():
+def test_instantiate_names_missing_settings():
     p = _lamp().Set(watts=REQUIRED, color=REQUIRED)
     with pytest.raises(ValueError, match="_Lamp: set watts, color before Instantiate"):
         p.Instantiate()
@@ -161,7 +161,7 @@ def test_text_has_the_type_of_the_value():
         hyperparams.apply_setting(p, "inner.count=None")
 
 
-def test_what_the_program_fills_in_is_no_setting():
+def test_values_that_the_program_sets_are_not_settings():
     p = Params()
     p.Define("folder", REQUIRED, "")
     p.Define("moe", None, "")

@@ -31,7 +31,7 @@ def test_an_attribute_is_looked_up_once(example):
     assert late.values is first
 
 
-def test_an_unknown_attribute_is_that_of_the_module(example):
+def test_an_unknown_attribute_raises_the_modules_error(example):
     with pytest.raises(AttributeError, match=f"'{example}' has no attribute 'unknown'"):
         _ = LateModule(example).unknown
 

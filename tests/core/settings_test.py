@@ -23,7 +23,7 @@ def params():
         ("beam", ["decode.beam_size"]),
     ],
 )
-def test_a_wrong_path_is_looked_for_in_the_whole_tree(params, wrong, right):
+def test_a_wrong_path_is_searched_for_in_the_whole_tree(params, wrong, right):
     assert hyperparams.similar(params, wrong)[: len(right)] == right
     with pytest.raises(
         ValueError, match=rf"--set={wrong}=1: No hyper.*; did you mean .*{right[0]}"
@@ -31,7 +31,7 @@ def test_a_wrong_path_is_looked_for_in_the_whole_tree(params, wrong, right):
         hyperparams.apply_setting(params, f"{wrong}=1")
 
 
-def test_what_resembles_nothing_has_no_suggestion(params):
+def test_an_unlike_name_has_no_suggestion(params):
     assert hyperparams.similar(params, "qqqq") == []
     assert hyperparams.similar(params, "lr") == []
 
@@ -52,7 +52,7 @@ def test_an_equal_value_of_another_type_is_taken(setting, value):
 
 
 @pytest.mark.parametrize("setting", ["train.max_steps=1e-3", "train.max_steps=inf"])
-def test_a_fraction_is_no_number_of_steps(setting):
+def test_a_fraction_is_not_a_number_of_steps(setting):
     with pytest.raises(ValueError, match="expected int, got (float|str)"):
         registry.get_params("toy.MoE8E4L", [setting])
 
@@ -88,7 +88,7 @@ def test_texts_of_a_file_may_hold_anything(tmp_path):
         ("model = 3\n", "model: expected a name, got 3"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path, content, message):
+def test_a_file_that_is_not_toml_is_refused(tmp_path, content, message):
     path = tmp_path / "config.toml"
     if content is not None:
         path.write_text(content)

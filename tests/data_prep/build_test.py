@@ -82,7 +82,7 @@ def test_verbosity_shows_where_it_came_from(folder):
     assert f"no input folder {folder}/nowhere" in ended.stderr
 
 
-def test_what_was_made_is_told_and_which_language_is_much_in_bytes(folder):
+def test_the_summary_names_languages_with_many_bytes(folder):
     sizes = ("--source_vocab_size=1200", "--target_vocab_size=400", "--character_coverage=0.98")
     ended = _run(folder, "--input=text", "--out=data", *sizes)
     assert ended.returncode == 0

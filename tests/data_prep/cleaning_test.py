@@ -58,7 +58,7 @@ def test_length_ratio_by_hand():
     assert _rule(Pair("水火木金", english), "zh", han, max_length_ratio=2.0) is Rule.RATIO
 
 
-def test_another_language_is_dropped_only_when_asked_and_sure():
+def test_another_language_is_dropped_only_on_request_and_if_certain():
     pair = Pair("The weather is very nice here today", "Das Wetter ist heute hier sehr schön")
     assert _rule(pair) is None
     assert _rule(pair, check_language=True) is Rule.WRONG_LANGUAGE

@@ -139,7 +139,7 @@ def test_wildcards_beside_placeholders(tmp_path, path):
     assert sources[0] == TsvFile(tmp_path / "x1/de.tsv", "de")
 
 
-def test_a_file_that_is_there_twice_is_refused(tmp_path):
+def test_a_file_that_is_listed_twice_is_refused(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "de-en.tsv").touch()
     twice = """
@@ -243,7 +243,7 @@ def test_a_setting_that_older_builds_lack_is_named_only_where_it_is_used():
     assert config.BuildConfig(unescape=True).settings()["unescape"]
 
 
-def test_braces_in_a_name_that_is_there_are_no_placeholders(tmp_path):
+def test_braces_in_an_existing_name_are_not_placeholders(tmp_path):
     (tmp_path / "old {x}/train").mkdir(parents=True)
     for name in ("old {x}/train/de-en.tsv", "{language}.tsv"):
         (tmp_path / name).touch()

@@ -64,7 +64,7 @@ def test_english_is_held_out_for_all_languages_and_a_source_for_its_own(tmp_path
     assert selected["fr"].dropped == {("fr", Rule.HELD_OUT): 1, ("fr", Rule.DUPLICATE): 0}
 
 
-def test_nothing_left_of_a_group(tmp_path, monkeypatch):
+def test_a_group_may_become_empty(tmp_path, monkeypatch):
     monkeypatch.setattr(deduplication, "_PAIRS_PER_GROUP", 1)
     held_out = _write(tmp_path, "dev", "x", [Pair("q", "held out")])
     pairs = [Pair("a", "held out"), Pair("b", "c")]
@@ -74,7 +74,7 @@ def test_nothing_left_of_a_group(tmp_path, monkeypatch):
     assert [chunk.is_kept().tolist() for chunk in chunks] == [[False], [True]]
 
 
-def test_of_equal_pairs_the_first_is_kept_over_all_chunks(tmp_path, monkeypatch):
+def test_the_first_of_equal_pairs_is_kept_across_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(deduplication, "_PAIRS_PER_GROUP", 170)
     rng = np.random.default_rng(2)
     pairs = [Pair(f"s{i}", f"t{j}") for i, j in rng.integers(0, 14, (1000, 2))]
@@ -90,7 +90,7 @@ def test_of_equal_pairs_the_first_is_kept_over_all_chunks(tmp_path, monkeypatch)
     assert selected.dropped == {("de", Rule.HELD_OUT): 0, ("de", Rule.DUPLICATE): 1000 - len(kept)}
 
 
-def test_nothing_of_the_held_out_splits_stays_on_either_side(tmp_path):
+def test_held_out_text_is_removed_from_both_sides(tmp_path):
     held_out = _write(tmp_path, "dev", "x", [Pair("Auch gehalten", "held out.")])
     pairs = [
         Pair("ein anderer", "Held OUT!"),

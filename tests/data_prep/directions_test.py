@@ -86,7 +86,7 @@ def test_records_begin_with_the_target_as_decoded_lines_do(built):
             assert target.decode(example.target_ids) == english
 
 
-def test_english_alone_may_be_the_source(built, tmp_path):
+def test_english_may_be_the_only_source(built, tmp_path):
     text = tmp_path / "text" / "de-en.tsv"
     text.parent.mkdir()
     text.write_text("".join(f"Satz {i}\tsentence {i}\n" for i in range(60)))

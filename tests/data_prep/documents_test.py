@@ -86,7 +86,7 @@ def test_one_side_of_pairs(tmp_path):
     assert next(OneSide(pairs, "source", "talks", "dev").rows()).language == "talks"
 
 
-def test_a_pair_with_too_low_a_score_is_no_document(tmp_path):
+def test_a_pair_with_a_low_score_is_dropped(tmp_path):
     (tmp_path / "x.tsv").write_text("0.1\tein\tone\n0.9\tzwei\ttwo\n")
     pairs = ColumnsFile(tmp_path / "x.tsv", "de", 1, 2, score_column=0, min_score=0.5)
     found = [row.example for row in OneSide(pairs, "english", None, None).rows()]

@@ -136,7 +136,7 @@ def test_dev_is_normalized_here_and_loses_nothing(tmp_path, model, ids):
     assert encoded.dropped == {}
 
 
-def test_sources_are_as_they_are_read_and_targets_as_they_are_written(tmp_path):
+def test_sources_and_targets_have_their_own_forms(tmp_path):
     models = (tmp_path / "source.model", tmp_path / "target.model")
     sides = (vocabulary.Side.SOURCE, vocabulary.Side.TARGET)
     config = BuildConfig(source_vocab_size=300, target_vocab_size=300, character_coverage=1.0)
@@ -174,7 +174,7 @@ def test_a_token_is_part_of_the_source(tmp_path):
     assert processor.decode(source_ids[:-1]) == "<2de> <2de> b <2de>"
 
 
-def test_batches_make_no_difference(tmp_path, model, monkeypatch):
+def test_the_batch_size_does_not_change_the_result(tmp_path, model, monkeypatch):
     pairs = [Pair("ab"[: 1 + i % 2], "c" * (1 + i % 3)) for i in range(7)]
     whole = _encode(tmp_path / "whole", model, pairs, max_pieces=4)
     monkeypatch.setattr(encoding, "_EXAMPLES_PER_BATCH", 2)

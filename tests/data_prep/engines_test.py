@@ -43,7 +43,7 @@ def test_a_scheduler_that_does_not_answer_is_named(tmp_path, address):
     assert f"no Dask scheduler answers at {address}: " in done.stderr and reason in done.stderr
 
 
-def test_without_dask_it_says_so(monkeypatch):
+def test_a_missing_dask_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(
         ValueError, match=r"--engine=dask needs Dask: pip install 'lingvo_gshard\[dask\]'"
@@ -140,7 +140,7 @@ def test_a_killed_worker_and_a_killed_driver_change_nothing(cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_scheduler_is_one_line_and_the_build_goes_on_elsewhere(cluster, tmp_path):
+def test_a_killed_scheduler_is_one_line_and_the_build_continues_elsewhere(cluster, tmp_path):
     address, scheduler, _ = cluster
     _write_text(tmp_path / "text")
     config = tmp_path / "data.toml"
@@ -187,7 +187,7 @@ def test_local_workers_of_dask_and_what_a_task_raises(tmp_path):
     assert run("one", {i: os.getpid for i in range(4)}) == pids
 
 
-def test_a_worker_that_dies_is_told():
+def test_a_worker_that_dies_is_reported():
     calls = [functools.partial(os._exit, 9)] * 2
     with pytest.raises(ValueError, match=r"a worker has died, .* with fewer --workers"):
         list(engines.pool(2)(calls))

@@ -48,7 +48,7 @@ _COPIES = [
 ]
 
 
-def test_a_key_of_english_is_that_of_its_copies_alone():
+def test_only_copies_have_the_same_english_key():
     found = [{keys.english(normalize(text)) for text in texts} for texts in _COPIES]
     assert [len(of_line) for of_line in found] == [1] * len(_COPIES)
     assert len(set().union(*found)) == len(_COPIES)
@@ -65,14 +65,14 @@ def test_a_key_of_english_is_that_of_its_copies_alone():
         ["\u0f54\u0f0b\u0f62", "\u0f54\u0f62"],
     ],
 )
-def test_documents_and_other_languages_are_compared_by_all_of_their_text(texts):
+def test_other_texts_are_compared_whole(texts):
     for one, other in itertools.combinations(map(normalize, texts), 2):
         assert keys.of(Document(one), "code") != keys.of(Document(other), "code")
         assert keys.of(Pair("x", one), "de+fr") != keys.of(Pair("x", other), "de+fr")
         assert keys.of_source(Pair(one, "x")) != keys.of_source(Pair(other, "x"))
 
 
-def test_case_and_the_ends_of_sentences_make_no_other_document():
+def test_case_and_final_punctuation_do_not_distinguish_documents():
     for text, copy in (("A b.", "a B!"), ("\u0928\u0926\u0940\u0964", "\u0928\u0926\u0940")):
         assert keys.of(Document(text), "notes") == keys.of(Document(copy), "notes")
     for text, other in (

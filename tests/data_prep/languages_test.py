@@ -15,7 +15,7 @@ def test_codes_are_canonical():
 
 
 @pytest.mark.parametrize("tag", ["xx", "", "german", "de-", "calv", "x-klingon"])
-def test_what_is_not_registered_is_refused(tag):
+def test_unregistered_codes_are_refused(tag):
     assert not languages.is_valid(tag)
     with pytest.raises(ValueError, match=f"'{tag}' is not a language: expected a BCP-47 code"):
         languages.code(tag)
@@ -36,7 +36,7 @@ def test_names_have_standard_codes_or_stay():
         languages.named("../x", "source")
 
 
-def test_a_name_that_is_no_code_has_the_scripts_of_its_text_and_is_not_identified():
+def test_an_unknown_name_has_the_scripts_of_its_text():
     assert languages.own_scripts("calv", {"Latn": 9}, {}) == {"Latn"}
     assert not languages.is_surely_another("Das ist ganz sicher ein deutscher Satz.", "calv")
     assert languages.is_surely_another("Das ist ganz sicher ein deutscher Satz.", "fra_Latn")
@@ -46,7 +46,7 @@ def test_counts_letters_by_script():
     assert languages.count_scripts("Ab 12, где! 水") == {"Latn": 2, "Cyrl": 3, "Hani": 1}
 
 
-def test_a_languages_scripts_are_those_of_its_text_unless_it_is_said():
+def test_a_languages_scripts_follow_its_text_by_default():
     counts = {"Cyrl": 80, "Latn": 15, "Grek": 5}
     assert languages.own_scripts("sr", counts, {}) == {"Cyrl", "Latn"}
     assert languages.own_scripts("sr-Latn", counts, {}) == {"Latn"}
@@ -60,7 +60,7 @@ def test_a_languages_scripts_are_those_of_its_text_unless_it_is_said():
     assert languages.own_scripts("de", {}, {}) == frozenset()
 
 
-def test_foreign_is_what_has_more_letters_of_other_scripts():
+def test_a_line_is_foreign_if_most_letters_are_of_other_scripts():
     latin = frozenset({"Latn"})
     assert not languages.is_mostly_foreign("abc где", latin)
     assert languages.is_mostly_foreign("ab где", latin)
@@ -68,7 +68,7 @@ def test_foreign_is_what_has_more_letters_of_other_scripts():
     assert not languages.is_mostly_foreign("где", frozenset())
 
 
-def test_what_stands_for_no_one_language_is_none():
+def test_codes_that_do_not_name_one_language_are_refused():
     for tag in ("und", "mul", "zxx", "mis", "und-Latn", "cz", "x-klingon"):
         assert not languages.is_valid(tag), tag
         with pytest.raises(ValueError, match=r"is not a language"):

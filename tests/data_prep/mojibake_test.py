@@ -39,7 +39,7 @@ def _read_as(text, encoding, written="utf-8"):
 
 
 @pytest.mark.parametrize("language", _TEXTS)
-def test_text_that_was_read_right_is_not_counted(language):
+def test_correct_text_is_not_counted(language):
     text = _TEXTS[language]
     for whole in (text, text.upper(), f"English, and {text}"):
         assert not mojibake.is_likely(whole)
@@ -89,5 +89,5 @@ def test_text_that_was_read_in_a_wrong_encoding_is_counted(language, written, en
         "联通",
     ],
 )
-def test_what_only_looks_like_it_is_not_counted(text):
+def test_text_that_only_looks_wrong_is_not_counted(text):
     assert not mojibake.is_likely(text)

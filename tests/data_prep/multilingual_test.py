@@ -42,7 +42,7 @@ def test_every_language_beside_english(tmx_path):
 
 def test_wanted_languages_take_their_regions(tmx_path):
     both = TmxFile(tmx_path, ("pt", "pt-BR"))
-    # An invalid language name is counted, whatever languages are wanted.
+    # An invalid language name is counted for any selection of languages.
     assert [row.language for row in both.rows()] == ["pt-BR", "pt", "x-unknown9"]
     portuguese = TmxFile(tmx_path, ("pt",)).rows()
     assert [row.language for row in portuguese] == ["pt", "pt", "x-unknown9"]
@@ -202,7 +202,7 @@ def test_a_damaged_character_costs_its_unit(tmp_path):
     assert [row.example.source for row in TmxFile(path).rows()] == ["schön", ""]
 
 
-def test_a_placeholder_separates_the_words_that_it_stood_between(tmp_path):
+def test_a_placeholder_separates_words(tmp_path):
     path = tmp_path / "x.tmx"
     texts = {
         'Klick<ph x="1"/>hier': "Klick hier",
@@ -227,7 +227,7 @@ def test_a_placeholder_separates_the_words_that_it_stood_between(tmp_path):
     assert [row.example.source for row in TmxFile(path).rows()] == list(texts.values())
 
 
-def test_text_in_no_language_is_counted_as_that(tmp_path):
+def test_text_without_a_language_is_counted(tmp_path):
     path = tmp_path / "x.tmx"
     text = _tmx_of("gut", "gut").replace('"de"', '"und"', 1)
     path.write_text(text.replace('"de"', '"mul"', 1))
@@ -237,7 +237,7 @@ def test_text_in_no_language_is_counted_as_that(tmp_path):
     ]
 
 
-def test_a_text_that_is_given_twice_is_malformed(tmp_path):
+def test_a_repeated_text_is_malformed(tmp_path):
     path = tmp_path / "x.tmx"
     english = '<tuv xml:lang="en"><seg>one</seg></tuv>'
     german = '<tuv xml:lang="de"><seg>eins</seg></tuv>'

@@ -85,7 +85,7 @@ def test_records_begin_with_their_target(built):
     assert set(example_codec.source_languages(codes)) >= {"de", "fr", "ru", "en"}
 
 
-def test_one_direction_alone_is_refused(tmp_path):
+def test_a_single_direction_is_refused(tmp_path):
     tsv.write(tmp_path / "text/train/de-fr.tsv.gz", [Pair("Haus", "maison")])
     message = (
         'de-fr.tsv.gz: pairs without English need directions = "many_to_many", got "many_to_en'

@@ -35,14 +35,14 @@ def test_the_two_files_of_a_pair_make_one_table(tmp_path):
     ]
 
 
-def test_a_files_name_may_hold_what_patterns_mean(tmp_path):
+def test_a_files_name_may_contain_wildcards(tmp_path):
     _touch(tmp_path, "x[1]/de.tsv")
     for pattern in ("*/{language}.tsv", "x[1]/{language}.tsv"):
         (table,) = patterns.expand({"path": pattern}, tmp_path)
         assert table["path"] == "x[1]/de.tsv"
 
 
-def test_the_same_placeholder_stands_for_the_same_text(tmp_path):
+def test_a_placeholder_has_one_value_in_a_path(tmp_path):
     _touch(tmp_path, "de/de.tsv", "de/fr.tsv", "fr/fr.tsv")
     tables = patterns.expand({"path": "{language}/{language}.tsv"}, tmp_path)
     assert [table["path"] for table in tables] == ["de/de.tsv", "fr/fr.tsv"]
@@ -113,7 +113,7 @@ def test_a_name_has_the_letters_of_any_script(tmp_path, name):
     assert source.corpus == name
 
 
-def test_what_is_no_letter_is_in_no_name(tmp_path):
+def test_names_do_not_contain_spaces_or_punctuation(tmp_path):
     _touch(tmp_path, "a\u2019b.jsonl", "a b.jsonl", "a\u0964.jsonl")
     with pytest.raises(ValueError, match="no file in .* matches"):
         patterns.expand({"path": "{corpus}.jsonl"}, tmp_path)

@@ -101,7 +101,7 @@ def test_records_decode_to_the_cleaned_text_and_text_is_raw(built):
     assert sum(source for source, _ in tokens) == language.records["train"].num_source_tokens
 
 
-def test_spans_and_groups_make_no_difference(tmp_path, monkeypatch):
+def test_spans_and_groups_do_not_change_the_result(tmp_path, monkeypatch):
     """For plain files without splits, in which one in four lines is malformed."""
     (tmp_path / "text").mkdir()
     for code, number in {"de": 300, "fr": 45}.items():
@@ -122,7 +122,7 @@ def test_spans_and_groups_make_no_difference(tmp_path, monkeypatch):
     assert _contents(tmp_path / "parts") == _contents(tmp_path / "whole")
 
 
-def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
+def test_running_step_by_step_gives_the_same_folder(built, tmp_path):
     """Two processes share one step's tasks; in the slow tests, the tasks of all steps."""
     folder, _ = built
     found = tsv_folder.sources_in(folder / "text")
@@ -243,7 +243,7 @@ def _build_until(num_changes: int, text: pathlib.Path, data: pathlib.Path) -> No
 
 
 @pytest.mark.slow
-def test_killed_at_any_change_it_ends_with_the_same_bytes(built, tmp_path):
+def test_a_build_that_is_killed_at_any_change_ends_with_the_same_bytes(built, tmp_path):
     folder, _ = built
     rng = random.Random(6)
     num_kills = 0
@@ -259,7 +259,7 @@ def test_killed_at_any_change_it_ends_with_the_same_bytes(built, tmp_path):
     assert _contents(tmp_path / "data") == _contents(folder / "data")
 
 
-def test_a_flat_folder_is_held_out_from(tmp_path):
+def test_a_flat_folder_is_split_into_dev_and_test(tmp_path):
     for language, count in {"de": 400, "fr": 211}.items():
         pairs = [Pair(f"{language} {i}", f"sentence number {i}") for i in range(count)]
         tsv.write(tmp_path / "text" / f"{language}-en.tsv.gz", pairs)
@@ -284,7 +284,7 @@ def test_too_many_malformed_lines_are_refused(tmp_path):
         prepared.build(tmp_path, tmp_path / "data", _CONFIG)
 
 
-def test_nothing_left_after_tokenization_is_an_error(built, tmp_path):
+def test_an_empty_result_of_tokenization_is_an_error(built, tmp_path):
     folder, _ = built
     short = dataclasses.replace(_CONFIG, max_pieces=1)
     with pytest.raises(ValueError, match=r"no training pairs are left: dropped 294 too_many"):

@@ -82,7 +82,7 @@ def test_the_page(tmp_path):
         assert row in page
 
 
-def test_a_rule_that_drops_many_is_told_with_what_decides():
+def test_a_rule_that_drops_many_is_reported_with_its_setting():
     few = _language("de", 968, {"ratio": 2, "duplicate": 30})
     many = _language("sr", 900, {"wrong_script": 95, "empty": 40, "too_long": 5})
     vocabulary = manifest.Vocabulary(_FILE, 30)

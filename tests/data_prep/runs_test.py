@@ -35,7 +35,7 @@ def test_results_are_in_order_and_each_task_is_done_once(tmp_path, num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_what_a_task_raises_reaches_the_caller(tmp_path, num_workers):
+def test_an_error_of_a_task_reaches_the_caller(tmp_path, num_workers):
     calls = {i: functools.partial(_fail, tmp_path / f"task{i}") for i in range(2)}
     with pytest.raises(ValueError, match=r"no task\d"):
         runs.run_tasks(tmp_path / "results", engines.pool(num_workers), "one", calls)

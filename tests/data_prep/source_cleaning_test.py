@@ -56,7 +56,7 @@ def test_the_survey_counts_the_characters_of_sources():
     }
 
 
-def test_the_survey_is_of_a_spread_of_each_language(monkeypatch):
+def test_the_survey_spreads_over_each_language(monkeypatch):
     """Not just of the head, which is Latin here; all other text is Cyrillic."""
     monkeypatch.setattr(source_cleaning, "_SURVEYED_ROWS", 50)
     rows = [Row("sr", Pair("abcd", "x"))] * 300 + [Row("sr", Pair("абвг", "x"))] * 2700
@@ -100,7 +100,7 @@ def test_scripts_are_those_of_all_surveys_together():
     }
 
 
-def test_training_text_is_normalized_and_repaired_and_what_is_dropped_counts(tmp_path):
+def test_training_text_is_normalized_and_repaired_and_dropped_pairs_are_counted(tmp_path):
     cleaned = _clean(
         tmp_path,
         Row("de", Pair("ein  ﬁsch", "a fish")),
@@ -132,7 +132,7 @@ def test_a_repaired_pair_that_is_dropped_is_not_counted_as_repaired(tmp_path):
     assert cleaned.repaired["de"] == 0
 
 
-def test_dev_is_left_as_it_is_unless_a_side_is_empty(tmp_path):
+def test_dev_is_unchanged_unless_a_side_is_empty(tmp_path):
     kept = Pair("schÃ¶n  ﬁn", "schön")
     identical = Pair("gleich", "gleich")
     empty = Pair("\u200b", "only a control character")
@@ -192,7 +192,7 @@ def test_joined_spans_number_lines_on(monkeypatch):
     assert logged == ["listed:2: skipped: a", "listed:7: skipped: b", "listed:13: skipped: c"]
 
 
-def test_at_most_ten_malformed_lines_are_told_of_all_spans():
+def test_at_most_ten_malformed_lines_are_reported():
     spans = [_span(90, [(i, "x") for i in range(1, 8)], malformed=7) for _ in range(3)]
     joined = source_cleaning.join(_Listed(()), spans, 0.5)
     assert [number for number, _ in joined.malformed] == [*range(1, 8), 98, 99, 100]
@@ -206,7 +206,7 @@ def test_as_many_malformed_lines_as_are_allowed():
         source_cleaning.join(_Listed(()), spans, 0.019)
 
 
-def test_an_empty_source_is_told(monkeypatch):
+def test_an_empty_source_is_reported(monkeypatch):
     logged = []
     monkeypatch.setattr(
         source_cleaning.logging, "warning", lambda *args: logged.append(args[0] % args[1:])
@@ -215,7 +215,7 @@ def test_an_empty_source_is_told(monkeypatch):
     assert logged == ["listed is empty"]
 
 
-def test_entities_are_counted_or_made_text_of(tmp_path):
+def test_entities_are_counted_or_become_text(tmp_path):
     rows = [Row("de", Pair("er &amp; sie", "he and she")), Row("de", Pair("gut so", "it is well"))]
     cleaned = _clean(tmp_path, *rows)
     assert _pairs(cleaned)["train", "de"][0].source == "er &amp; sie"

@@ -145,7 +145,7 @@ def test_a_field_that_no_line_has_is_refused(tmp_path):
     JsonlFile(path, "de", "t.de", "t.fr").check()  # An empty file causes a warning elsewhere.
 
 
-def test_empty_last_lines_are_no_damage(tmp_path):
+def test_empty_last_lines_are_not_damage(tmp_path):
     (tmp_path / "x.de").write_text("eins\nzwei\n\n\n")
     (tmp_path / "x.en").write_text("one\ntwo\n")
     source = MosesFiles(tmp_path / "x.de", tmp_path / "x.en", "de")
@@ -191,7 +191,7 @@ def test_no_line_break_stays_within_a_pair(tmp_path):
     ]
 
 
-def test_a_line_that_no_memory_holds_costs_itself(tmp_path, monkeypatch):
+def test_a_line_that_exceeds_the_memory_is_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(text_file, "MAX_LINE_BYTES", 1 << 20)
     path = tmp_path / "a.tsv.gz"
     long_line = b"x" * (5 << 20) + b"\n"

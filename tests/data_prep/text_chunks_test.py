@@ -23,7 +23,7 @@ def test_a_chunk_ends_where_it_is_full(tmp_path):
     assert chunks[0].digests().shape == (3, 3)
 
 
-def test_splits_and_languages_have_chunks_of_their_own_in_one_folder(tmp_path):
+def test_splits_and_languages_have_separate_chunks_in_one_folder(tmp_path):
     writer = ChunkWriter(tmp_path, 2)
     for i, (split, language) in enumerate([("train", "de"), ("dev", "de"), ("train", "fr")] * 2):
         pair = Pair(f"{i}", "x")
@@ -40,7 +40,7 @@ def test_splits_and_languages_have_chunks_of_their_own_in_one_folder(tmp_path):
     assert again.path.parent != chunks[0].path.parent
 
 
-def test_what_the_digests_compare(tmp_path):
+def test_digests_of_pairs_and_of_their_sides(tmp_path):
     pairs = [Pair("Haus", "A house!"), Pair("haus", "a House"), Pair("Haus", "a house")]
     (chunk,) = _write(tmp_path, pairs)
     digests = chunk.digests()

@@ -92,7 +92,7 @@ def test_records_hold_whole_documents_however_long(built):
     assert books.records["train"].num_source_tokens == 0
 
 
-def test_one_vocabulary_and_the_text_of_dev_as_it_was(built):
+def test_one_vocabulary_and_the_unchanged_text_of_dev(built):
     folder, _, data = built
     assert data.vocabulary_files == (data.source_vocabulary.file,) * 2
     assert data.target_vocabulary.file.path == "vocab/text.model"
@@ -105,7 +105,7 @@ def test_one_vocabulary_and_the_text_of_dev_as_it_was(built):
     assert len(set(data.files())) == len(data.files())
 
 
-def test_the_report_is_of_documents(built):
+def test_the_report_counts_documents(built):
     folder, _, data = built
     rows = json.loads((folder / "data/report/report.json").read_text())
     assert [row["code"] for row in rows] == ["notes", "books"]

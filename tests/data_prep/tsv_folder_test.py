@@ -79,7 +79,7 @@ def test_invalid_languages_are_refused(tmp_path):
         tsv_folder.sources_in(tmp_path)
 
 
-def test_what_is_not_read_is_named(tmp_path, caplog):
+def test_unread_files_are_named(tmp_path, caplog):
     for name in ("train/de-en.tsv", "test/de-en.tsv", "valid/de-en.tsv", "train/fr-en.tsv.xz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

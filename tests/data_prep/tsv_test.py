@@ -37,7 +37,7 @@ def test_malformed_lines_have_their_reason(tmp_path):
     ]
 
 
-def test_spans_hold_each_line_once_wherever_they_end(tmp_path, monkeypatch):
+def test_spans_hold_each_line_once_for_any_boundaries(tmp_path, monkeypatch):
     path = tmp_path / "de-en.tsv"
     path.write_bytes("\ufeffa\tb\r\n\nx\tno end é\n\xffé\ty\n".encode() + b"last\tone")
     whole = list(tsv.read(path))
@@ -109,7 +109,7 @@ def test_a_disk_that_is_lost_midway_is_named_by_the_file(tmp_path, monkeypatch, 
         list(source(tmp_path / "x.tsv", "de").rows())
 
 
-def test_written_bytes_depend_on_the_pairs_alone(tmp_path):
+def test_written_bytes_depend_only_on_the_pairs(tmp_path):
     pairs = [Pair("eins", "one"), Pair("zwei", "two")]
     tsv.write(tmp_path / "x" / "a-en.tsv.gz", pairs)
     tsv.write(tmp_path / "y" / "b-en.tsv.gz", pairs)

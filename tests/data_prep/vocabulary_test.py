@@ -61,7 +61,7 @@ def test_sentencepiece_leaves_no_text_out(tmp_path):
     assert model.decode(model.encode("ein \u2585")) == "ein \u2585"
 
 
-def test_draws_a_quota_of_what_was_selected(tmp_path):
+def test_draws_a_quota_of_the_selected_lines(tmp_path):
     writer = text_chunks.ChunkWriter(tmp_path, 1000)
     for i in range(400):
         pair = Pair(f"Satz {i}", f"sentence {i}")

@@ -12,7 +12,7 @@ def _read(content, size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
-def test_what_xml_cannot_hold_becomes_a_replacement_character(size):
+def test_characters_outside_of_xml_become_replacement_characters(size):
     content = (
         b"<a>&#x1F;b\0c&#31;&#x41;&#65;&amp;&#9;\xff\xc3\xa4&#xD800;&#1114112;&#x10FFFF;"
         b"\xef\xbf\xbe\x0b&#x000041; at the end &#x1"
@@ -26,7 +26,7 @@ def test_what_xml_cannot_hold_becomes_a_replacement_character(size):
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 1000])
-def test_what_is_no_markup_is_text(size):
+def test_characters_without_markup_become_text(size):
     content = (
         b"<a b='R&D'>AT&T & 1&nbsp;000 &amp;#65; &lt;b> &unknown; &AMP; a < b <3 x<=y ]]> "
         b"<![CDATA[a && b < c ]] &amp; \0]]></a>"

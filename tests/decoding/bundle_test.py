@@ -168,7 +168,7 @@ def _imported(path):
     return [path for path in paths if (_ROOT / path).is_file()]
 
 
-def test_it_holds_what_translate_and_serve_import_and_no_other_room(made):
+def test_a_bundle_holds_exactly_the_modules_that_translate_and_serve_import(made):
     remaining = [f"lingvo_gshard/{name}.py" for name in ("translate", "generate", "serve")]
     # The package's public names are imported when they are used; these programs don't use any.
     reached = {"lingvo_gshard/__init__.py"}
@@ -288,7 +288,7 @@ def test_other_folders_are_refused(tmp_path):
         bundle.load_spec(tmp_path)
 
 
-def test_a_bundle_of_before_there_were_prompts_is_read(made, tmp_path):
+def test_a_bundle_from_before_prompts_is_read(made, tmp_path):
     """It has the lengths under the name of sources, and does not mention kinds."""
     folder = tmp_path / "copy"
     shutil.copytree(made[0], folder)

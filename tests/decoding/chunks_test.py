@@ -136,7 +136,7 @@ def test_processes_with_the_same_rows_translate_the_same_lines(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("again", [1, 2, 3])
-def test_what_is_done_is_kept_whoever_goes_on(tmp_path, monkeypatch, again):
+def test_finished_parts_are_kept_for_any_successor(tmp_path, monkeypatch, again):
     """Two processes are killed in the second of three rounds."""
     lines = _lines(6 * _WINDOW)
     with pytest.raises(_Killed):
@@ -157,7 +157,7 @@ def test_a_missing_part_is_made_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("other", [{"text": "b"}, {"origin": "trained on"}])
-def test_parts_of_anything_else_are_not_used(tmp_path, monkeypatch, other):
+def test_foreign_parts_are_not_used(tmp_path, monkeypatch, other):
     lines = _lines(3 * _WINDOW)
     _translate(tmp_path / "parts", lines[::-1], 1, monkeypatch, **other)
     with pytest.raises(_Killed):
@@ -174,7 +174,7 @@ def test_parts_without_a_note_are_not_used(tmp_path, monkeypatch):
     assert _translate(tmp_path / "parts", ["ab"], 1, monkeypatch).output == ["ba"]
 
 
-def test_a_folder_of_anything_else_is_left_alone(tmp_path):
+def test_a_foreign_folder_is_unchanged(tmp_path):
     translator = Translator(Reverser(_BATCH, (8,)), Letters(), Letters())
     parts = Parts(tmp_path, translator, _best, {})
     (tmp_path / "part_2_of_my_book.txt").write_text("mine")

@@ -58,7 +58,7 @@ def _generator(tokenizer, ids, **settings):
     return generator, decoder
 
 
-def test_a_prompt_is_read_as_a_document_begins(tokenizer):
+def test_a_prompt_is_encoded_like_the_beginning_of_a_document(tokenizer):
     generator, decoder = _generator(tokenizer, tokenizer.encode("mo"))
     (found,), (blank,) = generator.decode(["ba \u3000ke", ""])
     assert found.text == " mo" and found.num_tokens == len(tokenizer.encode("mo"))
@@ -70,7 +70,7 @@ def test_a_prompt_is_read_as_a_document_begins(tokenizer):
     assert batch.positions[1].tolist() == [*range(len(prompt)), *[0] * (4 - len(prompt))]
 
 
-def test_a_continuation_may_go_on_with_a_word_and_with_a_character(tokenizer):
+def test_a_continuation_may_continue_a_word_or_a_character(tokenizer):
     """Bytes spell text without pieces: the prompt's tokens end with half of a character."""
     whole = tokenizer.encode("ba \u00e9")[:-1]
     first, second = whole[-2:]
@@ -119,7 +119,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_its_number(tokenizer, first_num
     assert not decoder.batches
 
 
-def test_samples_of_a_prompt_have_seeds_of_their_own_whatever_their_batch(tokenizer):
+def test_samples_of_a_prompt_have_separate_seeds_in_any_batch(tokenizer):
     generator, decoder = _generator(tokenizer, tokenizer.encode("mo"), num_best=3, is_sampled=True)
     assert [part.seed for part in generator.parts("ba", 4, 7)] == [(7, 9), (7, 10), (7, 11)]
     found = list(generator.decode(["ba", "ke", "ba"], first_number=4, seed=7))

@@ -31,7 +31,7 @@ def test_text_is_normalized_as_it_is_for_training():
     assert made == [normalize(text) for text in texts]
 
 
-def test_bytes_that_are_no_text_become_replacement_characters():
+def test_invalid_bytes_become_replacement_characters():
     assert _strings(text_graph.normalize(tf.constant([b"a\xff\xc3 b"]))) == ["a\ufffd\ufffd b"]
 
 

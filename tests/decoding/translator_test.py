@@ -200,7 +200,7 @@ def test_a_line_without_a_result_is_an_error_that_names_it():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_hypothesis_whose_score_is_not_finite_is_none(bad):
+def test_a_hypothesis_without_a_finite_score_is_dropped(bad):
     class Scored(Reverser):
         def __call__(self, features):
             found = super().__call__(features)
@@ -215,7 +215,7 @@ def test_a_hypothesis_whose_score_is_not_finite_is_none(bad):
         list(translator.decode(["bc", "bcd"]))
 
 
-def test_a_translation_is_cut_if_the_model_would_rather_have_gone_on():
+def test_a_translation_is_cut_if_the_model_did_not_end_it():
     """It has the maximum length, and no EOS, or an EOS that is less likely than not."""
 
     class Longest(Reverser):

@@ -106,7 +106,7 @@ def _named_in(module: str) -> dict[str, str]:
 
 @functools.cache
 def _defined(module: str) -> frozenset[str]:
-    """The flags of a module, and of those that it imports from its own folder or the programs'."""
+    """The flags of a module, and of the modules that it imports from folders with programs."""
     source = _file(module).read_text()
     flags = set(_DEFINED.findall(source))
     if "cli.define_devices()" in source:
@@ -180,7 +180,7 @@ def test_every_program_is_documented():
     assert set(_modules_of_gshard().values()) <= shown
 
 
-def test_flags_are_those_of_the_program():
+def test_flags_of_each_program_are_found():
     assert {"model", "cluster", "num_partitions"} <= _defined("lingvo_gshard.trainer")
     assert {"port", "bundle", "platform"} <= _defined("lingvo_gshard.serve")
     assert "from_bundle" in _defined("lingvo_gshard.export_bundle")

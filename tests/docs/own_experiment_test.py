@@ -11,13 +11,12 @@ from lingvo_gshard import registry
 from tests.docs import scripts
 
 _PAGE = (scripts.ROOT / "docs/own_experiment.md").read_text()
-_FILE = re.compile(r'^```\w+ title="([\w/.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _COMMANDS = re.findall(r"^gshard (train|plan model) (.*)$", _PAGE, re.MULTILINE)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, content in _FILE.findall(_PAGE):
+    for name, content in scripts.files_of_own_experiment().items():
         (tmp_path / name).write_text(content)
     return tmp_path
 

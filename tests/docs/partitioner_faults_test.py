@@ -1,5 +1,6 @@
-"""Every program of docs/partitioner_faults.md shows its fault as the page states."""
+"""Each program of docs/partitioner_faults.md shows the fault that its docstring describes."""
 
+import ast
 import dataclasses
 import importlib.metadata
 import re
@@ -12,15 +13,16 @@ from tests.docs import scripts
 
 _PAGE = (scripts.ROOT / "docs" / "partitioner_faults.md").read_text()
 _PROGRAMS = scripts.ROOT / "examples/partitioner_faults"
-_SECTION = re.compile(r"^### (\w+)\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# The output that the docstring of a program shows.
+_SHOWN = re.compile(r"^    (.*)$", re.MULTILINE)
 # A row of the table: a kind, a program's name and link, and a verdict for each version.
-_ROW = re.compile(r"^\|[^|]*\| \[(\w+)\]\(#\1\) \|(.*?)\|[^|]*\|$", re.MULTILINE)
+_ROW = re.compile(r"^\|[^|]*\| `(\w+)` \|([^|]*\|[^|]*)\|[^|]*\|[^|]*\|$", re.MULTILINE)
 _VERSIONS = re.findall(r"\| jaxlib ([\d.]+) (?=\|)", _PAGE)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """A program of the page, with its verdicts there."""
+    """A program of the page, with the output of its docstring and its verdicts on the page."""
 
     name: str
     printed: tuple[str, ...]
@@ -28,19 +30,19 @@ class _Program:
 
 
 def _programs() -> list[_Program]:
-    """Returns the programs of the page, in order."""
-    verdicts = {}
+    """Returns the programs of the page's table, in order."""
+    programs = []
     for name, cells in _ROW.findall(_PAGE):
+        docstring = ast.get_docstring(ast.parse((_PROGRAMS / f"{name}.py").read_text()))
+        printed = tuple(_SHOWN.findall(docstring))
+        assert len(printed) == 2, name
         words = [cell.strip() for cell in cells.split("|")]
-        verdicts[name] = dict(zip(_VERSIONS, words, strict=True))
-    return [
-        _Program(name, tuple(printed.splitlines()), verdicts[name])
-        for name, printed in _SECTION.findall(_PAGE)
-    ]
+        programs.append(_Program(name, printed, dict(zip(_VERSIONS, words, strict=True))))
+    return programs
 
 
 def _verdict(result: subprocess.CompletedProcess[str]) -> str:
-    """Returns what a program shows: wrong, error, abort or right."""
+    """Returns the outcome of a program: wrong, error, abort or right."""
     if result.returncode < 0:
         return "abort"
     if result.returncode > 0:
@@ -49,10 +51,8 @@ def _verdict(result: subprocess.CompletedProcess[str]) -> str:
     return "right" if values["whole"] == values["split"] else "wrong"
 
 
-def test_every_program_of_the_table_is_on_the_page():
-    in_table = [name for name, _ in _ROW.findall(_PAGE)]
-    assert in_table
-    assert in_table == [program.name for program in _programs()]
+def test_the_table_has_every_program():
+    in_table = [program.name for program in _programs()]
     assert sorted(in_table) == sorted(path.stem for path in _PROGRAMS.glob("*.py"))
 
 
@@ -64,8 +64,8 @@ def test_every_verdict_is_known():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", _programs(), ids=lambda program: program.name)
-def test_the_program_prints_what_the_page_says(program, tmp_path):
-    """Another version than those of the page is compared with the last of them."""
+def test_the_program_prints_its_documented_output(program, tmp_path):
+    """A version that the page lacks is compared with the last one of the page."""
     result = subprocess.run(
         [sys.executable, str(_PROGRAMS / f"{program.name}.py")],
         cwd=tmp_path,

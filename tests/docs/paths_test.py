@@ -38,7 +38,7 @@ _READMES = [path for path in _ROOMS if path.name == "README.md"]
 
 
 @pytest.mark.parametrize("readme", _READMES, ids=lambda path: path.parent.name)
-def test_a_room_names_what_there_is(readme):
+def test_a_readme_names_existing_files(readme):
     named = re.findall(r"`([\w/]+(?:\.py|/))`", readme.read_text())
     assert named
     for name in named:

@@ -2,10 +2,19 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
+
+# A block of a page that is a file, with its name.
+_FILE = re.compile(r'^```\w+ title="([\w/.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+def files_of_own_experiment() -> dict[str, str]:
+    """Returns the contents of the files of docs/own_experiment.md by their names."""
+    return dict(_FILE.findall((ROOT / "docs/own_experiment.md").read_text()))
 
 
 def output(source: str, folder: pathlib.Path, name: str = "script.py") -> str:

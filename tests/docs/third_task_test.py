@@ -68,7 +68,7 @@ def test_it_is_trained_resumed_evaluated_exported_planned_and_reported(folder):
     train, evaluate, export, plan, report = _COMMANDS
     run = folder / "RUN"
 
-    # In two parts: the second one goes on with the state and the next batch.
+    # In two parts: the second one continues with the state and the next batch.
     first = _output(folder, f"{train} --set=train.max_steps=20")
     assert "shapes.ByRows: 0.01 M weights over 8 partitions, step 0 to 20" in first
     assert "step 20 to 40" in _output(folder, train)
@@ -99,7 +99,7 @@ def test_it_is_trained_resumed_evaluated_exported_planned_and_reported(folder):
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(folder):
+def test_a_stopped_run_continues_as_if_undisturbed(folder):
     train = f"{_COMMANDS[0]} --mode=train --set=train.save_checkpoints_steps=10"
     part = f"{train} --set=train.max_steps=10"
     whole = train.replace("=RUN", "=WHOLE")
@@ -137,7 +137,7 @@ def test_it_compiles_for_machines_that_are_not_here(folder, name):
         ("plan_search --topology=v3:2x2 --out=X --model=shapes.ByRows", "has no stacks"),
     ],
 )
-def test_what_such_a_task_lacks_is_told_in_one_line(folder, command, message):
+def test_unsupported_work_of_such_a_task_is_reported_in_one_line(folder, command, message):
     done = _run(folder, f"python -m lingvo_gshard.{command}")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

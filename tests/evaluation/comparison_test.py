@@ -28,7 +28,7 @@ _MODELS = {
 }
 
 
-def test_the_larger_and_the_smaller_half_have_averages_of_their_own():
+def test_the_larger_and_the_smaller_half_have_separate_averages():
     models = {"MoE": [_quality(qa=40.0, qb=30.0, qc=25.0, qd=20.0, qe=5.0)]}
     baselines = {"qa": 38.0, "qb": 31.0, "qd": 10.0}
     *_, average, larger, smaller, _ = Comparison(models, baselines).table().splitlines()

@@ -110,7 +110,7 @@ def test_a_split_that_some_languages_have_is_decoded_for_these(run, tmp_path):
     assert written == {"br.txt", "br.source.txt", "br.reference.txt"}
 
 
-def test_what_is_translated_is_not_translated_again(run, tmp_path, monkeypatch):
+def test_finished_translations_are_not_repeated(run, tmp_path, monkeypatch):
     def killed(*args):
         raise KeyboardInterrupt
 
@@ -126,7 +126,7 @@ def test_what_is_translated_is_not_translated_again(run, tmp_path, monkeypatch):
     assert (tmp_path / "run/decode_test/aa.txt").read_text() == "ba\nedc\ngf\n"
 
 
-def test_translations_that_were_cut_are_told_by_language(run, tmp_path, caplog):
+def test_cut_translations_are_reported_by_language(run, tmp_path, caplog):
     """`abc` and `cde` fill their rows, so their EOS is forced, and counts in their scores."""
     decoder, *tokenizers = run.decoder()
 
@@ -215,7 +215,7 @@ def test_damaged_text_is_refused_before_it_is_translated(run, data_dir):
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_what_other_programs_read_has_no_token(run, data_dir, tmp_path, is_old):
+def test_files_for_other_programs_have_no_language_tokens(run, data_dir, tmp_path, is_old):
     """The text of older folders begins with the token itself; text that looks like one stays."""
     sources = ["ba li", "<2fr> ke", "li <2de> ba"]
     written = [f"<2de> {source}" for source in sources] if is_old else sources

@@ -166,7 +166,7 @@ def test_tokens_follow_the_script(language, tokens):
     assert tokenization.wanted_for(language) == tokens
 
 
-def test_mecab_is_taken_where_it_is_there(monkeypatch):
+def test_mecab_is_used_if_installed(monkeypatch):
     assert tokenization.advice(["de", "ja", "th", "ko"]) == [
         "BLEU of ja counts characters; pip install 'sacrebleu[ja]' to count words.",
         "BLEU of ko counts characters; pip install 'sacrebleu[ko]' to count words.",

@@ -67,7 +67,7 @@ def _sacrebleu(code, metric):
     return base.score, other.score, other.p_value, str(signature)
 
 
-def test_scores_p_values_and_signature_are_those_of_sacrebleu(folders):
+def test_scores_p_values_and_signature_equal_sacrebleus(folders):
     found = list(significance.tables(folders, ["aa", "br"]))
     assert len(found) == len(quality.available())
     for metric, text in zip(quality.available(), found, strict=True):

@@ -149,7 +149,7 @@ def test_every_flag_of_a_token_is_refused_or_named(theirs, importer, token_id, f
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "num_parts"), [(Family.M2M_100, 1), (Family.NLLB_MOE, 2)])
-def test_nothing_that_changes_is_taken_in_silence(tmp_path, family, num_parts):
+def test_no_change_is_accepted_silently(tmp_path, family, num_parts):
     folders.write(tmp_path / "theirs", family, num_parts)
     (kind, *_) = fuzz.kinds(model_dir=tmp_path / "theirs")
     counts = fuzz.outcomes(kind, 60, seed=5)

@@ -38,7 +38,7 @@ def test_ids_and_texts(name):
     assert tokenizer.prompt("") == ([BOS_ID] if name == "mixtral" else [])
 
 
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
+def test_a_file_without_a_tokenizer_is_refused(tmp_path):
     folder = tmp_path / "theirs"
     shutil.copytree(decoders.MODELS / "mixtral", folder)
     path = folder / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""Imported decoders are exported bit by bit, and what no family has is refused."""
+"""Imported decoders are exported bit by bit, and layers that no family has are refused."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_an_export_has_the_bits_of_the_import(tmp_path, name):
         ("olmoe", ["task.decoder.layer.attention.scaled=False"], "olmoe has no .*scaled: False"),
     ],
 )
-def test_what_a_family_lacks_is_refused(name, settings, message):
+def test_features_that_a_family_lacks_are_refused(name, settings, message):
     with pytest.raises(ValueError, match=f"^--to=huggingface: {message}"):
         families.written(decoders.params(name, *settings), (0, 1, 2))
 

@@ -45,7 +45,7 @@ def _weights(logdir):
 @pytest.mark.parametrize(
     "name", ["m2m_100", *[pytest.param(n, marks=pytest.mark.slow) for n in models.NAMES[:2]]]
 )
-def test_what_was_imported_is_exported_as_it_was(tmp_path, name):
+def test_an_imported_model_is_exported_unchanged(tmp_path, name):
     """It is exported to several files, and imported again it is the same bit by bit."""
     importing.import_folder(models.MODELS / name, tmp_path / "run")
     notes = exporting.export_folder(_opened(tmp_path / "run"), tmp_path / "out", part_bytes=20_000)
@@ -76,7 +76,7 @@ def test_what_was_imported_is_exported_as_it_was(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_transformers_computes_what_ours_does(tmp_path):
+def test_transformers_computes_the_same(tmp_path):
     """A model of ours: no biases, an embedding for each side, positions from 0, BOS first."""
     golden = np.load(_GOLDEN)
     run = export_model.write_run(tmp_path / "run")
@@ -133,7 +133,7 @@ def test_each_sides_own_table_comes_back(tmp_path):
         (("task.decoder.moe.num_experts=8",), "no numbers of experts that differ by side"),
     ],
 )
-def test_what_transformers_has_not_is_named(settings, message):
+def test_features_that_transformers_lacks_are_named(settings, message):
     launch = export_model.LAUNCH.changed(settings)
     params = launches.experiment_params(launch)
     with pytest.raises(ValueError, match=f"^--to=huggingface: transformers' models have {message}"):

@@ -49,7 +49,7 @@ def _arrays(logdir):
 
 
 @pytest.mark.slow
-def test_a_run_holds_the_weights_whatever_the_partitions(tmp_path):
+def test_a_run_holds_the_weights_on_any_number_of_partitions(tmp_path):
     done = importing.import_folder(models.MODELS / "m2m_100", tmp_path / "run")
     assert (done.model, done.num_weights) == ("nllb.Dense600M", 14552)
     assert not done.has_vocabulary and done.num_continued == 0

@@ -41,7 +41,7 @@ def _gathered(tensors):
 
 
 @pytest.mark.slow
-def test_it_is_exported_with_the_experts_that_stay(tmp_path):
+def test_a_pruned_model_is_exported_with_the_kept_experts(tmp_path):
     importing.import_folder(models.MODELS / "nllb_moe", tmp_path / "run")
     loads = {"name": "dev_deu_Latn", "step": 0}
     for layer, ids in _KEPT.items():

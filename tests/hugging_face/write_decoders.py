@@ -146,7 +146,7 @@ def _searched(model: PreTrainedModel, rng: np.random.Generator) -> tuple[np.ndar
 
 
 def _counts(model: PreTrainedModel, config: Any) -> dict[str, int]:
-    """Returns the number of all weights, and of those that a token uses."""
+    """Returns the number of all weights, and of the weights that a token uses."""
     total = sum(weight.numel() for weight in model.parameters())
     total += sum(x.numel() for name, x in model.named_buffers() if "e_score" in name)
     experts = sum(

@@ -31,7 +31,7 @@ def test_each_process_makes_an_equal_part_of_every_batch(batches, num_processes)
     assert len(set(examples)) == len(examples) == 4
 
 
-def test_what_batches_are_made_from_does_not_change():
+def test_a_batching_cannot_be_changed():
     batching = listed.batching(_LENGTHS, (4, 4), batch_size=4)
     assert (batching.process_index, batching.num_processes) == (0, 1)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -37,7 +37,7 @@ def test_round_trip(largest):
         (("pt-br", "en-pt-br"), [("pt-br", "en"), ("en", "pt-br")]),
     ],
 )
-def test_a_code_tells_what_is_translated_into_what(codes, sides):
+def test_a_code_names_source_and_target(codes, sides):
     assert [example_codec.sides(code, codes) for code in codes] == sides
     assert example_codec.source_languages(codes) == tuple(dict.fromkeys(a for a, _ in sides))
 
@@ -57,7 +57,7 @@ def test_ids_out_of_range_are_refused():
         example_codec.encode([2**31], [])
 
 
-def test_only_the_first_token_is_one():
+def test_only_the_first_token_names_a_language():
     tokens = ("<2de>", "<2fr>")
     expected = {
         "<2de> a house": ["<2de> a house"],

@@ -27,7 +27,7 @@ def test_round_trip(copy):
     assert {"sentencepiece", "array_record"} <= set(first.library_versions)
 
 
-def test_a_manifest_from_before_there_were_kinds_is_one_of_pairs(copy):
+def test_an_old_manifest_without_a_kind_is_of_pairs(copy):
     fields = json.loads((copy / "manifest.json").read_text())
     del fields["digest"], fields["kind"]
     for language in fields["languages"]:

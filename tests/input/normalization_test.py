@@ -9,7 +9,7 @@ def test_one_form_of_text():
     assert normalize("می\u200cخواهم") == "می\u200cخواهم"
 
 
-def test_what_is_written_keeps_its_meaning():
+def test_written_text_keeps_its_meaning():
     for text in ("，；（）", "x² ½ ¹⁄₂", "น้ำ", "ﬁne", "１２", "می\u200cخواهم"):
         assert normalize_written(text) == text
     assert normalize_written("▁a▁▁ b▂") == "a b▂"

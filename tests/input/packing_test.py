@@ -49,7 +49,7 @@ def test_rows_fill_up_evenly_on_both_sides():
     assert packing.plan_rows(lengths, shape) == [[0, 3, 4], [1, 2]]
 
 
-def test_at_most_so_many_rows_of_the_first_pairs():
+def test_rows_are_limited_to_a_number_of_first_pairs():
     shape = packing.RowShape(10, 10)
     lengths = np.array([(6, 5), (6, 5), (4, 5), (4, 5), (1, 1)])
     assert packing.plan_at_most(lengths, shape, 2) == [[0, 2], [1, 3]]

@@ -11,7 +11,7 @@ def test_eval_text_yields_the_raw_text_in_order(data_dir):
     assert all(s.startswith("cy ") and t.startswith("dev ") for s, t in pairs)
 
 
-def test_documents_end_at_newlines_alone(tmp_path):
+def test_documents_end_only_at_newlines(tmp_path):
     path = tmp_path / "notes.txt.gz"
     path.write_bytes(gzip.compress("one\u2028line\n\ntwo  words\r\n".encode()))
     assert list(sentences.eval_documents(path)) == ["one\u2028line", "", "two  words\r"]

@@ -136,7 +136,7 @@ def test_a_shuffle_loses_no_token_and_changes_the_order_of_documents_and_rows(te
 
 
 @pytest.mark.parametrize("corpus", ["books", "notes"])
-def test_bytes_of_labels_are_those_of_the_text(text_dir, corpus):
+def test_labels_have_as_many_bytes_as_the_text(text_dir, corpus):
     _, tokenizer = load_pair(text_dir)
     records = manifest.load(text_dir).language(corpus).records["train"]
     batches = _one_pass(text_dir, languages=(corpus,), row_len=7)

@@ -60,7 +60,7 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("symbols", [(), ("<2de>", "<2fr>")])
-def test_what_is_spelled_like_a_token_is_text(tmp_path, symbols):
+def test_text_that_is_spelled_like_a_token_stays_text(tmp_path, symbols):
     tokenizer = vocabularies.train(tmp_path / "x.model", symbols=symbols)
     text = "ba <s> </s> <unk> <pad> <0x41> ke <2fr> li <2de><2fr>"
     ids = tokenizer.encode(f"<2de> {text}")
@@ -74,7 +74,7 @@ def test_what_is_spelled_like_a_token_is_text(tmp_path, symbols):
     assert found == ([4, 2] if symbols else [2])
 
 
-def test_the_form_of_a_vocabulary_is_told_by_its_model(tmp_path):
+def test_the_model_of_a_vocabulary_records_its_form(tmp_path):
     config = BuildConfig(source_vocab_size=300, target_vocab_size=300)
     forms = {}
     for side in (vocabulary.Side.SOURCE, vocabulary.Side.TARGET):

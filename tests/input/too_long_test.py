@@ -29,14 +29,14 @@ def _counted(data_dir, split, source_len, target_len):
     return counted
 
 
-def test_the_share_is_that_of_the_records(data_dir):
+def test_the_share_equals_the_records(data_dir):
     counted = _counted(data_dir, "train", 16, 12)
     shares = TranslationInput.TooLong(_params(data_dir))
     assert shares == pytest.approx({code: longer / n for code, (n, longer) in counted.items()})
     assert 0 < min(shares.values()) < max(shares.values()) < 1
 
 
-def test_training_tells_what_it_leaves_out_and_evaluation_what_it_cuts(data_dir, caplog):
+def test_training_reports_skipped_pairs_and_evaluation_cut_ones(data_dir, caplog):
     for settings, fate in (({}, "are never trained on"), ({"repeat": False}, "are cut")):
         split = "dev" if settings else "train"
         lengths = {"source_len": 16, "target_len": 12}
@@ -62,7 +62,7 @@ def test_a_small_share_is_not_rounded_to_nothing():
     assert str(few) == "0.005% of the pairs (de 12.0%, fr 0.004%)"
 
 
-def test_more_than_the_limit_is_refused_and_evaluation_has_none(data_dir):
+def test_a_share_above_the_limit_is_refused_in_training_only(data_dir):
     short = {"source_len": 14, "target_len": 9}
     told = r"\(\w+ \d+.*\) are longer than rows of source_len 14 .* max_too_long_share from 0.2"
     with pytest.raises(ValueError, match=told):
@@ -71,13 +71,13 @@ def test_more_than_the_limit_is_refused_and_evaluation_has_none(data_dir):
     _params(data_dir, **short, split="dev", repeat=False).Instantiate().close()
 
 
-def test_nothing_is_told_where_all_pairs_fit(data_dir, caplog):
+def test_nothing_is_reported_if_all_pairs_fit(data_dir, caplog):
     too_long._warn_once.cache_clear()
     _params(data_dir, source_len=90, target_len=80).Instantiate().close()
     assert not [record for record in caplog.records if "longer" in record.msg]
 
 
-def test_of_very_many_files_some_from_all_over_are_read(data_dir, monkeypatch):
+def test_a_spread_of_very_many_files_is_read(data_dir, monkeypatch):
     (language,) = manifest.load(data_dir).languages[:1]
     shards = [manifest.Shard(None, number, 10) for number in range(10)]
     records = {"train": manifest.Records(tuple(shards), 0, 0, 0)}

@@ -40,7 +40,7 @@ def test_each_process_has_its_lanes():
     assert both == [[[[0]], [[1]], [[6]]], [[[4]], [[9]], [[0]]]]
 
 
-def test_packed_rows_hold_what_fits():
+def test_packed_rows_are_full():
     # A row has room for two of these examples, so a pool of two rows draws five.
     found = _examples(2, _TEN, (4, 4), batch_size=1, rows=Rows.PACKED)
     assert found == [[[0, 1]], [[2, 3]]]

@@ -1,4 +1,4 @@
-"""Two processes that find each other under Slurm or Open MPI train as two that are told where.
+"""Two processes under Slurm or Open MPI train like two with a given coordinator.
 
 One node, two processes of two CPU devices each; the states at the end are equal bit for bit.
 """

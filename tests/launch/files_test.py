@@ -140,7 +140,7 @@ def test_jax_finds_the_pods_of_the_job_set(monkeypatch):
     assert Cluster.get_process_count() == 2
 
 
-def test_all_pods_run_at_once_and_none_is_restarted_alone():
+def test_all_pods_run_at_once_and_restart_together():
     spec = _documents()["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert spec["completions"] == spec["parallelism"] and spec["completionMode"] == "Indexed"
     assert spec["backoffLimit"] == 0 and spec["template"]["spec"]["restartPolicy"] == "Never"

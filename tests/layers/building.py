@@ -55,7 +55,7 @@ class Unannotated:
         return [self.annotate(result, own) for result, own in zip(results, dims, strict=True)]
 
     def factor(self, dims: str) -> tuple[int, ...]:
-        """1 for each dim: none is split."""
+        """1 for each dim: the dims are whole."""
         return (1,) * len(dims)
 
 

@@ -69,7 +69,7 @@ def test_equals_a_loop_over_experts(dispatch, mode, gated):
 
 @pytest.mark.parametrize("dispatch", Dispatch)
 def test_output_dropout_masks_whole_outputs_of_experts(dispatch):
-    """Each token has the outputs of both of its experts, of one or of none, scaled up."""
+    """Each token has the outputs of both of its experts, of one or of neither, scaled up."""
     rate = 0.4
     params = _params(dispatch=dispatch)
     params.gating.second_expert = SecondExpert.ALL

@@ -20,7 +20,7 @@ def test_equals_numpy():
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_gradients_are_those_of_the_formula(dtype):
+def test_gradients_equal_the_formula(dtype):
     layer = LayerNorm.Params().Set(dim=6).Instantiate(building.Unannotated())
     theta = building.random_theta(layer)
     rng = np.random.default_rng(2)
@@ -51,7 +51,7 @@ def test_gradients_are_those_of_the_formula(dtype):
 
 
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.EVAL])
-def test_hidden_units_are_dropped_in_training_alone(mode):
+def test_hidden_units_are_dropped_only_in_training(mode):
     p = FeedForwardLayer.Params().Set(dim=6, hidden_dim=6, **{"hidden_dropout.rate": 0.25})
     layer = p.Instantiate(building.Unannotated())
     theta = building.random_theta(layer)

@@ -31,13 +31,13 @@ class _Token:
 
 
 def _top_2(gates_E):
-    """The best and second-best expert; the lower index wins a tie. None if there is no second."""
+    """The best and second-best expert, which is None for one expert; the lower index wins a tie."""
     order = sorted(range(len(gates_E)), key=lambda e: (-gates_E[e], e))
     return order[0], order[1] if len(order) > 1 else None
 
 
 def _algorithm_1(g_SE, valid_S, rnd_S, capacity, all_counted):
-    """Lines 1 to 23 for one group, in order, after the softmax; padding takes no part.
+    """Lines 1 to 23 for one group, in order, after the softmax; padding does not count.
 
     Line 22 counts second choices that the draw skips only if `all_counted`. Returns a _Token for
     each element of the sequence, and l_aux.

@@ -141,7 +141,7 @@ _ROUNDED_TENSORS = [
 
 
 @pytest.mark.parametrize("has_bfloat16_results", [True, False])
-def test_bfloat16_rounds_each_factor_and_what_is_inside_a_layer(monkeypatch, has_bfloat16_results):
+def test_bfloat16_rounds_each_factor_and_the_inside_of_a_layer(monkeypatch, has_bfloat16_results):
     """An older XLA lacks products with bfloat16 results."""
     monkeypatch.setattr(products, "_has_bfloat16_results", lambda: has_bfloat16_results)
     factors = {
@@ -253,11 +253,11 @@ def test_replayed_result_has_kept_value_and_product_gradients():
         ("BLND,NDM->BLM", Remat.ALL_BUT_PRODUCTS),
     ],
 )
-def test_letters_decide_what_is_kept(equation, want):
+def test_letters_decide_which_results_are_kept(equation, want):
     assert kept_by(Equation.parse(equation)) is want
 
 
-def test_what_is_inside_may_be_kept_in_16_bits_and_choices_by_the_most_generous_alone():
+def test_inner_results_may_be_kept_in_16_bits():
     kept = []
     numerics = _numerics(Remat.ALL_BUT_PROJECTIONS, "bfloat16").keeping(kept)
     numerics.einsum("BM,MH->BH", _X, _W)

@@ -224,7 +224,7 @@ def test_the_first_microbatch_has_the_seed_of_a_batch():
         ({"stages": 2, "remat": Remat.NONE}, "needs remat=BLOCK"),
     ],
 )
-def test_settings_that_make_no_pipeline_are_refused(settings, message):
+def test_settings_that_do_not_suit_a_pipeline_are_refused(settings, message):
     with pytest.raises(ValueError, match=f"^stack: .*{message}"):
         _params(**settings).Instantiate(building.Unannotated(), "stack")
 

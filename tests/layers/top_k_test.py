@@ -149,7 +149,7 @@ def _gatings():
 
 
 @pytest.mark.parametrize("p", _gatings())
-def test_means_over_microbatches_are_those_of_the_batch(p):
+def test_means_over_microbatches_equal_the_batchs(p):
     """Groups of 4 microbatches with 13, 9, 1 and 0 tokens, most of which choose alike."""
     rng = np.random.default_rng(5)
     logits_GSE = rng.standard_normal((4, 13, E)).astype("float32")
@@ -214,7 +214,7 @@ def test_capacity_follows_k_unless_a_factor_is_set(settings, want):
 
 
 def test_biases_balance_as_a_simulation_of_their_steps_does():
-    """DeepSeek-V3, 2.1.2: after each step a bias moves by its rate, whatever the optimizer."""
+    """DeepSeek-V3, 2.1.2: after each step a bias moves by its rate, with any optimizer."""
     rng = np.random.default_rng(0)
     rate = 0.02
     p = MoELayer.Params().Set(dim=4, hidden_dim=6, num_experts=E, group_size=S)

@@ -101,7 +101,7 @@ def test_a_product_gathers_a_row_of_activations_and_a_column_of_weights(name):
 @pytest.mark.parametrize(
     "model", [pytest.param("toy.Dense4L", marks=pytest.mark.exhaustive), "toy.MoE8E4L"]
 )
-def test_a_whole_model_sends_large_tensors_along_a_row_or_a_column_alone(name, model):
+def test_a_whole_model_sends_large_tensors_only_along_a_row_or_a_column(name, model):
     settings = ("mesh=x:4,y:2", "sharding=BGE:x,M:y,weights.M:x,HNV:y")
     sizes = ("task.source_vocab_size=512", "task.target_vocab_size=256")
     params = registry.get_params(model, (*settings, *sizes))

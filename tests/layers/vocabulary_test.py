@@ -35,7 +35,7 @@ def test_equals_scaled_row_plus_sinusoids():
         np.testing.assert_allclose(got[b, i], want, rtol=1e-5, atol=1e-6)
 
 
-def test_the_first_position_may_be_another():
+def test_the_first_position_may_differ_from_0():
     p = EmbeddingLayer.Params().Set(vocab_size=V, dim=M)
     theta = building.random_theta(p.Instantiate(building.Unannotated()))
     shifted = p.Copy().Set(first_position=2).Instantiate(building.Unannotated())

@@ -72,7 +72,7 @@ def test_weights_are_laid_out_and_rounded_as_numpy_does(dims, numbers):
         assert kept_specs.w.kept.dims.startswith(kept_spec.dims)
 
 
-def test_exact_weights_and_rows_of_zeros_stay():
+def test_exact_weights_and_rows_of_zeros_are_unchanged():
     specs = NestedMap(
         router=gaussian((4, 3), "M_", fan_in=4), w=gaussian((4, 3), "MH", fan_in=4, use=Use.FACTOR)
     )

@@ -109,7 +109,7 @@ def _check(num_partitions):
 
 
 @pytest.mark.parametrize("optimizer", [Adafactor, AdamW])
-def test_the_optimizer_leaves_frozen_weights_alone(optimizer):
+def test_the_optimizer_does_not_change_frozen_weights(optimizer):
     rng = np.random.default_rng(2)
     theta = _SPECS.Transform(lambda w: tf.constant(rng.normal(size=w.shape), tf.float32))
     gradients = _SPECS.Transform(lambda w: tf.constant(rng.normal(size=w.shape), tf.float32))

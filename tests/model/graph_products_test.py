@@ -140,7 +140,7 @@ def test_loops_and_calls():
     assert inside.weight is square and after.times == 1
 
 
-def test_what_a_record_has_noted_is_left_out():
+def test_recorded_products_are_left_out():
     def fn(x, w):
         with tf.name_scope("layer"):
             for _ in range(2):

@@ -112,7 +112,7 @@ def _trained(num_partitions, *settings, experiment=_Experiment):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 @pytest.mark.parametrize("way", _WAYS)
-def test_training_equals_that_of_one_device(way, num_partitions):
+def test_training_equals_one_device(way, num_partitions):
     steps_of_task.assert_same_training(_trained(num_partitions, *_WAYS[way]), _trained(1))
 
 
@@ -121,14 +121,14 @@ def test_training_equals_that_of_one_device(way, num_partitions):
     ("num_partitions", "way"),
     [(2, "ZeRO-3"), (4, "2-D products"), (8, "2-D products"), (8, "ZeRO-3")],
 )
-def test_todays_settings_equal_those_of_one_device(num_partitions, way):
+def test_todays_settings_equal_one_device(num_partitions, way):
     found = _trained(num_partitions, *_WAYS[way], experiment=_OfToday)
     steps_of_task.assert_same_training(found, _trained(1, experiment=_OfToday))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["x:2,y:2", "x:2,y:4"])
-def test_a_dense_model_in_blocks_equals_that_of_one_device(mesh):
+def test_a_dense_model_in_blocks_equals_one_device(mesh):
     """Lingvo's own table."""
     num_partitions = math.prod(int(axis[-1]) for axis in mesh.split(","))
     table = "sharding=B:x,M:y,weights.M:x,HNV:y"

@@ -116,7 +116,7 @@ def _losses(trained):
 @pytest.mark.parametrize(
     "way", [*_ALWAYS, *exhaustive.only(*(way for way in _WAYS if way not in _ALWAYS))]
 )
-def test_training_equals_that_of_one_device(way):
+def test_training_equals_one_device(way):
     steps_of_task.assert_same_training(_trained(8, *_WAYS[way]), _trained(1))
 
 

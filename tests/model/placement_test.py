@@ -17,7 +17,7 @@ def test_a_dense_model_has_no_experts_to_divide():
     placement.check_divisible(p, placement.partitioning(p, 16))
 
 
-def test_of_fewer_experts_than_partitions_there_are_copies():
+def test_experts_are_copied_if_there_are_fewer_than_partitions():
     p = _params("task.encoder.moe.num_experts=4", "task.decoder.moe.group_size=64")
     parts = placement.partitioning(p, 8)
     placement.check_divisible(p, parts)
@@ -28,7 +28,7 @@ def test_of_fewer_experts_than_partitions_there_are_copies():
     assert parts.mesh.axis_names == ("copies", "r") and parts.factor("EGCM") == (4, 2, 1, 1)
 
 
-def test_a_stack_may_have_rows_of_its_own():
+def test_a_stack_may_have_separate_rows():
     p = _params("mesh=d:4,m:2", "sharding=BGE:d,HN:m,encoder.BG:d+m,encoder.HN:-")
     parts = placement.partitioning(p, 8)
     placement.check_divisible(p, parts)
@@ -39,7 +39,7 @@ def test_a_stack_may_have_rows_of_its_own():
 
 
 @pytest.mark.parametrize("row", ["Q:d", "BGE:d,weights.X:d", "encoder.q:d"])
-def test_a_letter_of_no_tensor_is_refused(row):
+def test_a_letter_without_a_tensor_is_refused(row):
     letter = row[-3]
     message = rf"sharding={row}: no tensor of the model has a dim {letter}; its dims are B, C, D, E"
     with pytest.raises(ValueError, match=message):
@@ -51,7 +51,7 @@ def test_num_weights_needs_no_memory():
     assert placement.num_weights(p) > 100000 * 2 * p.task.dim * p.task.encoder.moe.hidden_dim
 
 
-def test_groups_are_those_of_a_microbatch():
+def test_groups_stay_within_a_microbatch():
     p = _params("task.encoder.stages=2", "task.encoder.microbatches=4")
     assert placement.num_groups(p) == {"encoder": 32 * 64 // 4 // 128, "decoder": 32 * 48 // 128}
     assert placement.bubble(p) == 1 / 5 and placement.bubble(_params()) == 0
@@ -64,7 +64,7 @@ def test_groups_make_up_the_batches_of_evaluation_too():
         placement.check_divisible(p, placement.partitioning(p, 8))
 
 
-def test_either_stack_may_have_the_experts_alone():
+def test_either_stack_may_be_the_only_one_with_experts():
     p = _params("task.decoder.moe.num_experts=6")
     for encoder in (p.task.encoder.moe, None):
         p.task.encoder.moe = encoder

@@ -141,7 +141,7 @@ def test_one_table_needs_one_vocabulary_and_a_start_piece_in_it():
         task.Copy().Set(start_piece=23).Instantiate(building.Unannotated())
 
 
-def test_the_start_piece_takes_the_place_of_the_first_position_alone():
+def test_only_the_first_position_becomes_the_start_piece():
     task = _set(small_task.task_params()).Instantiate(building.Unannotated())
     theta = building.random_theta(task).Transform(tf.constant)
     ids = tf.constant([[1, 5, 1]])

@@ -109,7 +109,7 @@ def test_nll_equals_formula(theta):
     ("encoder_experts", "decoder_experts", "layers_as"), [(8, 16, "UNROLLED"), (3, 1, "LOOP")]
 )
 def test_k_follows_the_experts_of_each_stack(encoder_experts, decoder_experts, layers_as):
-    """L = l_nll + sum over layers of 0.01 * E^2 * l_aux, whatever the settings make of E."""
+    """L = l_nll + sum over layers of 0.01 * E^2 * l_aux, for any settings of E."""
     params = small_task.Experiment.params()
     settings = [
         "task.label_smoothing=0.0",

@@ -119,11 +119,11 @@ def _check(computed, wanted):
         *(way for way in _WAYS if way not in _LEFT_TO_EXHAUSTIVE),
     ],
 )
-def test_a_model_of_uneven_sizes_equals_that_of_one_device(way):
+def test_a_model_of_uneven_sizes_equals_one_device(way):
     computed = _computed(8, *_WAYS[way])
     _check(computed, _computed(1))
 
-    # Weights are padded if the table splits one of their dims, none of which 8 or 4 divide.
+    # Weights are padded if the table splits one of their dims: neither 8 nor 4 divides them.
     table = _params(*_WAYS[way]).sharding
     assert computed[-1] == any(letter in table for letter in "EHNVhnv")
 

@@ -24,7 +24,7 @@ _SPECS = NestedMap(
     stack=[base_layer.constant((8,), "M", 1.0), base_layer.constant((), "", 0.0)],
     zeros=base_layer.constant((8, 6), "MH", 0.0, rows=1),
 )
-# Biases, scales and embeddings do not decay, whatever their dims.
+# Biases, scales and embeddings with any dims do not decay.
 _DECAYED = NestedMap(
     experts=True,
     experts_bias=False,
@@ -80,7 +80,7 @@ def test_steps_equal_optax(max_gradient_norm):
             np.testing.assert_allclose(got, leaf, rtol=1e-5, atol=1e-6, err_msg=path)
 
 
-def test_slots_are_split_as_the_optimizer_s_letters_say():
+def test_slots_are_split_by_the_optimizers_letters():
     slots = dict(_adamw().slot_specs(_SPECS).FlattenItems())
     assert slots["experts.m"] == TensorSpec((4, 8, 6), "float32", "emh")
     assert slots["experts.v"] == slots["experts.m"]
@@ -126,7 +126,7 @@ def test_settings_out_of_range_are_refused(name, value, expected):
         AdamW.Params().Set(**{name: value}).Instantiate()
 
 
-def test_a_pattern_that_is_none_is_refused():
+def test_an_invalid_pattern_is_refused():
     with pytest.raises(
         ValueError, match=r"AdamW: undecayed, '\(', is not a regular expression: missing \)"
     ):

@@ -53,6 +53,6 @@ def test_the_stated_partitions_divide_the_model(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_params_are_made_anew_each_time(name):
+def test_params_are_new_objects_each_time(name):
     registry.get_params(name).train.max_steps = -1
     assert registry.get_params(name).train.max_steps > 0

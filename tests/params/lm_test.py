@@ -34,7 +34,7 @@ def test_all_published_models_are_registered_and_all_registered_ones_published()
 
 
 @pytest.mark.parametrize("model", _EXACTLY)
-def test_weights_are_those_that_lingvo_counts(model):
+def test_weights_equal_lingvos_count(model):
     assert placement.num_weights(registry.get_params(model)) == _EXACTLY[model]
 
 

@@ -117,7 +117,7 @@ def test_the_printed_rates_take_the_printed_days(run):
 
 
 @pytest.mark.parametrize("model", MODELS_OF_24_LAYERS)
-def test_models_of_24_layers_are_those_of_36_with_fewer(model):
+def test_models_of_24_layers_differ_from_those_of_36_only_in_depth(model):
     """Section 5.1 only places them between the models of 12 and of 36 layers."""
     deeper = registry.get_params(model.replace("24L", "36L"))
     for name in ("encoder", "decoder"):

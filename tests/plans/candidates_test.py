@@ -104,7 +104,7 @@ def test_seven_cores_have_no_candidate():
     assert not _layouts(7)
 
 
-def test_candidates_are_those_that_fit_the_fastest_first(monkeypatch, found):
+def test_fitting_candidates_are_sorted_by_speed(monkeypatch, found):
     assert [each.secs for each in found] == sorted(each.secs for each in found)
     assert len({each.settings for each in found}) == len(found) > 50
     small = dataclasses.replace(hardware.GENERATIONS["v3"], capacity_gib=0.06)

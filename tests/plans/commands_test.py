@@ -76,7 +76,7 @@ def test_executables_are_saved_of_a_plan_that_fits(monkeypatch, tmp_path):
         _told(_request(), tmp_path, save=True)
 
 
-def test_decoding_alone_has_no_remedies_and_nothing_to_save(monkeypatch, tmp_path):
+def test_a_plan_of_only_decoding_has_no_remedies_and_nothing_to_save(monkeypatch, tmp_path):
     decoding = _request().only(["decode"])
     unfit = samples.without_a_step(decode=samples.program(None))
     monkeypatch.setattr(kept_plans, "load_or_make", lambda *_: unfit)
@@ -121,7 +121,7 @@ def searched(monkeypatch, tmp_path):
     return search_with
 
 
-def test_what_fits_is_ranked_and_the_choice_is_explained(searched):
+def test_fitting_candidates_are_ranked_and_the_choice_is_explained(searched):
     refusal = "E=7 is not divisible by 8 partitions\nmore"
     found = [" ".join(each.settings) for each in tiny.candidates()]
     progress, ranking, settings, programs = searched(None, refusal, 0.75, 0.5, 1.0, 1.5)

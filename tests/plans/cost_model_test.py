@@ -63,7 +63,7 @@ def experts(torus):
     return _estimator(torus, "toy.MoE8E4L")
 
 
-def test_flops_are_those_of_the_mathematics(dense):
+def test_flops_equal_the_formula(dense):
     needed = flops.step_flops(_products("toy.Dense4L"))
     _, secs = dense("d:*", "B:d")
     # Norms are products with vectors here.
@@ -101,7 +101,7 @@ def test_experts_exchange_tokens_in_sixteen_bits(experts):
     assert split.network - whole.network == pytest.approx(2 * exchanged / _LINK - summed, rel=0.01)
 
 
-def test_what_is_recomputed_costs_flops_and_saves_memory(dense):
+def test_recomputation_costs_flops_and_saves_memory(dense):
     estimates = [dense("d:*", "B:d", remat) for remat in Remat]
     for (gib, secs), (next_gib, next_secs) in itertools.pairwise(estimates):
         assert gib > next_gib
@@ -138,7 +138,7 @@ def _sent(torus, kind, num_bytes, group):
     return torus.collective_secs(Collective(kind, 1, (group,), 1)) * num_bytes
 
 
-def test_rows_of_a_stack_that_are_those_of_the_model_change_nothing(dense):
+def test_rows_of_a_stack_that_equal_the_models_change_nothing(dense):
     for remat in Remat:
         whole = dense("m:2,d:4", "B:d,HNV:m", remat)
         assert dense("m:2,d:4", "B:d,HNV:m,encoder.B:d,decoder.HN:m", remat) == whole
@@ -160,7 +160,7 @@ def test_stacks_of_different_tables_pass_on_activations(torus, dense):
     assert mixed > alike
 
 
-def test_a_two_dimensional_product_sends_along_rows_and_columns_alone(torus, dense):
+def test_a_two_dimensional_product_sends_only_along_rows_and_columns(torus, dense):
     params, made = _made("toy.Dense4L")
     _, secs = dense("m:2,d:4", "B:d,HNV:m,M:m,weights.M:d")
     row, column = (0, 4), (0, 1, 2, 3)

@@ -23,7 +23,7 @@ def products():
     return forward_products(_traced(registry.get_params("toy.MoE8E4L", _SIZES)))
 
 
-def test_sizes_are_those_of_the_batch_and_the_weight(products):
+def test_sizes_come_from_the_batch_and_the_weight(products):
     (gate, *_) = [each for each in products if each.einsum.equation == "GSM,M_->GS_"]
     sizes = gate.einsum.sizes
     assert sizes["M"] == 128 and sizes["_"] == 8

@@ -29,7 +29,7 @@ def _collectives(plan):
 
 
 @pytest.mark.slow
-def test_a_toy_on_one_host_exchanges_its_tokens_alone():
+def test_a_toy_on_one_host_exchanges_only_its_tokens():
     plan = run_programs.make_plan(make_request("toy.MoE8E4L", "h100:1x8", _SMALL, None).step_only())
     assert plan.step.fits and plan.cores == 8
     # Two layers with experts: tokens go there and back, forward and backward.

@@ -12,7 +12,7 @@ _OTHERS = {"evaluate": samples.program(samples.cost()), "decode": samples.progra
 
 @pytest.mark.parametrize("cost", [samples.cost(), None])
 @pytest.mark.parametrize("programs", [{}, _OTHERS])
-def test_a_plan_comes_back_from_its_file_as_it_was(tmp_path, cost, programs):
+def test_a_plan_equals_its_saved_file(tmp_path, cost, programs):
     kept = samples.plan(cost, programs=programs)
     samples.save(kept, tmp_path)
     assert samples.load(tmp_path) == kept

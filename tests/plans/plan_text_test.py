@@ -63,7 +63,7 @@ def test_a_plan_that_does_not_fit_gives_the_excess():
     assert "time.png" not in plan_text.markdown(unfit)
 
 
-def test_a_time_that_xla_does_not_give_is_left_out():
+def test_a_time_that_xla_does_not_report_is_left_out():
     """XLA does not give a time for GPUs, and gives negative times for large programs."""
     without = dataclasses.replace(samples.cost(), xla_optimal_secs=0.0, xla_optimal_secs_once=0.0)
     kept = samples.plan(without)
@@ -128,7 +128,7 @@ def test_without_a_training_step_the_first_program_is_described(published):
     assert plan_text.figures(kept)["decode ms"] == 4000.0
 
 
-def test_gpus_are_called_so(published):
+def test_gpus_are_named_gpus(published):
     text = plan_text.screen(samples.plan(samples.cost(), topology="h100:16x8"))
     assert "collectives of a step on one GPU" in text and "core" not in text
     assert "expected on h100: unknown, for want of published steps; the bound is all" in text

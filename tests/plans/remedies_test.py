@@ -61,7 +61,7 @@ def test_each_change_that_the_experiment_leaves_open_is_tried(monkeypatch, tmp_p
     ]
 
 
-def test_the_settings_given_are_those_that_were_planned(monkeypatch, tmp_path):
+def test_tried_settings_include_the_given_ones(monkeypatch, tmp_path):
     given = ("train.seed=3",)
     request = dataclasses.replace(
         _request(), settings=given, params=registry.get_params(_MODEL, given)
@@ -74,7 +74,7 @@ def test_the_settings_given_are_those_that_were_planned(monkeypatch, tmp_path):
         assert registry.get_params(_MODEL, each.settings) == each.params
 
 
-def test_if_none_suffices_all_are_tried_at_once(monkeypatch, tmp_path):
+def test_all_changes_are_tried_together_if_no_single_one_suffices(monkeypatch, tmp_path):
     def fits(request):
         return request.params.input.batch_size == 16 and "task.encoder.remat=BLOCK" in (
             request.settings
@@ -129,7 +129,7 @@ def test_groups_are_not_halved_where_experts_would_keep_as_many_places():
     assert name not in remedies.batch_keeping_changes(_request(**rounded).params)
 
 
-def test_a_pipelines_groups_are_those_of_a_microbatch():
+def test_a_pipelines_groups_stay_within_a_microbatch():
     """A microbatch's one row has 64 tokens, fewer than the default group of a tenth of H."""
     pipeline = {"task.encoder.stages": 2, "task.encoder.microbatches": 32}
     groups = {"task.encoder.moe.group_size": None, "task.encoder.moe.hidden_dim": 2560}

@@ -35,7 +35,7 @@ def test_mistakes_are_refused():
         make_request(tiny.MODEL, tiny.TOPOLOGY, ("input.batch_size=10",), 480)
 
 
-def test_the_batches_are_those_of_the_requested_programs():
+def test_the_requested_programs_decide_the_batches():
     request = tiny.request(programs=plan.PROGRAMS)
     assert request.batches == ["input", "eval_input", "decode"]
     assert request.step_only().batches == ["input"]

@@ -81,7 +81,7 @@ def test_the_plans_own_facts(made, model):
     assert kept.step.lower_secs > 0 and kept.step.compile_secs > 0 and kept.host_peak_gib > 0.1
 
 
-def test_collectives_are_those_of_the_compiled_program(made):
+def test_collectives_come_from_the_compiled_program(made):
     kept, compiled = made
     report = compiled.report()
     for kind in ("all-to-all", "all-reduce"):
@@ -93,7 +93,7 @@ def test_collectives_are_those_of_the_compiled_program(made):
     assert kept.step.cost.instructions == report.num_instructions
 
 
-def test_flops_are_those_of_the_layers(made, model):
+def test_flops_equal_the_layers(made, model):
     """Counted by hand for one core: 16 source and 16 target tokens, of 2 rows, in groups of 8."""
     kept, _ = made
     products = dict(kept.step.cost.flops_per_core)
@@ -143,7 +143,7 @@ def _by_category(flops_per_core):
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_the_plan_of_a_loop_is_that_of_the_unrolled_program(cpu):
+def test_a_loop_has_the_plan_of_the_unrolled_program(cpu):
     costs = {}
     for layers_as in Layers:
         params = tiny.params(num_layers=4)
@@ -160,7 +160,7 @@ def test_the_plan_of_a_loop_is_that_of_the_unrolled_program(cpu):
 
 
 @pytest.mark.slow
-def test_another_partitioning(cpu):
+def test_a_partitioning_over_two_axes(cpu):
     both = ("data", "experts")
     parts = Partitioning.from_dict(Mesh(both, (2, 4)), {"B": both, "E": "experts", "G": both})
     kept = run_programs.make_plan(tiny.request(partitioning=parts))
@@ -175,7 +175,7 @@ def test_another_partitioning(cpu):
 @pytest.mark.parametrize(
     ("layers_as", "dispatch"), [(Layers.LOOP, Dispatch.GATHER), (Layers.UNROLLED, Dispatch.EINSUM)]
 )
-def test_recomputed_products_are_those_that_a_step_has_more_than_without(tpu, layers_as, dispatch):
+def test_recomputation_counts_the_additional_products(tpu, layers_as, dispatch):
     """The TPU's compiler gives exact numbers; the CPU's loses names with one expert a core."""
     compilers.need("v3")
     costs = {}

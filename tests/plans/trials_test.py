@@ -1,4 +1,4 @@
-"""Alternatives to a request, and why one of them has no plan."""
+"""Alternatives to a request, and the reason if one of them cannot be planned."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_a_trial_may_have_a_name(planned, tmp_path):
     assert list(planned) == [trial.folder.name] == ["half_of_M_small"]
 
 
-def test_what_is_refused_has_a_reason_in_one_line_and_no_end(planned, tmp_path):
+def test_a_refusal_has_its_reason_in_one_line(planned, tmp_path):
     trial = trials.compile_trial(tiny.request(), ["input.batch_size=4"], tmp_path)
     assert trial.plan is None and not trial.fits
     assert trial.refusal == "B=4 is not divisible by the 8 partitions"

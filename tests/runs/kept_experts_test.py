@@ -40,7 +40,7 @@ def test_languages_count_alike_and_lower_experts_win_ties():
     assert kept.members == (((0, 1.0),), ((1, 1.0),), ((2, 1.0),))
 
 
-def test_dropped_experts_join_those_whose_gates_are_most_like_theirs():
+def test_dropped_experts_are_merged_by_the_similarity_of_gates():
     # Experts 1 and 3 remain. The gate of expert 0 is parallel to expert 3's, and the gate of expert
     # 2 is closer to expert 1's. Expert 4 was never chosen. Expert 5 is equally similar to both.
     wg_ME = np.array([[0.0, 1.0, 3.0, 0.0, 0.0, 1.0], [9.0, 0.0, 1.0, 0.5, 1.0, 1.0]], np.float32)
@@ -52,6 +52,6 @@ def test_dropped_experts_join_those_whose_gates_are_most_like_theirs():
     assert second == pytest.approx({3: 0.75, 0: 0.25})
 
 
-def test_without_any_choice_experts_stay_as_they_are():
+def test_experts_without_choices_are_unchanged():
     kept = kept_experts.merged(np.zeros(4), 2, np.ones((3, 4), np.float32))
     assert kept.ids == (0, 1) and kept.members == (((0, 1.0),), ((1, 1.0),))

@@ -72,7 +72,7 @@ def test_optional_settings_take_none_and_floats_take_ints():
     assert p.optimizer.beta2 == 1
 
 
-def test_new_settings_replace_those_of_a_continued_run(tmp_path, fastest):
+def test_new_settings_replace_a_continued_runs(tmp_path, fastest):
     """Repeating the command records each setting once."""
     fastest("float32")
     launch = dataclasses.replace(_LAUNCH, overrides=("train.max_steps=5", "train.seed=2"))

@@ -149,7 +149,7 @@ def _gathered(theta, loads, count, is_loop):
 
 
 @pytest.mark.parametrize("name", [pytest.param("loop_run", marks=pytest.mark.slow), "unrolled_run"])
-def test_the_weights_are_those_of_the_experts_that_stay(request, tmp_path, name):
+def test_the_weights_of_kept_experts_are_kept(request, tmp_path, name):
     run = request.getfixturevalue(name)
     loads = _random_loads()
     _write_loads(run, loads)
@@ -212,7 +212,7 @@ def test_experts_that_no_token_chooses_are_not_missed(unrolled_run, tmp_path):
 
 
 class _WithGate(FeedForwardLayer):
-    """A dense layer with a matrix that is called as routers are, and is none."""
+    """A dense layer with a matrix that has a router's name, but is not a router."""
 
     def __init__(self, params, *args):
         super().__init__(params, *args)
@@ -236,7 +236,7 @@ class OtherNames(MoE8E12L):
         return p
 
 
-def test_names_of_weights_make_no_difference(tmp_path):
+def test_names_of_weights_do_not_change_the_result(tmp_path):
     """The router is found by its declaration, and a dense layer's `wg` is left alone."""
     launch = dataclasses.replace(export_model.LAUNCH, model="pruning_test.OtherNames")
     launch = launch.changed([*_UNROLLED, _FROZEN])

@@ -187,7 +187,7 @@ def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_each_line_may_have_a_target_of_its_own(tmp_path):
+def test_each_line_may_have_its_own_target(tmp_path):
     decoder, params, tokenizers = _decoder(tmp_path, ("de", "fr"), num_best=1)
     folder = tmp_path / "model"
     saved_model.save(folder, decoder, params, _vocabularies(tmp_path))
@@ -203,7 +203,7 @@ def test_each_line_may_have_a_target_of_its_own(tmp_path):
     assert "target_lang: expected one of de, fr" in refused and "sw" in refused
 
 
-def test_a_folder_with_anything_else_and_a_failure_stay_as_they_were(tmp_path, monkeypatch):
+def test_a_foreign_folder_and_a_failed_export_change_nothing(tmp_path, monkeypatch):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
@@ -254,7 +254,7 @@ def test_tokens_of_languages_are_refused(tmp_path, monkeypatch):
         saved_model.save(tmp_path / "saved", decoder, None, ())
 
 
-def test_what_is_damaged_is_told_by_its_sums(tmp_path, monkeypatch):
+def test_the_sums_name_a_damaged_file(tmp_path, monkeypatch):
     def trace(function, folder, *_):
         (folder / "variables").mkdir()
         (folder / "saved_model.pb").write_bytes(b"graph")

@@ -151,7 +151,7 @@ class _Losses(TrainHook):
 
 @pytest.fixture(scope="module")
 def dense_run(request, tmp_path_factory):
-    """The weights of a run without experts, and what its next step's cross entropy is.
+    """The weights of a run without experts, and the cross entropy of its next step.
 
     Its parameter is how the program applied the layers.
     """

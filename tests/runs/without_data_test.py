@@ -85,7 +85,7 @@ def test_it_leaves_the_data_of_the_run_before_it(tmp_path):
     assert (again.data_dir, again.facts) == (None, DataFacts(kind=None))
 
 
-def test_what_it_lacks_is_refused_or_left_out():
+def test_unsupported_modes_are_refused_or_left_out():
     params = registry.get_params(_MODEL)
     with pytest.raises(ValueError, match=f"{_MODEL}: Task is trained and evaluated alone"):
         launches.check_decoded(_MODEL, params)

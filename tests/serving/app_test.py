@@ -25,7 +25,7 @@ def test_json_lines_get_translations():
     assert first == want and second["text"] == "?" and other[0]["text"] == ""
 
 
-def test_tokens_have_scores_if_they_are_asked_for():
+def test_tokens_have_scores_on_request():
     async def act(client):
         return await post(client, {"lines": ["tag"], "token_scores": True})
 

@@ -49,7 +49,7 @@ def test_a_large_request_is_translated_in_several_batches_in_order():
 
 
 @pytest.mark.parametrize(("num_partitions", "first"), [(1, ["short"]), (2, ["long"] * 2)])
-def test_a_short_line_waits_for_no_long_one(num_partitions, first):
+def test_a_short_line_does_not_wait_for_a_long_one(num_partitions, first):
     """Except on several devices, whose programs must not run side by side."""
     answered = []
 

@@ -28,7 +28,7 @@ def test_prompts_get_choices_and_their_tokens_are_counted():
     answer = _answer({"model": "toy", "prompt": ["ab", "c"], "n": 2, "temperature": 0})
     assert _texts(answer) == [(0, "AB"), (1, "?"), (2, "C"), (3, "?")]
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop"] * 4
-    # A letter is a token, and so is the end; the fake's results have two tokens and none.
+    # A letter is a token, and so is the end; the fake's results have two tokens and zero tokens.
     usage = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
     assert answer["usage"] == usage
     assert answer["object"] == "text_completion" and answer["model"] == "toy"
@@ -79,7 +79,7 @@ def test_a_stream_has_one_event_with_everything():
         ({"prompt": "a", "stream": 1}, "stream: expected true or false"),
     ],
 )
-def test_what_is_not_supported_is_refused_in_the_form_of_openai(body, message):
+def test_unsupported_fields_are_refused_in_the_form_of_openai(body, message):
     error = _answer(body, 400)["error"]
     assert error["message"].startswith(message) and error["type"] == "invalid_request_error"
 

@@ -30,7 +30,7 @@ def test_a_text_gets_a_text_and_a_list_a_list():
     assert _answer({"q": [], "target": "en"}) == {"translatedText": []}
 
 
-def test_alternatives_are_the_next_best_as_far_as_there_are_any():
+def test_alternatives_are_the_available_next_best_translations():
     answer = _answer({"q": "a\nb", "target": "en", "alternatives": 3})
     assert answer == {"translatedText": "A\nB", "alternatives": ["?\n?"]}
     answer = _answer({"q": ["a"], "target": "en", "alternatives": 1})
@@ -72,7 +72,7 @@ def test_wrong_requests_are_refused_in_the_form_of_libretranslate(body, message)
     assert re.search(re.escape(message), _answer(body, 400)["error"])
 
 
-def test_a_model_that_names_its_sources_cannot_find_them_itself():
+def test_a_model_with_named_sources_cannot_detect_them():
     answer = _answer({"q": "a", "source": "auto", "target": "fra_Latn"}, 400, _NAMED)
     assert answer == {"error": "source_lang is missing: expected one of deu_Latn, fra_Latn"}
 
@@ -83,7 +83,7 @@ def test_a_language_model_does_not_translate():
     assert answer["error"].startswith(f"{_PATH}: toy continues prompts; POST to /generate")
 
 
-def test_languages_have_targets_unless_they_are_all():
+def test_languages_list_their_targets():
     async def act(client):
         async with client.get("/libretranslate/languages") as answer:
             return await answer.json()

@@ -62,7 +62,7 @@ class _Seeded(Shouter):
         return super().parts(f"{number} {seed} {line}")
 
 
-def test_prompts_have_a_route_of_their_own_and_a_seed():
+def test_prompts_have_a_separate_route_and_a_seed():
     async def act(client):
         answer = await post(client, {"prompts": ["a", "b"], "seed": 7}, path="/generate")
         by_default = []

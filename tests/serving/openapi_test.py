@@ -85,7 +85,7 @@ _REQUESTS = st.tuples(
 
 @hypothesis.settings(max_examples=10, deadline=None, derandomize=True)
 @hypothesis.given(st.sampled_from(sorted(_MODELS)), st.lists(_REQUESTS, min_size=20, max_size=40))
-def test_every_answer_is_one_that_the_description_has(model, requests):
+def test_every_answer_agrees_with_the_description(model, requests):
     async def act(client):
         for path, method, query, content_type, body in requests:
             headers = {"Content-Type": content_type} if content_type else {}
@@ -111,7 +111,7 @@ def _check(path, method, answer, content, where):
         assert isinstance(message, str), where
 
 
-def test_null_is_taken_where_the_description_has_it():
+def test_null_is_accepted_where_the_description_allows_it():
     for route in messages.ROUTES:
         content = _DESCRIPTION["paths"][route.path]["post"]["requestBody"]["content"]
         name = content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]

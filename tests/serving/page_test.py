@@ -131,7 +131,7 @@ def test_it_asks_for_prompts_of_a_language_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_lists_the_languages_and_sends_nothing_by_itself(tmp_path):
+def test_it_lists_the_languages_and_sends_nothing_on_its_own(tmp_path):
     dom = _dom(tmp_path)
     assert re.findall(r'<option value="(\w*)">', dom) == ["", "de", "fr"]
     assert 'max="3"' in dom and "<article>" not in dom
@@ -139,7 +139,7 @@ def test_it_lists_the_languages_and_sends_nothing_by_itself(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_is_busy_until_the_answer_is_there(tmp_path, monkeypatch):
+def test_it_is_busy_until_the_answer_arrives(tmp_path, monkeypatch):
     """An observer records each state of the button and of the results."""
     note = """
         new MutationObserver(() => {

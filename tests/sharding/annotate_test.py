@@ -146,7 +146,7 @@ def test_few_slices_compile_for_tpus_and_gpus(topology_name, name):
 
 
 @pytest.mark.parametrize("dims", ["HB_", "_BH", "___"])
-def test_parts_lie_where_arguments_of_the_same_dims_lie(dims):
+def test_parts_are_placed_like_arguments_of_the_same_dims(dims):
     """Otherwise the partitioner would have to move the parts from device to device."""
     parts = Partitioning.from_dict(_EIGHT.mesh, {"B": "x", "H": "y"})
     fn = AnnotatedFn(
@@ -163,7 +163,7 @@ def test_parts_lie_where_arguments_of_the_same_dims_lie(dims):
 
 
 @pytest.mark.parametrize("assignment", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 4, 5], [2, 3, 6, 7]]])
-def test_two_assignments_differ_in_who_talks_to_whom(assignment):
+def test_device_assignments_change_the_groups_of_collectives(assignment):
     """Figure 10: 2x4 parts that communicate along the rows."""
 
     def fn(batch):

@@ -108,7 +108,7 @@ def test_a_table_in_text():
 _SQUARE = Mesh(("x", "y"), (2, 3))
 
 
-def test_a_row_for_weights_alone():
+def test_a_row_for_only_weights():
     """The dims of "An Efficient 2D Method": two rows of M."""
     table = Partitioning.parse(_SQUARE, "BGE:x,M:y,weights.M:x,HNV:y")
     axes = {

@@ -21,8 +21,8 @@ _NUM_PARTITIONS = [
     4,
     pytest.param(8, marks=pytest.mark.slow),
 ]
-# The first size is divisible by all numbers of partitions. The second is divisible by none, and the
-# last of 8 partitions is empty.
+# All numbers of partitions divide the first size, and none divides the second, of which the last of
+# 8 partitions is empty.
 _SIZES = (16, 13)
 
 

@@ -78,7 +78,7 @@ def test_the_product_of_two_matrices_has_the_articles_six_signatures():
         (["S(2)", "B"], r"operand 'AK' has state 'S\(2\)'; known: S\(0\), S\(1\), B, P"),
     ],
 )
-def test_what_is_no_state_is_refused(given, message):
+def test_an_invalid_state_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         states.einsum_state("AK,KB->AB", given)
 

@@ -28,7 +28,7 @@ def test_results_get_the_dims_of_donated_arguments_and_of_names():
     assert results.z == TensorSpec((3, 4), "float32", "B_")
 
 
-def test_results_are_of_the_stacks_of_donated_arguments_and_of_those_named():
+def test_results_belong_to_the_stacks_of_donated_and_named_arguments():
     state = NestedMap(w=TensorSpec((4, 6), "float32", "MH", "encoder"))
     annotated = AnnotatedFn(
         "f",

@@ -133,7 +133,7 @@ print(annotations.describe_program(program.load(sys.argv[1])).table())
         (lambda x: annotate.shard(x, [[3, 1], [0, 2]]), "2,2 ways on 3+7,1+5,0+4,2+6", (4, 3)),
     ],
 )
-def test_few_slices_lie_on_several_devices_each(how, sharding, shard_shape):
+def test_few_slices_have_several_devices_each(how, sharding, shard_shape):
     args = (NestedMap(x=functions.f32((8, 6), "__")),)
     fn = AnnotatedFn("few", lambda s: NestedMap(y=2.0 * how(tf.abs(s.x))), ("state",), args)
     *_, inside = annotations.describe(fn, functions.partitioning(8)).tensors

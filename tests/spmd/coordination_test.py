@@ -16,7 +16,7 @@ def port():
     return listener.getsockname()[1]
 
 
-def test_a_connection_that_ends_is_told_to_all_others(port):
+def test_a_closed_connection_is_reported_to_all_others(port):
     watches = [coordination.watch("127.0.0.1", port, process) for process in (0, 1, 300)]
     watches[2].close()
     assert [coordination.read_death(watch) for watch in watches[:2]] == [300, 300]
@@ -24,7 +24,7 @@ def test_a_connection_that_ends_is_told_to_all_others(port):
     assert coordination.read_death(watches[1]) == 0
 
 
-def test_who_comes_later_is_told_as_well(port):
+def test_a_late_process_is_informed_too(port):
     first = coordination.watch("127.0.0.1", port, 0)
     coordination.watch("127.0.0.1", port, 1).close()
     assert coordination.read_death(first) == 1
@@ -34,7 +34,7 @@ def test_who_comes_later_is_told_as_well(port):
 @pytest.mark.parametrize(
     "said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"lingvo_gshard", b"lingvo_gshard\0\0\1", b"lin"]
 )
-def test_a_stranger_is_nobodys_death(port, said):
+def test_a_foreign_connection_is_not_a_death(port, said):
     watches = [coordination.watch("127.0.0.1", port, process) for process in (0, 1)]
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(said)
@@ -42,7 +42,7 @@ def test_a_stranger_is_nobodys_death(port, said):
     assert coordination.read_death(watches[0]) == 1
 
 
-def test_the_end_of_the_service_is_no_process(port):
+def test_the_end_of_the_service_is_not_a_death(port):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         watch = coordination.watch(*listener.getsockname(), 0)
         listener.accept()[0].close()

@@ -32,7 +32,7 @@ def test_donated_arrays_are_deleted_and_the_others_kept(executable):
     assert executable.report().alias_bytes == sum(leaf.nbytes for leaf in weights.Flatten())
 
 
-def test_an_array_placed_otherwise_is_moved(executable):
+def test_an_array_with_another_placement_is_moved(executable):
     weights, batch = _args(executable)
     want = executable(weights, batch)
     moved = batch.Transform(lambda leaf: jax.device_put(leaf, jax.devices()[5]))
@@ -111,7 +111,7 @@ def test_padding_is_hidden_and_adds_no_communication():
     placed = executable.place("batch", batch)
     hidden_BH = executable(weights, placed).hidden_BH
 
-    # Six devices hold 2 rows, one holds 1, and the last one holds none.
+    # Six devices hold 2 rows, one holds 1, and the last one is empty.
     assert isinstance(hidden_BH, PaddedArray) and isinstance(placed.x_BM, PaddedArray)
     assert (hidden_BH.shape, hidden_BH.ndim, hidden_BH.padded.shape) == ((13, 6), 2, (16, 6))
     assert hidden_BH.padded.addressable_shards[0].data.shape == (2, 6)

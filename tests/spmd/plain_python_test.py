@@ -113,7 +113,7 @@ def test_a_function_of_another_form_is_refused(changes, message):
         lowering.export(_annotated(**changes), functions.partitioning(2))
 
 
-def test_what_is_exported_is_an_annotated_function_on_a_partitioning():
+def test_only_annotated_functions_with_a_partitioning_are_exported():
     with pytest.raises(ValueError, match="expected an AnnotatedFn, .*, got function"):
         annotations.describe(_affine, functions.partitioning(2))
     with pytest.raises(ValueError, match=r"affine: expected a Partitioning, such as .*, got dict"):

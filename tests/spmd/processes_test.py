@@ -322,7 +322,7 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 """
 
 
-def test_a_folder_that_processes_do_not_share_is_told_at_once(tmp_path):
+def test_an_unshared_folder_is_reported_at_once(tmp_path):
     for i in range(2):
         (tmp_path / str(i)).mkdir()
     started = _start(_FOLDERS, str(tmp_path))
@@ -350,7 +350,7 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process_id", [0, 1])
-def test_a_process_alone_says_so_and_ends(process_id):
+def test_a_process_without_peers_reports_it_and_ends(process_id):
     coordinator = f"127.0.0.1:{ports.free()}"
     command = [sys.executable, "-c", _ALONE, coordinator, str(process_id)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -69,14 +69,14 @@ def test_it_is_loaded_and_behaves_as_if_compiled(saved, compiled, num_partitions
     assert all(leaf.is_deleted() for leaf in placed.Flatten())
 
 
-def test_a_program_that_is_not_there_is_compiled(four, compiled, caplog):
+def test_a_missing_program_is_compiled(four, compiled, caplog):
     exported = program(4, functions.moe_dispatch(functions.partitioning(4)))
     run = SavedExecutables(four).load_or_compile(exported)
     assert run.program is exported and len(compiled) == 1
     assert caplog.messages == [f"{four}/moe.json does not exist; moe is compiled."]
 
 
-def test_another_program_of_the_name_is_not_taken(four, compiled, caplog):
+def test_another_program_of_the_same_name_is_not_used(four, compiled, caplog):
     annotated = functions.sgd_step()
     trace = annotated.fn
 
@@ -136,7 +136,7 @@ def test_damage_is_refused(four, compiled):
     assert not compiled
 
 
-def test_what_cannot_be_serialized_is_refused(saved, four, monkeypatch):
+def test_unserializable_programs_are_refused(saved, four, monkeypatch):
     def refuse(compiled):
         raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no\nmore")
 

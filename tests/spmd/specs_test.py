@@ -38,12 +38,12 @@ def test_64_bits_are_refused_and_not_narrowed(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "nonsense"])
-def test_an_unknown_dtype_lists_what_is_known(dtype):
+def test_an_unknown_dtype_lists_the_known_ones(dtype):
     with pytest.raises(ValueError, match=rf"is of dtype {dtype}; expected one of bool, int8, .*64"):
         _export(dtype, _keep)
 
 
-def test_what_a_platform_lacks():
+def test_unsupported_dtypes_of_a_platform_are_refused():
     code = """
 import jax
 jax.config.update("jax_enable_x64", True)
@@ -96,7 +96,7 @@ def test_one_process_reads_all_rows():
     assert specs.own_share(parts, 8) == specs.own_share(parts, 13) == WHOLE
 
 
-def test_the_rows_of_a_batch_are_those_of_dim_B():
+def test_dim_B_holds_the_rows_of_a_batch():
     batch = NestedMap(
         lengths=TensorSpec((3,), "int32", "_"), rows=TensorSpec((2, 13), "int32", "LB")
     )

@@ -55,7 +55,7 @@ def test_a_program_is_kept_by_its_arguments(cache, monkeypatch):
         tracer.traced(tracing.pid, "b")
 
 
-def test_code_versions_and_flags_of_another_kind_are_not_taken(cache, monkeypatch):
+def test_programs_of_other_code_versions_and_flags_are_not_used(cache, monkeypatch):
     tracer.traced(tracing.pid, "a")
     monkeypatch.setattr(tracer.versions, "installed", lambda packages: {"jax": "0.0.1"})
     tracer.traced(tracing.pid, "a")
@@ -75,7 +75,7 @@ def test_settings_name_a_program_too(cache):
 
 
 @pytest.mark.parametrize("name", ["Layer", "function"])
-def test_so_does_code_outside_the_library(cache, tmp_path, monkeypatch, name):
+def test_code_outside_the_library_names_a_program_too(cache, tmp_path, monkeypatch, name):
     base = tmp_path / "my_base.py"
     base.write_text("class Base:\n    pass\n")
     source = tmp_path / "my_layers.py"
@@ -105,7 +105,7 @@ def test_a_damaged_or_foreign_file_is_made_again(cache, caplog, content):
     assert program.load(path, path.stem) == again
 
 
-def test_a_kept_program_under_the_name_of_another_is_not_taken(cache, caplog):
+def test_a_kept_program_under_another_programs_name_is_not_used(cache, caplog):
     few = tracer.traced(tracing.sgd, 2)
     (path,) = cache.iterdir()
     tracer.traced(tracing.sgd, 4)
@@ -150,7 +150,7 @@ def test_other_failures_show_the_traceback_of_the_child():
         tracer.traced(tracing.fails)
 
 
-def test_a_child_that_dies_is_named_with_its_last_word_and_replaced():
+def test_a_child_that_dies_is_reported_with_its_last_line_and_replaced():
     expected = r"^dies: the process .* has died with status 3: a last word$"
     with pytest.raises(ChildProcessError, match=expected):
         tracer.traced(tracing.dies, 3)
@@ -172,7 +172,7 @@ def test_a_child_that_the_kernel_killed_may_have_lacked_memory():
         tracer.traced(tracing.is_killed)
 
 
-def test_the_child_survives_an_interrupt_and_ends_when_idle_or_asked(monkeypatch):
+def test_the_child_survives_an_interrupt_and_ends_when_idle_or_on_request(monkeypatch):
     name = tracer.traced(tracing.pid, "a").name
     pid = int(name.removeprefix("a_"))
     os.kill(pid, signal.SIGINT)

@@ -40,7 +40,7 @@ def test_only_calls_after_the_log_was_replaced_are_new(tmp_path):
     assert [call["step"] for call in watcher.calls()] == [15]
 
 
-def test_an_earlier_process_incomplete_checkpoint_is_not_new(tmp_path):
+def test_an_incomplete_checkpoint_of_an_earlier_process_is_not_new(tmp_path):
     run, folder = Run(tmp_path), tmp_path / "checkpoints"
     (folder / "10").mkdir(parents=True)
     (folder / "10" / "commit_success.txt").touch()

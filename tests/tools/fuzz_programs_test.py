@@ -75,7 +75,7 @@ def test_a_seed_is_always_the_same_program(process):
         assert from_json(to_json(program)) == program
 
 
-def test_programs_have_what_can_go_wrong(process):
+def test_programs_contain_risky_operators(process):
     kinds = collections.Counter()
     for seed in range(80):
         program = process.call(generate.generate, seed)
@@ -140,7 +140,7 @@ def test_a_right_program_is_the_same_and_a_wrong_one_is_not(monkeypatch):
     assert wrong.detail.startswith("t2: ")
 
 
-def test_errors_are_refusals_if_the_library_raises_them(monkeypatch):
+def test_errors_of_the_library_are_refusals(monkeypatch):
     split = Record("t0", "exp", ("a0",), {}, "gshard.split({0}, 0, 9)")
     program = _program([split], [Argument("a0", (7,), "float32", "_")], {"t0": "_"})
     refused = partitioned.outcome(program, 1)
@@ -154,7 +154,7 @@ def test_errors_are_refusals_if_the_library_raises_them(monkeypatch):
     assert (error.kind, error.detail) == (partitioned.ERROR, "KeyError: 'broken'")
 
 
-def test_what_one_device_computes_otherwise_is_no_fault_of_partitioning(monkeypatch):
+def test_differences_on_one_device_are_not_faults_of_partitioning(monkeypatch):
     run = eager._run
 
     def another(program, given, noise_seed):
@@ -265,7 +265,7 @@ def test_only_a_program_that_kills_twice_has_died():
     assert (dead["kind"], dead["detail"]) == ("died", "exit code -6: Check failed")
 
 
-def test_a_run_goes_on_where_its_log_ends(tmp_path, monkeypatch):
+def test_a_run_continues_where_its_log_ends(tmp_path, monkeypatch):
     asked = []
 
     def outcome(process, seed, choices):

@@ -47,7 +47,7 @@ def test_an_estimator_needs_the_settings_and_checks_them(tmp_path):
         )
 
 
-def test_a_spec_without_what_its_mode_needs():
+def test_a_spec_must_have_the_fields_of_its_mode():
     with pytest.raises(ValueError, match="mode TRAIN needs train_op"):
         TPUEstimatorSpec(Mode.TRAIN, loss=tf.constant(1.0))
     with pytest.raises(ValueError, match="mode EVAL needs eval_metrics"):
@@ -73,7 +73,7 @@ def test_the_stages_of_a_pipeline_may_change(tmp_path):
     config.check_folder(tmp_path, "task.dim : 4\n" + stages, ("task",))
 
 
-def test_a_run_of_before_has_the_defaults_of_settings_that_were_added(tmp_path):
+def test_an_older_run_has_the_defaults_of_new_settings(tmp_path):
     """For Params: a group that was added, and a group that replaced another one."""
 
     def params(**added):

@@ -47,7 +47,7 @@ def _stop(values, patience, min_gain, higher_is_better):
 @pytest.mark.slow
 @pytest.mark.parametrize("patience", [1, 2, 4])
 @pytest.mark.parametrize("min_gain", [0.0, 0.25])
-def test_it_stops_where_keras_does(patience, min_gain):
+def test_it_stops_at_the_same_step_as_keras(patience, min_gain):
     rng = np.random.default_rng(5)
     stops = []
     for higher_is_better in (False, True):

@@ -86,7 +86,7 @@ def test_losses_equal_numpys(tmp_path, num_partitions, steps_per_call, sizes):
     assert _state(tmp_path)[0] == 11
 
 
-def test_resumed_equals_never_stopped_bit_for_bit(tmp_path):
+def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(tmp_path):
     for stop in (4, 8, 10):
         _train(tmp_path / "stopped", stop, steps_per_call=2)
     _train(tmp_path / "whole", 10, steps_per_call=2)
@@ -98,7 +98,7 @@ def test_resumed_equals_never_stopped_bit_for_bit(tmp_path):
 
 
 def test_functions_get_copies_of_params(tmp_path):
-    """As in TensorFlow, whose estimators pass deep copies."""
+    """TensorFlow's estimators pass deep copies, too."""
 
     def model_fn(state, features, labels, mode, params):
         if mode == Mode.EVAL:
@@ -330,7 +330,7 @@ def test_a_mean_over_more_checkpoints_than_there_are_is_refused(tmp_path):
         estimator.restore(whole_steps(tmp_path)[2], average=4)
 
 
-def test_of_many_differences_the_changed_values_come_first(tmp_path):
+def test_changed_values_come_first_among_many_differences(tmp_path):
     def text(moe, dim):
         added = [f"task.moe.size_{i} : {i}" for i in range(40)] if moe else ["task.moe : None"]
         return "\n".join([*added, f"task.width : {dim}"]) + "\n"

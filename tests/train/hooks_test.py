@@ -93,7 +93,7 @@ def test_a_non_finite_loss_before_the_first_save():
         hook.after_call(_nonfinite_call([1.0, np.nan]))
 
 
-def test_gradients_alone_may_be_bad():
+def test_only_the_gradients_may_be_bad():
     metrics = {
         "activation_norms": _norms(encoder_0=[1, 1]),
         "gradient_norms": _norms(encoder_0=[1, np.inf]),
@@ -120,7 +120,7 @@ def test_skip_needs_a_model_that_skips():
         NonFiniteHook(NonFinite.SKIP).after_call(_nonfinite_call([np.nan]))
 
 
-def test_in_another_thread_signals_are_left_alone():
+def test_signals_are_not_handled_in_another_thread():
     handlers = []
 
     def train():

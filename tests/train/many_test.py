@@ -77,7 +77,7 @@ def _share(count):
     return many.NUM_LAYERS * _LAYER_BYTES // count
 
 
-def test_to_save_nobody_reads_what_was_written(eight):
+def test_saving_does_not_read_written_files(eight):
     assert all(each["save"]["read"] < _SMALL // 16 for each in eight)
 
 

@@ -94,7 +94,7 @@ def test_it_trains_evaluates_and_predicts(tmp_path):
         ({"mode": Mode.PREDICT, "predictions": 3}, "predictions: expected a dict by name"),
     ],
 )
-def test_a_spec_that_lacks_something_says_what(fields, message):
+def test_a_spec_names_its_missing_fields(fields, message):
     with pytest.raises(ValueError, match=f"TPUEstimatorSpec: {message}"):
         TPUEstimatorSpec(**fields)
 
@@ -129,7 +129,7 @@ def test_arguments_of_another_form_are_refused(tmp_path, changes, message):
         _estimator(tmp_path, **changes)
 
 
-def test_what_trains_is_of_the_right_kind(tmp_path):
+def test_input_fn_hooks_and_model_dir_of_another_kind_are_refused(tmp_path):
     estimator = _estimator(tmp_path)
     with pytest.raises(ValueError, match=r"input_fn: expected a function of \(params\), got "):
         estimator.train(_dataset({}), max_steps=2)
@@ -140,7 +140,7 @@ def test_what_trains_is_of_the_right_kind(tmp_path):
         _estimator(tmp_path / "file").train(_dataset, max_steps=2)
 
 
-def test_a_state_of_variables_is_refused_with_what_to_write(tmp_path):
+def test_a_state_of_variables_is_refused_with_a_correction(tmp_path):
     state = {"step": TensorSpec((), "int32", ""), "w": tf.Variable([1.0, 2.0])}
     message = r"state_spec.w: expected a TensorSpec, got ResourceVariable: TensorSpec\(x.shape, x"
     with pytest.raises(ValueError, match=message):

@@ -116,7 +116,7 @@ def test_rows_and_weights_that_two_processes_do_not_divide(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dying", [0, 1])
-def test_when_one_dies_the_other_ends_and_both_go_on_when_started_again(tmp_path, dying):
+def test_when_one_process_dies_the_other_ends_and_a_restart_continues(tmp_path, dying):
     processes = _start(tmp_path / "shared", 10**6, dies_at=6, dying=dying)
     _, error = processes[dying].communicate(timeout=120)
     assert processes[dying].returncode == -signal.SIGKILL, error

@@ -48,11 +48,11 @@ def asked(monkeypatch):
 @pytest.mark.parametrize(
     "setting", ["train.max_steps=9", "train.iterations_per_loop=7", "input.batch_size=64"]
 )
-def test_settings_of_the_loop_and_the_data_change_no_program(asked, setting):
+def test_settings_of_the_loop_and_the_data_do_not_change_programs(asked, setting):
     assert asked(setting) == asked()
 
 
-def test_settings_of_decoding_change_that_program_alone(asked):
+def test_settings_of_decoding_change_only_that_program(asked):
     before, after = asked(), asked("decode.beam_size=7")
     assert before[:3] == after[:3] and before[3] != after[3]
 

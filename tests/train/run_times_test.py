@@ -13,7 +13,7 @@ def _line(began, from_step, step, **secs):
     return {"began": began, "from_step": from_step, "step": step, "secs": secs}
 
 
-def test_what_restarts_repeat_is_lost():
+def test_steps_that_restarts_repeat_are_lost():
     lines = [
         # Killed at step 30; the checkpoint is of step 20.
         _line(100.0, 0, 10, START=5.0, STEPS=10.0),

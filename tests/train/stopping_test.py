@@ -45,7 +45,7 @@ def _losses(folder):
     return {line["step"]: line["metrics"]["loss"] for line in lines}
 
 
-def test_stopped_and_started_again_it_trains_as_if_never_stopped(tmp_path):
+def test_a_restarted_training_equals_an_undisturbed_one(tmp_path):
     _train(tmp_path / "whole")
     stopped = tmp_path / "stopped"
     # Hooks do not hear of the save at a stop, since an evaluation would take too long.
@@ -75,7 +75,7 @@ class _SendsSigtermAsItEvaluates(TrainHook):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_after_an_evaluation_in_which_it_was_asked_to_stop_no_step_is_done(tmp_path):
+def test_a_stop_during_an_evaluation_prevents_further_steps(tmp_path):
     estimator = regression.make(tmp_path, steps_per_call=2, save_checkpoints_steps=4)
     with StopOnSignal() as stop:
         hooks = [stop, _SendsSigtermAsItEvaluates()]
@@ -100,7 +100,7 @@ with StopOnSignal() as stop:
 """
 
 
-def test_a_second_signal_ends_at_once_whatever_the_main_thread_does():
+def test_a_second_signal_ends_at_once_in_any_state_of_the_main_thread():
     done = subprocess.run(
         [sys.executable, "-c", _TWICE], capture_output=True, text=True, timeout=60
     )

@@ -25,7 +25,7 @@ def test_scalars_name_every_element():
     assert scalars(metrics) == {"load/encoder_1/0": 0.5, "load/encoder_1/1": 1.5, "loss": 2.0}
 
 
-def test_a_line_takes_the_place_of_one_cut_short(tmp_path):
+def test_an_incomplete_line_is_replaced(tmp_path):
     """A full disk or a power cut leaves such a line."""
     path = tmp_path / "lines"
     for cut in ("", '{"st', '{"step": 9}'):

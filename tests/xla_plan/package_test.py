@@ -12,7 +12,7 @@ _FILE = tomllib.loads((_ROOT / "xla_plan/pyproject.toml").read_text())
 @pytest.mark.parametrize(
     ("extra", "file"), [(None, "plan.txt"), ("tpu", "tpu.txt"), ("gpu", "plan-gpu.txt")]
 )
-def test_the_requirements_are_those_of_the_checkout(extra, file):
+def test_the_requirements_equal_the_checkouts(extra, file):
     project = _FILE["project"]
     listed = project["optional-dependencies"][extra] if extra else project["dependencies"]
     lines = (_ROOT / "requirements" / file).read_text().splitlines()
@@ -28,7 +28,7 @@ def test_every_package_is_listed():
     assert _FILE["tool"]["setuptools"]["packages"] == sorted(found)
 
 
-def test_files_that_are_no_code_are_listed():
+def test_data_files_are_listed():
     for package, files in _FILE["tool"]["setuptools"]["package-data"].items():
         for file in files:
             assert (_ROOT / package / file).is_file(), file

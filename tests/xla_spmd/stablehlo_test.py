@@ -14,7 +14,7 @@ def _operations(function, *args):
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "float32", "complex64"])
-def test_shapes_and_bytes_are_those_of_arrays(dtype):
+def test_shapes_and_bytes_equal_the_arrays(dtype):
     array = jax.ShapeDtypeStruct((3, 5), dtype)
     (transpose,) = [
         operation

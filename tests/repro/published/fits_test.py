@@ -93,7 +93,7 @@ def test_the_fits_of_all_machines():
     )
 
 
-def test_what_is_beyond_the_aim_is_named_the_worst_first():
+def test_records_beyond_the_aim_are_named_from_the_worst_on():
     shares = {"a": 0.5, "b": 0.7, "c": 0.5, "d": 0.35, "e": 0.5, "f": 1.0}
     records = [record(name, share) for name, share in shares.items()]
     text = fits.text(factors.by_machine(records))

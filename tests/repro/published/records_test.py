@@ -47,7 +47,7 @@ def test_all_kept_records_have_the_published_number_of_weights():
         assert record.model.weights - norms == record.weights, record.id
 
 
-def test_other_models_have_the_number_of_weights_that_is_known_of_them():
+def test_other_models_have_their_published_number_of_weights():
     weights = {record.model_name: record.model.weights for record in records.load()}
     assert weights["llama2-7b"] == 6_738_415_616
     assert weights["llama2-13b"] == 13_015_864_320

@@ -44,7 +44,7 @@ def _step(name="a.b", **fields):
     return Step(id=name, **(known | fields))
 
 
-def test_bounds_are_what_factors_reads(tmp_path):
+def test_bounds_are_written_in_the_form_that_factors_reads(tmp_path):
     planned = [
         _step("z"),
         _step("a", topology="h100:1x8"),
@@ -62,7 +62,7 @@ def test_bounds_are_what_factors_reads(tmp_path):
     assert read.share == pytest.approx(0.5) and read.project == "owner/project"
 
 
-def test_tables_tell_shares_and_what_is_no_bound():
+def test_tables_have_shares_and_steps_that_beat_their_bound():
     text = steps_text.tables(
         [_step("one"), _step("two", measured_secs=0.5), _step("guess", no_bound="a guess")]
     )
@@ -71,7 +71,7 @@ def test_tables_tell_shares_and_what_is_no_bound():
     assert "| guess * |" in text and "* not among the bounds: a guess" in text
 
 
-def test_the_memory_of_plans_is_held_against_what_ran():
+def test_the_memory_of_plans_is_compared_with_measured_runs():
     text = steps_text.tables(
         [
             _step("fits"),
@@ -86,7 +86,7 @@ def test_the_memory_of_plans_is_held_against_what_ran():
     assert "- tight ran, and its plan needs 16.0 of 15.8 GiB." in text
 
 
-def test_plans_are_kept_and_told_again(tmp_path):
+def test_plans_are_kept_and_printed_again(tmp_path):
     record = records.load()[0]
     plan_folder.save(_plan(_COST), tmp_path / "records" / record.id, report="")
     (step,) = steps.load_all(tmp_path)

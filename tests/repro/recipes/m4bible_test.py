@@ -188,7 +188,7 @@ def _commit(folder, files):
     return Repository(folder.name, f"file://{folder}", _git(folder, "rev-parse", "HEAD"))
 
 
-def test_a_pinned_commit_is_fetched_by_files_and_what_was_fetched_stays(tmp_path):
+def test_a_pinned_commit_is_fetched_by_files_that_are_kept(tmp_path):
     repository = _commit(tmp_path / "served", {"a/b.txt": b"old", "c.txt": b"unread"})
     (tmp_path / "served/a/b.txt").write_bytes(b"new")
     _git(tmp_path / "served", "commit", "--quiet", "-am", "changed")

@@ -22,7 +22,7 @@ def test_core_years_follow_from_the_papers_own_figures():
             assert run.cores * secs / 3.156e7 == pytest.approx(run.core_years, rel=0.2)
 
 
-def test_experts_in_all_are_those_of_every_other_layer_but_for_two_misprints():
+def test_all_experts_are_in_every_other_layer_except_for_two_misprints():
     wrong = {run.name for run in FAMILY if run.printed_experts != run.experts}
     assert wrong == {"MoE(2048E, 12L)", "MoE(2048E, 36L)"}
     for run in FAMILY:

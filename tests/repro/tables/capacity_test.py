@@ -60,7 +60,7 @@ def _literal(groups, places):
 
 @pytest.mark.parametrize("places", [1, 3, 8])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_lost_tokens_equal_a_literal_loop_s(places, seed):
+def test_lost_tokens_equal_a_literal_loop(places, seed):
     groups = _random_groups(seed)
     want = _literal(groups, places)
     assert want.tokens > 0
@@ -72,7 +72,7 @@ def test_without_second_choices_no_second_choice_is_lost():
     assert capacity.lost([group], 2, 1) == Lost(tokens=1 / 3, first=1 / 3, second=0.0)
 
 
-def test_random_gates_are_balanced_and_ask_as_often_as_their_second_gate_wants():
+def test_random_gates_are_balanced_and_request_second_experts_by_their_gates():
     """With two normal logits, 2 * g2 is 2 / (1 + exp(d)), where d is |N(0, 2)|."""
     groups = capacity.random_groups(10_000, 2, 4)
     first = np.concatenate([group.first_S for group in groups])

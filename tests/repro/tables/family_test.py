@@ -36,7 +36,7 @@ def requested(monkeypatch):
     return requests
 
 
-def test_each_model_is_planned_on_its_cores_in_a_folder_of_its_own(requested, tmp_path):
+def test_each_model_is_planned_on_its_cores_in_a_separate_folder(requested, tmp_path):
     told = []
     planned = family.plan_family(_ask, tmp_path, False, told.append)
 

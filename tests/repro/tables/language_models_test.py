@@ -22,7 +22,7 @@ def _plan(secs, model=_RUN.model):
     return samples.plan(made, model=model, batch=Batch(16, 0, 1024))
 
 
-def test_training_steps_are_planned_in_folders_of_their_own_and_read_again(monkeypatch, tmp_path):
+def test_training_steps_are_planned_in_separate_folders_and_read_again(monkeypatch, tmp_path):
     requests = []
 
     def ask(model, topology):
@@ -47,7 +47,7 @@ def test_training_steps_are_planned_in_folders_of_their_own_and_read_again(monke
     assert (tmp_path / "DenseLm8B2x2" / "plan.json").is_file()
 
 
-def test_the_table_has_rates_and_shares_and_says_what_does_not_fit(tmp_path):
+def test_the_table_has_rates_and_shares_and_names_models_that_do_not_fit(tmp_path):
     planned = [PlannedRun(_RUN, _plan(4.0)), PlannedRun(_BY_NAME["DenseLm1T16x16"], _plan(None))]
     text = report.language_models_table(planned)
     row, unfit = (line for line in text.splitlines() if line.startswith("| DenseLm"))

@@ -80,7 +80,7 @@ def _planned(half):
     return PlannedRun(FAMILY[0], whole, halved)
 
 
-def test_recomputed_shares_are_those_of_kept_plans(tmp_path):
+def test_recomputed_shares_come_from_kept_plans(tmp_path):
     kept = samples.plan(samples.cost(), model="m4.MoE128E24L")
     samples.save(kept, tmp_path / "MoE128E24L")
     shares = paper.recomputed(tmp_path)

@@ -30,7 +30,7 @@ def _text(made):
 
 
 def _rows(text, title):
-    """Returns the cells of the table under a title, by the row's name; cells have no spaces."""
+    """Returns the cells, without spaces, of the table under a title, by the row's name."""
     head, *lines = text.partition(title + "\n")[2].partition("\n\n")[0].splitlines()
     count = len([cell for cell in head.split("  ") if cell])
     return {line.rsplit(maxsplit=count)[0]: line.rsplit(maxsplit=count)[1:] for line in lines}

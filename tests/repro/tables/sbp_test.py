@@ -47,7 +47,7 @@ def test_every_signature_of_a_product_along_two_axes_holds_without_communication
     _check_product(case)
 
 
-def test_along_two_axes_each_has_a_signature_of_its_own():
+def test_along_two_axes_each_has_a_separate_signature():
     cases = {(case.left, case.right): case.result for case in sbp.products(2)}
     assert len(cases) == 6 * 6 - 3 * 3  # P along both axes is left out.
     assert cases[("S(0)", "B"), ("B", "S(1)")] == ("S(0)", "S(1)")
@@ -102,7 +102,7 @@ def test_conversions_along_two_axes(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
-def test_tpus_and_gpus_communicate_what_oneflow_has(name):
+def test_tpus_and_gpus_communicate_oneflows_bytes(name):
     def compile(program):
         return topology_executable.compile_program(program, name)
 

@@ -24,7 +24,7 @@ def rows():
     return {row.operator.name: row for row in table4.measure(compile_program, (2, 4, 8))}
 
 
-def test_every_row_is_as_the_paper_says(rows):
+def test_every_row_agrees_with_the_paper(rows):
     assert len(rows) == 9
     assert [row.differences for row in rows.values()] == [[]] * 9
     for row in rows.values():
@@ -105,7 +105,7 @@ def test_a_tpu_gathers_small_operands_and_loops_over_large_ones():
 
 
 @pytest.mark.slow
-def test_a_tpu_does_as_the_paper_says_but_gathers_many_parts_by_a_sum():
+def test_a_tpu_agrees_with_the_paper_except_for_gathers_of_many_parts():
     if importlib.util.find_spec("libtpu") is None:
         with pytest.raises(ValueError, match="topology v3:2x2: the TPU compiler is not installed"):
             table4.measure(table4.compile_for_v3, (8, 64, 2048))

@@ -40,7 +40,7 @@ def test_loops_of_unknown_length_are_named_by_their_layers():
     assert others and set(_read(dict.fromkeys(loops)).uncounted_loops) == layers
 
 
-def test_the_flops_of_kernels_are_those_that_the_user_gives():
+def test_a_user_gives_the_flops_of_kernels():
     module = hlo_text.module(
         """
         ENTRY main {

@@ -72,7 +72,7 @@ def test_recomputed_operations_are_summed_separately():
     assert made.recomputed_time_share == pytest.approx((3.0 + network) / whole)
 
 
-def test_what_runs_beside_a_collective_is_told_apart():
+def test_work_beside_a_collective_is_distinguished():
     """Two exchanges of 0.5 s each run beside the same product of 0.75 s, on one network."""
     product = Cost("product", "fusion", _EXPERTS, int(0.75 * 61.5e12), 0, (), times=1)
     after = Cost("after", "fusion", _EXPERTS, int(61.5e12), 0, (), times=1)

@@ -20,7 +20,7 @@ _PREFIX = "jit(call)/call_exported/jit(flat)/call_tf/"
         ("", False),
     ],
 )
-def test_what_the_gradient_repeats_is_told_apart_from_its_gradient(name, expected):
+def test_recomputation_is_distinguished_from_the_gradient(name, expected):
     assert is_recomputed(_PREFIX + name) is expected
     # Its layer and category are the forward pass's.
     forward = name.replace("recomputed/", "")
@@ -28,7 +28,7 @@ def test_what_the_gradient_repeats_is_told_apart_from_its_gradient(name, expecte
     assert scopes(_PREFIX + name) == scopes(_PREFIX + forward)
 
 
-def test_scopes_leave_out_what_frameworks_add():
+def test_scopes_leave_out_names_that_frameworks_add():
     assert scopes(_PREFIX + "gradient_tape/while/gradients/encoder/call.2/norm/mul_3;x/y") == (
         *("encoder", "norm", "mul_3"),
     )
@@ -40,7 +40,7 @@ def test_the_source_is_the_layer():
     assert source(_PREFIX + "add_3") == "add_3" and source("") == "unnamed"
 
 
-def test_the_source_of_what_was_combined_is_the_first_layer():
+def test_a_combined_collective_has_the_source_of_its_first_layer():
     name = _PREFIX + "decoder/(block_0/add/Sum:block_1/norm/Sum:block_2/add/Sum)"
     assert source(name) == "decoder/block_0/add and others"
     assert source(_PREFIX + "(Sum_6:optimizer/Sum_5)") == "Sum_6 and others"
@@ -64,7 +64,7 @@ def test_the_source_of_what_was_combined_is_the_first_layer():
         ("stack/mlp/transpose", Pass.FORWARD),
     ],
 )
-def test_passes_of_jax_are_told_apart_and_their_layer_named_alike(name, expected):
+def test_passes_of_jax_are_distinguished_and_share_a_layers_name(name, expected):
     assert pass_of(f"jit(step)/{name}") is expected
     assert source(f"jit(step)/{name}") == "stack/mlp"
 

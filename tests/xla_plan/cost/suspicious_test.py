@@ -46,7 +46,7 @@ def test_a_large_gather_is_suspicious_and_a_sum_is_not():
     assert _suspicious(collectives=ops(2**18)) == ()
 
 
-def test_arguments_that_lie_or_are_gathered_whole_are_suspicious():
+def test_arguments_that_are_stored_or_gathered_whole_are_suspicious():
     def argument(name, shape, ways):
         return Argument(name, Array("f32", shape), ways, has_sharding=True, is_donated=False)
 

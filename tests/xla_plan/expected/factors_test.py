@@ -118,14 +118,14 @@ def test_kinds_of_work_that_are_alike_in_all_steps_have_one_rate():
     np.testing.assert_allclose([rates.attention, rates.products, rates.others], 0.7)
 
 
-def test_work_that_no_step_has_gets_the_rate_of_products():
+def test_work_that_is_missing_in_all_steps_has_the_rate_of_products():
     none = np.zeros(3)
     rates = _of_parts(none, np.array([2.0, 1.0, 3.0]), np.array([1.0, 2.0, 1.0]), [4, 4, 7]).rates
     assert rates.attention == pytest.approx(rates.products)
     assert rates.others != pytest.approx(rates.products, rel=0.01)
 
 
-def test_rates_of_times_by_orders_of_magnitude_apart_are_found():
+def test_rates_are_found_from_times_of_very_different_magnitudes():
     attention = np.array([1e-4, 1.0, 1e-4])
     products = np.array([1.0, 1e-4, 1.0])
     rates = _of_parts(attention, products, 1e-4 * products, attention / 0.01 + products).rates
@@ -208,7 +208,7 @@ def test_a_missing_file_is_named(tmp_path):
         factors.read(tmp_path / "bounds.json")
 
 
-def test_the_json_has_what_the_text_has(factor):
+def test_the_json_has_the_contents_of_the_text(factor):
     values = json.loads(json.dumps(factor.as_json(2.0)))
     expected = factor.expected(2.0)
     assert values["step_secs"] == expected.secs and values["factor"] == factor.value

@@ -20,7 +20,7 @@ def publish(monkeypatch, tmp_path):
     return put
 
 
-def test_the_basis_names_records_and_what_was_held_out(publish):
+def test_the_basis_names_fitted_and_held_out_records(publish):
     slower = {"bound_secs": 4.8, "products_secs": 2.4, "measured_secs": 6.0}
     publish(record("a", 0.5), record("b", 0.6), record("c", 0.8, **slower), record("d", 0.7))
     assert factors_text.basis("v3:8x8") == (
@@ -37,14 +37,14 @@ def test_the_basis_names_records_and_what_was_held_out(publish):
     )
 
 
-def test_a_machine_without_records_is_said_to_have_none(publish):
+def test_a_machine_without_records_is_reported(publish):
     publish(record("a", 0.5))
     assert factors_text.basis("h100:16x8") == (
         "expected on h100: unknown, for want of published steps; the bound is all"
     )
 
 
-def test_a_step_unlike_all_that_were_fitted_is_said_to_extrapolate(publish):
+def test_a_step_unlike_all_fitted_ones_is_marked_as_extrapolated(publish):
     publish(
         record("a", 0.5, measured_secs=2.0),
         record("b", 0.5),

@@ -16,7 +16,7 @@ _V3 = GENERATIONS["v3"]
 _LINK = 82e9
 
 
-def test_the_generations_are_those_of_the_topologies():
+def test_the_generations_have_their_figures():
     tpus = {"v3", "v4", "v5e", "v5p", "v6e", "tpu7x"}
     gpus = {"a100", "h100", "h200", "b200", "gb200", "b300", "gb300"}
     assert set(GENERATIONS) == tpus | gpus

@@ -71,7 +71,7 @@ def test_interleaved_groups_share_links():
     assert _secs(torus, "all-reduce", groups) == pytest.approx(expected)
 
 
-def test_cores_of_one_chip_use_no_link():
+def test_cores_of_one_chip_do_not_use_links():
     torus = _torus(4)
     pairs = tuple((2 * i, 2 * i + 1) for i in range(4))
     assert _secs(torus, "all-reduce", pairs) == _secs(torus, "all-to-all", pairs) == 0.0
@@ -83,7 +83,7 @@ def test_a_permute_takes_as_long_as_its_farthest_pair():
     assert _secs(torus, "collective-permute", pairs) == pytest.approx(_SIZE * 2 * 4 / _LINK)
 
 
-def test_permutes_in_opposite_directions_share_no_link():
+def test_permutes_in_opposite_directions_do_not_share_links():
     ring = _torus(4, cores=1)
     up = ((0, 1), (1, 2), (2, 3), (3, 0))
     permutes = [
@@ -183,7 +183,7 @@ def test_groups_across_hosts_and_within_them():
     assert _gpu_secs(cluster, "all-reduce", within) == pytest.approx(2 * _SIZE * 3 / 4 / 450e9)
 
 
-def test_the_network_is_that_of_the_topology(monkeypatch):
+def test_the_network_follows_the_topology(monkeypatch):
     monkeypatch.setattr(topology, "places", lambda name: ((0, 0), (0, 1), (1, 0), (1, 1)))
     network = networks.network("h100:2x2", Mesh.flat(4))
     assert network == Hosts(_H100, (0, 0, 1, 1))
@@ -207,7 +207,7 @@ def test_slices_of_a_generation_without_a_published_rate_are_refused(monkeypatch
         networks.network("v3:2x2x2slices", Mesh.flat(16))
 
 
-def test_partitions_lie_where_the_mesh_puts_them(monkeypatch):
+def test_partitions_are_placed_by_the_mesh(monkeypatch):
     monkeypatch.setattr(topology, "places", lambda name: _PLACES)
     torus = networks.network("v3:2x2", Mesh(("d",), (8,), (7, 6, 5, 4, 3, 2, 0, 1)))
     assert torus.sizes == (2, 2)

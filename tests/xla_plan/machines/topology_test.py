@@ -127,7 +127,7 @@ def test_a_topologys_program_can_be_read_but_not_run():
 
 
 @pytest.mark.slow
-def test_what_a_topology_cannot_hold_is_refused():
+def test_programs_that_a_topology_cannot_hold_are_refused():
     def huge(state: NestedMap) -> NestedMap:
         noise = tf.random.stateless_uniform([200, 10**5, 1000], [1, 2], alg="threefry")
         return NestedMap(y=noise + state.x)

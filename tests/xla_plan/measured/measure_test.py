@@ -1,4 +1,4 @@
-"""Measured rates of this machine's CPU, and what does the measuring."""
+"""Measured rates of this machine's CPU, and the functions that measure them."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +29,7 @@ def test_all_rates_of_a_device_are_measured(monkeypatch):
     assert len(told) == 8
 
 
-def test_a_chain_takes_as_long_as_the_clock_says():
+def test_the_time_of_a_chain_is_the_clocks():
     """A clock that counts the operations that the loop has run, as if each took 2 seconds."""
     runs = []
 

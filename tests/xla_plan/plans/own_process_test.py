@@ -26,7 +26,7 @@ def test_a_function_is_called_in_another_process():
     assert received.params.ToText() == request.params.ToText()
 
 
-def test_what_the_function_raises_is_raised():
+def test_an_error_of_the_function_is_raised():
     with pytest.raises(AttributeError, match="'Request' object has no attribute 'cores'"):
         own_process.call(operator.attrgetter("cores"), tiny.request())
 

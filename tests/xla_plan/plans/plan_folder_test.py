@@ -16,7 +16,7 @@ def _load(folder):
 
 
 @pytest.mark.parametrize("cost", [samples.cost(), None])
-def test_a_plan_comes_back_as_it_was_beside_its_report(tmp_path, cost):
+def test_a_plan_is_read_back_unchanged_beside_its_report(tmp_path, cost):
     made = samples.program(cost)
     plan_folder.save(made, tmp_path, "the report")
     assert _load(tmp_path) == made

@@ -115,7 +115,7 @@ def test_memory_is_the_size_of_each_role_s_shards(plan):
     assert plan.fits and plan.memory_gib.peak <= plan.memory_gib.capacity
 
 
-def test_flops_of_products_are_those_of_the_mathematics(plan):
+def test_flops_of_products_equal_the_formula(plan):
     m = foreign_models
     tokens = m.BATCH * m.LENGTH
     projections = 2 * tokens * 4 * m.DIM**2
@@ -273,7 +273,7 @@ class _Unserializable:
     one: Any
 
 
-def test_a_device_order_for_a_file_is_that_of_the_mesh(cpu, tmp_path):
+def test_a_file_takes_a_device_order_like_a_mesh(cpu, tmp_path):
     path = _file(tmp_path, *_small(["data"]))
     order = (7, 6, 5, 4, 3, 2, 1, 0)
     plain = _of_file(path)
@@ -416,7 +416,7 @@ def _abort(request):
     os.abort()
 
 
-def test_arguments_that_lie_whole_on_every_device_are_suspicious(cpu):
+def test_arguments_that_are_whole_on_every_device_are_suspicious(cpu):
     weights = foreign_models.spec((1024, 512))
     batch = foreign_models.spec((1024, 1024), "data")
     jitted = jax.jit(lambda weights, batch: (batch @ weights).sum())
@@ -464,7 +464,7 @@ def test_an_export_for_any_platform_is_read(tmp_path):
         pytest.param("equinox", "h100:1x8", marks=pytest.mark.exhaustive),
     ],
 )
-def test_models_of_others_are_planned(model, name):
+def test_models_of_other_libraries_are_planned(model, name):
     compilers.need(name)
     if model == "plain" and topology.is_gpu(name) and jax.__version__.startswith("0.10."):
         pytest.skip("XLA of JAX 0.10 finds no tiles for a product of it on GPUs")

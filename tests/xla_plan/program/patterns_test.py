@@ -5,7 +5,7 @@ import pytest
 from xla_plan.program import patterns
 
 
-def test_names_have_the_label_of_the_pattern_that_is_found_in_them():
+def test_names_have_the_label_of_the_matching_pattern():
     parsed = patterns.parse("--role", ["weights=^params", "weights=^batch_stats", "opt=mu|nu"])
     names = ["params['w']", "batch_stats['m']", "opt.mu", "opt.nu", "step"]
     assert patterns.assign("--role", parsed, names) == {

@@ -28,7 +28,7 @@ def test_our_own_program_compiles_to_the_same(own):
     assert hlo_cost.costs(compiled.module) == hlo_cost.costs(own.module)
 
 
-def test_arguments_are_those_of_our_specs(own):
+def test_arguments_follow_our_specs(own):
     mesh = specs.device_mesh(own.program.partitioning, None, "test")
     module = executable.lower(own.program, mesh).compiler_ir("stablehlo")
     program = stablehlo_program.of_module(own.program.name, module)
@@ -96,7 +96,7 @@ def test_gspmds_annotations_are_rewritten_where_shardy_has_them(tmp_path, shardi
     assert compiled.report().count("all-gather") + compiled.report().count("all-to-all") > 0
 
 
-def test_each_device_order_has_a_mesh_of_its_own():
+def test_each_device_order_has_a_separate_mesh():
     """The device orders of an argument and of an inner annotation both get a mesh."""
     text = """
     module attributes {mhlo.num_partitions = 4 : i32} {

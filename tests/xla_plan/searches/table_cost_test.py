@@ -57,7 +57,7 @@ def _ring_secs(num_bytes, ways):
         ([("B", _D)], 2, 0, 1),
     ],
 )
-def test_a_product_takes_what_its_operands_and_result_need(rows, ways, passed_bytes, members):
+def test_a_products_time_follows_its_operands_and_result(rows, ways, passed_bytes, members):
     cost = _cost(_product, (_B, _M), (_M, _H))
     expected = _compute_secs(ways) + _ring_secs(passed_bytes, members)
     assert cost.secs(_MESH, tuple(rows)) == pytest.approx(expected, rel=1e-3)
@@ -72,7 +72,7 @@ def test_two_products_of_megatron_have_one_sum():
     assert cost.secs(_MESH, (("B", _D), ("H", _T))) == pytest.approx(expected, rel=1e-3)
 
 
-def test_memory_is_what_is_held_at_once_of_each_split():
+def test_memory_is_the_peak_of_each_split():
     cost = _cost(_product, (_B, _M), (_M, _H))
     whole = 4 * (_B * _M + _M * _H + _B * _H)
     assert cost.gib(_MESH, ()) == pytest.approx(whole / GIB)
@@ -85,7 +85,7 @@ def test_memory_is_what_is_held_at_once_of_each_split():
     assert cost.argument_gib(_MESH, rows, arguments) == pytest.approx(expected)
 
 
-def test_a_row_takes_the_axes_that_earlier_rows_leave():
+def test_a_row_has_the_axes_that_earlier_rows_left():
     rows = (("B", ("data", "model")), ("M", ("data",)), ("H", ("model",)))
     assert table_cost.split("BM", rows) == (("data", "model"), ())
     assert table_cost.split("MH", rows) == (("data",), ("model",))

@@ -83,7 +83,7 @@ def test_the_agreement_of_estimated_and_compiled_steps():
 
 
 def test_equal_steps_have_no_order():
-    """Ranks 0.5, 0.5, 2 and 0, 1, 2; without variance there is no correlation."""
+    """Ranks 0.5, 0.5, 2 and 0, 1, 2; a constant does not correlate."""
     steps = [(1.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
     for order in (steps, steps[::-1]):
         assert agreement.of(order).rank_correlation == pytest.approx(1.5 / math.sqrt(1.5 * 2))

@@ -5,7 +5,7 @@ import pytest
 from xla_spmd.files import atomic_file
 
 
-def test_a_block_that_fails_leaves_the_file_as_it_was(tmp_path):
+def test_a_failing_block_does_not_change_the_file(tmp_path):
     path = tmp_path / "a.json"
     atomic_file.write(path, "before")
     with pytest.raises(RuntimeError), atomic_file.replacing(path) as partial:
@@ -38,7 +38,7 @@ def test_an_error_without_a_number_keeps_its_message(tmp_path):
     assert raised.value.errno == errno.EIO
 
 
-def test_where_a_link_leads_the_folder_is_replaced(tmp_path):
+def test_the_target_of_a_link_is_replaced(tmp_path):
     (tmp_path / "link").symlink_to("first")
     for content in ("old", "new"):
         with atomic_file.replacing_folder(tmp_path / "link") as partial:
@@ -47,7 +47,7 @@ def test_where_a_link_leads_the_folder_is_replaced(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "link"]
 
 
-def test_folders_beside_it_are_left_alone(tmp_path):
+def test_folders_beside_it_are_unchanged(tmp_path):
     for name in ("model.before", "model.partial"):
         (tmp_path / name).mkdir()
     for content in ("one", "two"):

@@ -24,7 +24,7 @@ def _holder(target):
     return process
 
 
-def test_one_process_at_a_time_through_whatever_link_and_nothing_is_left(tmp_path):
+def test_one_process_at_a_time_through_any_link(tmp_path):
     target = tmp_path / "out [1]"
     link = tmp_path / "link"
     link.symlink_to(target)
@@ -40,7 +40,7 @@ def test_one_process_at_a_time_through_whatever_link_and_nothing_is_left(tmp_pat
         assert (tmp_path / "out [1].lock").exists()
 
 
-def test_a_killed_process_holds_nothing(tmp_path):
+def test_a_killed_process_releases_its_lock(tmp_path):
     target = tmp_path / "folder"
     with _holder(target) as other:
         other.kill()

@@ -43,7 +43,7 @@ def test_a_folder_on_disk_is_its_own_copy(tmp_path):
     storage.publish(tmp_path)
 
 
-def test_what_is_not_a_path_is_refused():
+def test_a_number_is_refused_as_a_path():
     with pytest.raises(ValueError, match="a path: expected a str or a pathlib.Path, got int 3"):
         storage.expanded(3)
 
@@ -55,7 +55,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
         storage.check_writable(tmp_path / "file/below")
 
 
-def test_what_was_changed_and_deleted_is_published(bucket):
+def test_changed_and_deleted_files_are_published(bucket):
     url = f"{bucket}/changes"
     with storage.working(url) as here:
         _write(here, a="1", b__c="2", b__d="3", lost__e="4")
@@ -89,7 +89,7 @@ def test_a_manifest_is_published_last(bucket, monkeypatch):
     assert order[-1] == "manifest"
 
 
-def test_a_kept_copy_is_there_again_until_it_is_finished(bucket):
+def test_a_kept_copy_is_found_again_until_it_is_finished(bucket):
     url = f"{bucket}/kept"
     with pytest.raises(RuntimeError), storage.working(url, keep=True) as here:
         _write(here, plan="p")
@@ -159,7 +159,7 @@ def test_a_name_that_is_a_pattern_in_a_bucket_is_refused(name):
         storage.path(name)
 
 
-def test_a_package_does_not_report_what_its_errors_tell():
+def test_a_package_does_not_log_its_errors():
     logger = logging.getLogger("gcsfs")
     logger.setLevel(logging.NOTSET)
     storage.path("gs://bucket/folder")

@@ -182,7 +182,7 @@ def test_operations_between_start_and_end_run_beside_a_permute():
         ("{0,2},{1,3},{2,0},{3,1}", False),
     ],
 )
-def test_of_two_permutes_in_opposite_directions_one_is_marked(pairs, expected):
+def test_one_of_two_opposite_permutes_is_marked(pairs, expected):
     text = _BOTH_WAYS.replace("@", pairs)
     up, down = collectives.find(hlo_text.module(text, num_partitions=4))
     assert (up.is_beside_reverse, down.is_beside_reverse) == (False, expected)

@@ -167,7 +167,7 @@ def test_a_chain_of_the_tpus_compiler_is_one_collective():
     assert collectives.find(module) == (Collective("all-gather", 4 * 8, ((0, 1),), 1),)
 
 
-def test_a_sum_of_which_each_partition_keeps_a_part_is_a_reduce_scatter():
+def test_a_sum_that_is_then_split_is_a_reduce_scatter():
     p = instruction("parameter", arrays=_f32(8))
     total = instruction("all-reduce", p, arrays=_f32(8))
     part = instruction("dynamic-slice", total, arrays=_f32(4))

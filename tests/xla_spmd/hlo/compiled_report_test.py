@@ -35,7 +35,7 @@ def test_an_unknown_kind_is_refused():
 
 
 @pytest.mark.parametrize(("given", "shown"), [(0.25, 0.25), (-37.6, 0.0), (None, 0.0)])
-def test_a_negative_time_of_xlas_is_none(given, shown):
+def test_a_negative_time_of_xla_is_ignored(given, shown):
     """libtpu returns one for some large programs, and the compiler for GPUs returns nothing."""
     costs = {"flops": 8.0} if given is None else {"flops": 8.0, "optimal_seconds": given}
     sizes = ("argument", "output", "alias", "temp")

@@ -23,7 +23,7 @@ def _powers(x, number):
     return lax.switch(number, branches, x)
 
 
-def test_of_the_branches_of_a_switch_the_costliest_and_the_cheapest_count():
+def test_the_costliest_and_the_cheapest_branch_of_a_switch_count():
     module = programs.lowered(_powers, jnp.ones((_N, _N)), jnp.int32(0))
     assert _flops(module) == (2 * _PRODUCT, 0)
     (switch,) = programs.every(module, "conditional")

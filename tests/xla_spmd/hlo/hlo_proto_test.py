@@ -25,7 +25,7 @@ def test_a_compiled_program_is_read_without_tensorflow():
     subprocess.run([sys.executable, "-c", _READ_A_PROGRAM], check=True, timeout=300)
 
 
-def test_the_kept_descriptors_are_those_of_the_installed_tensorflow():
+def test_the_kept_descriptors_equal_the_installed_tensorflows():
     """If this fails, run: python -m tools.write_hlo_descriptors."""
     kept = descriptor_pb2.FileDescriptorSet.FromString(hlo_proto.DESCRIPTORS.read_bytes())
     assert kept == write_hlo_descriptors.descriptors()

@@ -80,7 +80,7 @@ def test_a_name_given_twice_or_of_no_kernel_is_refused():
         kernels.check_names(_module(), {"flash": 1})
 
 
-def test_a_kernel_of_triton_has_only_the_flops_that_are_given():
+def test_a_kernel_of_triton_has_only_user_given_flops():
     # Its configuration is not JSON.
     module = hlo_text.module("""
 ENTRY main {

@@ -128,7 +128,7 @@ ENTRY main {
         ("f32", ", algorithm=dot_bf16_bf16_f32", "bf16"),
     ],
 )
-def test_the_arithmetic_of_a_product_is_that_of_its_operands(operand, attributes, arithmetic):
+def test_a_products_arithmetic_follows_its_operands(operand, attributes, arithmetic):
     module = hlo_text.module(f"""
 ENTRY main {{
   x = {operand}[4,8]{{1,0}} parameter(0)

@@ -50,7 +50,7 @@ def _module(type_, target, num_partitions=8):
     return hlo_text.module(_SUM.replace("ATTRIBUTES", attributes), num_partitions)
 
 
-def test_what_a_compiler_made_of_a_shift_and_an_exchange_between_four_slices():
+def test_a_compiled_shift_and_exchange_between_four_slices():
     module = programs.kept("tpu_slices")
     num_bytes = 4 * 256 * 4096
     shift = tuple((4 * i + j, (4 * i + 4) % 16 + j) for j in range(4) for i in range(4))
@@ -99,7 +99,7 @@ def test_a_part_is_read_once_and_its_sum_is_written_once():
         ("ALL_REDUCE", "{1,3}x{0:1},{2,4}x{0:1}", "all-reduce", ((0, 4), (1, 5), (2, 6), (3, 7))),
     ],
 )
-def test_the_attributes_tell_who_takes_part(type_, target, kind, groups):
+def test_the_attributes_name_the_participants(type_, target, kind, groups):
     _, between, _ = collectives.find(_module(type_, target))
     assert between == Collective(kind, _BYTES, groups, 1)
 

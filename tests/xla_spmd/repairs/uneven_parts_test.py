@@ -23,7 +23,7 @@ _M = 3
 
 
 def _scatters(x_NM, ids_N, table_VM):
-    """Returns a result of each operator that scatters rows; none of the rows goes to row 0."""
+    """Returns a result of each operator that scatters rows; row 0 does not receive rows."""
     num_rows = table_VM.shape[0]
     index_N1 = ids_N[:, None]
     results = {}
@@ -151,7 +151,7 @@ _MOVES = {
     ("mesh", "ways", "num_rows"),
     [("flat", 8, 5), ("flat", 8, 16), ("grid", 2, 8), ("cube", 8, 19), ("grid", 8, 5)],
 )
-def test_what_moves_rows_equals_tensorflows(mesh, ways, num_rows):
+def test_moved_rows_equal_tensorflows(mesh, ways, num_rows):
     """Values and gradients of each, all in one program."""
     x = np.random.default_rng(num_rows).standard_normal((num_rows, _M)).astype("f")
 

@@ -168,7 +168,7 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch):
     assert environment.cache_folder() == pathlib.Path.cwd() / "kept"
 
 
-def test_refuses_when_tensorflow_came_first():
+def test_refuses_if_tensorflow_was_imported_first():
     code = """
 import sys, types
 sys.modules["tensorflow"] = types.ModuleType("tensorflow")
@@ -290,7 +290,7 @@ print("after", file=sys.stderr)
 """
 
 
-def test_tensorflow_and_jax_are_imported_without_a_word():
+def test_tensorflow_and_jax_are_imported_silently():
     run = _run(_QUIETLY.format("import tensorflow, jax.experimental.jax2tf"))
     assert (run.returncode, run.stderr) == (0, "after\n")
 
@@ -318,7 +318,7 @@ no log line
 
 
 @pytest.mark.parametrize(("level", "kept"), [("1", ["W1127", "E0000", "no"])])
-def test_quiet_stderr_drops_greetings_alone(level, kept):
+def test_quiet_stderr_drops_only_greetings(level, kept):
     code = _QUIETLY.format(f"os.write(2, {_LINES.strip().encode()!r} + bytes([10]))")
     run = _run(code, TF_CPP_MIN_LOG_LEVEL=level)
     assert [line.split()[0] for line in run.stderr.splitlines()] == [*kept, "after"]

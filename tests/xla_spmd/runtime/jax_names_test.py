@@ -75,7 +75,7 @@ def test_every_name_is_used_here():
 
 
 @pytest.mark.parametrize("name", sorted(jax_names.NAMES))
-def test_the_installed_jax_has_the_names_that_were_seen_there(name):
+def test_the_installed_jax_has_its_listed_names(name):
     (installed,) = versions.installed(["jax"]).values()
     is_tested = installed in {version for seen in jax_names.NAMES.values() for version in seen}
     assert jax_names.has(name) == (installed in jax_names.NAMES[name] or not is_tested)
@@ -93,14 +93,14 @@ def test_a_missing_name_ends_in_a_sentence(monkeypatch, name):
         _USES[name.removeprefix("jax._src.")]()
 
 
-def test_so_does_a_missing_module(monkeypatch):
+def test_a_missing_module_ends_in_a_sentence(monkeypatch):
     monkeypatch.delattr(jax._src, "hardware_utils")
     monkeypatch.setitem(sys.modules, "jax._src.hardware_utils", None)
     with pytest.raises(ValueError, match="has no jax._src.hardware_utils.has_visible_nvidia_gpu,"):
         jax_runtime.has_nvidia_gpu()
 
 
-def test_a_program_runs_without_what_it_can_do_without(monkeypatch):
+def test_a_program_runs_without_optional_names(monkeypatch):
     (name,) = _DISPENSABLE
     monkeypatch.delattr(jax_names._owner(name), name.rpartition(".")[2])
     with jax_private.loading_lapack_if_called(b""):

@@ -43,7 +43,7 @@ def test_greetings_are_known_by_their_text():
         assert not log_lines.is_greeting(line), line
 
 
-def test_whoever_wants_everything_gets_it(monkeypatch):
+def test_all_output_is_available_on_request(monkeypatch):
     monkeypatch.setenv(log_lines.VARIABLE, "0")
     assert not any(log_lines.is_greeting(line) for line in _GREETINGS.splitlines())
 

@@ -39,14 +39,14 @@ def _after_some_lines(capsys, work):
     return shown
 
 
-def test_what_is_quick_is_not_shown(capsys):
+def test_quick_work_is_not_shown(capsys):
     with progress.shown("working", total=2, unit="steps") as done:
         done.update(2)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("at_once")
-def test_lines_count_and_tell_the_time_left(capsys):
+def test_lines_have_the_count_and_the_remaining_time(capsys):
     with progress.shown("working", total=8, unit="steps", first=2) as done:
         first = _after_some_lines(capsys, lambda: done.update(2, loss="2.5"))
     last = capsys.readouterr().err.splitlines()[-1]
@@ -66,7 +66,7 @@ def test_without_a_total_or_a_count_there_is_no_time_left(capsys):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_what_waits_for_something_leaves_the_lines_to_that(capsys):
+def test_waiting_work_leaves_the_lines_to_its_cause(capsys):
     with progress.shown("decoding", unit="lines"):
         _after_some_lines(capsys, lambda: None)
         with progress.shown("compiling step"):

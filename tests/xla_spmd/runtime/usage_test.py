@@ -52,7 +52,7 @@ def test_a_home_folder_takes_the_place_of_a_tilde(tells):
     assert done.stdout == "/home/me/x A=/home/me/a B=b~ /home/me c /home/me/word\n", done.stderr
 
 
-def test_a_user_without_one_is_refused_and_makes_no_folder(tells, tmp_path):
+def test_a_user_without_a_home_is_refused_and_makes_no_folder(tells, tmp_path):
     done = tells("--out=~nobody-has-it/x")
     assert done.returncode == 1 and done.stderr == (
         "tells: --out=~nobody-has-it/x: ~nobody-has-it has no home folder here; for a "

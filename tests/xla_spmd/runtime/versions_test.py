@@ -57,7 +57,7 @@ def test_older_versions_are_refused_with_a_command_to_install(
         versions.check_jax()
 
 
-def test_the_ranges_are_those_that_pip_is_given():
+def test_the_ranges_equal_pips():
     requirements = pathlib.Path(__file__).parents[3] / "requirements/plan.txt"
     asked = re.findall(r"^jax(>=[\d.]+,<[\d.]+);", requirements.read_text(), re.MULTILINE)
     assert asked == [str(tested) for tested in reversed(versions._JAX)]
@@ -136,14 +136,14 @@ def test_a_flag_is_given_to_the_tested_versions_that_know_it(installed):
     assert versions.known_xla_flags(flags) == ["--xla_backend_optimization_level=0"]
 
 
-def test_the_installed_xla_has_the_flags_that_the_table_says():
+def test_the_installed_xla_has_the_flags_of_the_table():
     assert _OURS.keys() == versions._FLAGS.keys()
     flags = [f"{name}={value}" for name, value in _OURS.items()]
     assert versions.known_xla_flags(_OURS) == versions._accepted_by_xla(flags)
 
 
 @pytest.mark.parametrize("version", ["0.11.2", "0.13.0"])
-def test_of_other_versions_xla_itself_is_asked(installed, version):
+def test_xla_itself_is_asked_about_other_versions(installed, version):
     installed(jaxlib=version)
     flags = {
         "--xla_no_such_flag": "1",
@@ -154,7 +154,7 @@ def test_of_other_versions_xla_itself_is_asked(installed, version):
     assert versions.known_xla_flags({}) == []
 
 
-def test_no_flag_is_given_to_an_xla_that_does_not_answer(installed, monkeypatch):
+def test_an_xla_that_does_not_answer_gets_no_flags(installed, monkeypatch):
     installed(jaxlib="0.13.0")
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     assert versions.known_xla_flags({"--xla_cpu_prefer_vector_width": "512"}) == []

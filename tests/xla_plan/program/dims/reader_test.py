@@ -56,13 +56,13 @@ def _read(function, *args):
         (lambda x, y: jnp.argmax(x, 1) + y, [(4, 3), (4,)], ["ab", "a"], ["a"]),
     ],
 )
-def test_what_meets_is_the_same(function, shapes, arguments, results):
+def test_dims_that_meet_are_the_same(function, shapes, arguments, results):
     found = _read(function, *(_spec(*shape) for shape in shapes))
     assert found[0] == arguments
     assert not results or found[1] == results
 
 
-def test_a_table_keeps_its_rows_and_what_is_looked_up_has_the_places_of_the_indices():
+def test_a_lookup_is_split_like_its_indices_and_a_table_keeps_its_rows():
     def lookup(table, indices, weight):
         return table[indices] @ weight
 
