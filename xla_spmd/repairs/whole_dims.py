@@ -49,24 +49,17 @@ def keep(operation: Any, places: Sequence[Placement]) -> bool:
 
 
 def _has_same_parts(operation: Any, places: Sequence[Placement]) -> bool:
-    """Returns whether a part of the result is as large as the operand's, in any place.
+    """Returns whether the result, split like the operand, has parts of the operand's shape.
 
-    Both are split along the same axes there, the result unevenly.
+    It counts in any place, and also where the result is whole: XLA cuts a part in place first.
     """
-    result_sizes = stablehlo.shape(operation.results[0])
+    shapes = [stablehlo.shape(value) for value in (operation.operands[0], operation.results[0])]
     for place in places:
-        ways = place.results[0].ways
-        is_even = not any(size % count for size, count in zip(result_sizes, ways, strict=True))
-        if is_even or place.operands[0].axes != place.results[0].axes:
-            continue
-        shapes = []
-        for value, split in (
-            (operation.operands[0], place.operands[0]),
-            (operation.results[0], place.results[0]),
-        ):
-            sizes = zip(stablehlo.shape(value), split.ways, strict=True)
-            shapes.append([-(-size // count) for size, count in sizes])
-        if shapes[0] == shapes[1]:
+        ways = place.operands[0].ways
+        operand_parts, result_parts = (
+            [-(-size // count) for size, count in zip(shape, ways, strict=True)] for shape in shapes
+        )
+        if operand_parts == result_parts:
             return True
     return False
 

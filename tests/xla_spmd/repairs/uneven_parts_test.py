@@ -204,3 +204,22 @@ def test_rows_are_kept_whole_only_where_xla_would_misplace_them(num_rows, move, 
     _, _, body = text.partition("@call_tf")
     num_whole = body.count("sharding_constraint") - body.count('[{"d"}, {}]')
     assert (num_whole > 1) == is_kept_whole  # The program's result is whole in any case.
+
+
+@pytest.mark.parametrize("num_kept", [7, 1])
+def test_a_part_cut_in_place_is_not_taken_for_the_whole(num_kept):
+    """Both are moved to all devices, and their parts have the same shape."""
+    mesh = {7: Mesh.flat(8), 1: Mesh.flat(2)}[num_kept]
+    num_rows = mesh.num_partitions
+    x = np.random.default_rng(num_kept).standard_normal((num_rows, _M)).astype("f")
+
+    def fn(batch):
+        y = annotate.split(tf.exp(batch.x), 0, num_rows)
+        return NestedMap(whole=annotate.replicate(y), cut=annotate.replicate(y[:num_kept]))
+
+    parts = Partitioning.from_dict(mesh, {})
+    specs = NestedMap(x=functions.f32(x.shape, "__"))
+    program = lowering.export(AnnotatedFn("cut", fn, ("batch",), (specs,)), parts)
+    got = compile_program(program)(NestedMap(x=x))
+    np.testing.assert_allclose(got.whole, np.exp(x), rtol=1e-5)
+    np.testing.assert_allclose(got.cut, np.exp(x)[:num_kept], rtol=1e-5)
