@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -44,7 +43,7 @@ def run_dir(tmp_path_factory):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("trainer --logdir=/no --mode=trian", "flag --mode=trian: value should be one of"),
+        ("trainer --logdir=/no --mode=trian", "--mode=trian: expected one of train|eval"),
         (
             "trainer --logdir=/no --coordinator=here:1 --process_id=1",
             "--coordinator and --process_id need --num_processes.",
@@ -135,11 +134,11 @@ def test_an_error_without_a_message_is_reported_by_name():
     assert (done.returncode, done.stderr) == (1, "x: TimeoutError()\n")
 
 
-def test_a_warning_is_one_line_with_its_place():
+def test_a_warning_is_one_line():
     code = "from lingvo_gshard import cli; import logging; cli.run('x', lambda: {})"
     command = [sys.executable, "-c", code.format("logging.warning('%s is damaged', 'it')")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
-    assert re.fullmatch(r"W\d{4} .*:1\] it is damaged\n", done.stderr)
+    assert done.stderr == "warning: it is damaged\n"
 
 
 def _module(name):

@@ -55,7 +55,7 @@ def test_the_programs_of_plan_are_listed_alike():
         (("prepare", "--out=/none", "--input=/no"), "gshard prepare: no input folder /no"),
         (
             ("train", "--logdir=/no", "--mode=trian"),
-            "gshard train: flag --mode=trian: value should be",
+            "gshard train: --mode=trian: expected one of train|eval|decode|",
         ),
         (("translate", "--logdir=/no"), "gshard translate: /no: no experiment.json"),
         (("generate", "--logdir=/no"), "gshard generate: /no: no experiment.json"),

@@ -514,6 +514,9 @@ class TPUEstimator(Estimator):
                 "TPUEstimator: give model_dir and either a RunConfig, or Params and a partitioning."
             )
         _check_is_left_to_model_fn(params)
+        names = ("state", "features", "labels", "mode", "params")
+        checks.check_takes("TPUEstimator: model_fn", model_fn, names)
+        checks.check_takes("TPUEstimator: init_fn", init_fn, ("seed",))
         state_spec = nested("TPUEstimator: state_spec", state_spec)
         self._model = UserModel(model_fn, init_fn, self._params_of, partitioning, state_spec)
         super().__init__(self._model, model_dir, params=params, **settings)

@@ -12,7 +12,6 @@ from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec, as_sums
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.summaries import HostFn
-from xla_spmd import checks
 
 # (seed, an int32 [2] tensor) -> state
 InitFn = Callable[["tf.Tensor"], NestedMap]
@@ -30,11 +29,6 @@ class UserModel:
     partitioning: Partitioning
     state_spec: NestedMap
     host_fn: HostFn | None = None  # The function of the host_call, known once TRAIN is traced.
-
-    def __post_init__(self) -> None:
-        names = ("state", "features", "labels", "mode", "params")
-        checks.check_takes("TPUEstimator: model_fn", self.model_fn, names)
-        checks.check_takes("TPUEstimator: init_fn", self.init_fn, ("seed",))
 
     def init_state(self, seed: tf.Tensor) -> NestedMap:
         """Returns what init_fn returns."""

@@ -53,20 +53,36 @@ def test_the_documented_example(tmp_path):
     assert made.scripts == {"sr": ("Cyrl", "Latn")}
 
 
-def test_the_documented_example_of_text(tmp_path):
+_OTHER_DOCUMENTS = """
+[[sources]]
+format = "parquet"
+path = "web/*.parquet"
+corpus = "web"
+column = "text"
+
+[[sources]]
+format = "tfds"
+name = "wiki40b/en"
+tfds_split = "train"
+corpus = "wiki"
+feature = "text"
+"""
+
+
+def test_the_documented_example_of_text_and_other_documents(tmp_path):
     _, example = re.findall(r"```toml\n(.*?)```", _DOCUMENT.read_text(), re.DOTALL)
     for name in ("books/a.txt.gz", "news/dev-1.jsonl", "web/a.parquet"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
-    sources, made = _load(tmp_path, example)
+    sources, made = _load(tmp_path, example + _OTHER_DOCUMENTS)
     assert made.kind == "text"
     pairs = MosesFiles(tmp_path / "europarl.de-en.de.gz", tmp_path / "europarl.de-en.en.gz", "de")
     assert sources == (
         TextFile(tmp_path / "books/a.txt.gz", "books", "block", "train"),
         JsonlDocuments(tmp_path / "news/dev-1.jsonl", "news", "page.text", "dev"),
+        OneSide(pairs, "english", "talks", None),
         ParquetDocuments(tmp_path / "web/a.parquet", "web", "text"),
         TfdsDocuments("wiki40b/en", "train", "wiki", "text"),
-        OneSide(pairs, "english", "talks", None),
     )
 
 

@@ -37,10 +37,10 @@ def test_64_bits_are_refused_and_not_narrowed(dtype):
         _export("float32", lambda state: NestedMap(y=tf.cast(state.x_B, dtype)))
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "nonsense"])
-def test_an_unknown_dtype_lists_the_known_ones(dtype):
-    with pytest.raises(ValueError, match=rf"is of dtype {dtype}; expected one of bool, int8, .*64"):
-        _export(dtype, _keep)
+def test_a_dtype_that_programs_lack_lists_those_they_have():
+    message = "is of dtype float8_e4m3fn; expected one of bool, int8, .*64"
+    with pytest.raises(ValueError, match=message):
+        _export("float8_e4m3fn", _keep)
 
 
 def test_unsupported_dtypes_of_a_platform_are_refused():

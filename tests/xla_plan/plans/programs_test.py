@@ -194,7 +194,7 @@ def test_wrong_patterns_and_meshes_are_refused(cpu, tmp_path, options, message):
 def test_a_program_without_shardings_is_refused(cpu, tmp_path):
     plain = jax.ShapeDtypeStruct((8, 4), jnp.float32)
     path = _file(tmp_path, _small([])[0], (plain,))
-    with pytest.raises(ValueError, match="is partitioned for 1 devices, and topology v3:2x2 has 8"):
+    with pytest.raises(ValueError, match="step.export: no argument has a sharding; give jax.jit"):
         _of_file(path)
 
     text = "module attributes {mhlo.num_partitions = 8 : i32} {\n  func.func public @main("
