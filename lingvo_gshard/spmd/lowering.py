@@ -25,13 +25,16 @@ from lingvo_gshard.spmd import annotated_fn, padded, specs
 from lingvo_gshard.spmd.program import Program
 from xla_spmd.annotations import shardy
 
+_WRONG_TYPES = "Cannot lower jaxpr with verifier errors"
+
 
 def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> Program:
     """Traces and lowers for all partitions, without devices.
 
     Imports TensorFlow, and leaves the memory of GPUs to JAX. Raises ValueError if a result's shape
     is not static, if a donated argument is not returned with the same specs, if the function reads
-    a tf.Variable, or for a dtype that JAX would narrow.
+    a tf.Variable, if TensorFlow lowers an operator to a wrong shape, or for a dtype that JAX would
+    narrow.
     """
     from jax.experimental import jax2tf  # This imports TensorFlow.
 
@@ -61,9 +64,19 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
 
     # TensorFlow can lower only for the CPU. The result is plain XLA, which may be compiled for
     # other platforms, so the export must not be tied to the CPU.
-    exported = jax_export.export(
+    exporting = jax_export.export(
         jitted, platforms=["cpu"], disabled_checks=[jax_export.DisabledSafetyCheck.platform()]
-    )(*inputs)
+    )
+    try:
+        exported = exporting(*inputs)
+    except ValueError as error:  # JAX verifies TensorFlow's program.
+        if _WRONG_TYPES not in str(error):
+            raise
+        detail = str(error).splitlines()[1].strip()
+        raise ValueError(
+            f"program {annotated.name}: TensorFlow lowers an operator to a wrong shape: {detail}. "
+            "It does so for the gradient of a strided slice that takes no element."
+        ) from error
 
     return Program(
         name=annotated.name,

@@ -124,3 +124,16 @@ def test_both_propagators_give_the_same_numbers(shardy_off):
         counts = compiled_report.read(fn.name, older, hlo_module.read(older)).collectives
         assert counts == executable.report().collectives
         jax.config.update("jax_use_shardy_partitioner", False)
+
+
+def test_the_gradient_of_a_strided_slice_without_elements_is_refused_in_one_line():
+    def fn(batch):
+        with tf.GradientTape() as tape:
+            tape.watch(batch.x)
+            loss = tf.reduce_sum(batch.x[5:2:2])
+        return NestedMap(gradient=tape.gradient(loss, batch.x))
+
+    annotated = AnnotatedFn("sliced", fn, ("batch",), (NestedMap(x=functions.f32((8, 3), "__")),))
+    message = "^program sliced: TensorFlow lowers an operator to a wrong shape: .*no element.$"
+    with pytest.raises(ValueError, match=message):
+        lowering.export(annotated, functions.partitioning(2))
