@@ -153,8 +153,8 @@ class SentenceTop2Gating(Top2Gating):
     """Algorithm 1 by sentence: all of a sentence's tokens have the same logits.
 
     The logits are wg times the mean of x over the tokens of the sentence, as in Lingvo's
-    SentenceTop2Gating (lingvo/core/gshard_layers.py). Capacity and random draws remain those of
-    each token. Sentences may be packed into rows, and groups may cut them. Only encoders have
+    SentenceTop2Gating (lingvo/core/gshard_layers.py). Capacity and random draws stay per
+    token. Sentences may be packed into rows, and groups may cut them. Only encoders have
     this gating, as a decoder does not know the rest of its sentence.
     """
 
