@@ -48,6 +48,8 @@ class Context:
     seed: tf.Tensor | None = None  # int32 [2], different at every step; None unless training.
     scope: str = ""  # The path of the layer that the seed belongs to; empty: the whole model's.
     numerics: Numerics = PLAIN  # How layers multiply, and which results the gradient keeps.
+    # In an encoder's layer, float32 [B, L, L]: 1 where two tokens are of one sentence.
+    sentence_mask: tf.Tensor | None = None
     # In a microbatch, the mean number of tokens of all microbatches: of the labels' tokens or, in a
     # layer, of the stack's. See model/accumulation.py and layers/pipeline.py.
     mean_tokens: tf.Tensor | None = None

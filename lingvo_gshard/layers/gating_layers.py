@@ -149,6 +149,46 @@ class Top2Gating(GatingLayer):
         )
 
 
+class SentenceTop2Gating(Top2Gating):
+    """Algorithm 1 by sentence: all of a sentence's tokens have the same logits.
+
+    The logits are wg times the mean of x over the tokens of the sentence, as in Lingvo's
+    SentenceTop2Gating (lingvo/core/gshard_layers.py). Capacity and random draws stay per
+    token. Sentences may be packed into rows, and groups may cut them. Only encoders have
+    this gating, as a decoder does not know the rest of its sentence.
+    """
+
+    def FProp(
+        self,
+        theta: NestedMap,
+        logits_GSE: tf.Tensor,
+        valid_GS: tf.Tensor,
+        capacity: int,
+        context: Context,
+    ) -> Gates:
+        """Applies Algorithm 1 to the mean logits of each token's sentence; padding's are 0.
+
+        Raises ValueError outside of an encoder.
+        """
+        mask_BLT = context.sentence_mask
+        if mask_BLT is None:
+            raise ValueError(
+                f"{self.path}: SentenceTop2Gating needs whole sentences, which only an encoder "
+                "has; expected Top2Gating or TopKGating in a decoder."
+            )
+
+        # wg times the mean of x is the mean of wg * x. Rows are whole, unlike groups.
+        batch, length, _ = mask_BLT.shape
+        size_BL1 = tf.reduce_sum(mask_BLT, -1, keepdims=True)  # At least 1, the token itself.
+        logits_BLE = self.annotate(tf.reshape(logits_GSE, [batch, length, -1]), "BL_")
+        sums_BLE = context.einsum("BLT,BTE->BLE", mask_BLT, logits_BLE, exact=True)
+        means_BLE = self.annotate(sums_BLE / size_BL1, "BL_")
+
+        means_GSE = tf.reshape(means_BLE, logits_GSE.shape) * valid_GS[..., None]
+        means_GSE = self.annotate(means_GSE, "GSE")
+        return super().FProp(theta, means_GSE, valid_GS, capacity, context)
+
+
 class Scores(enum.Enum):
     """How a router's logits become scores, of which the best k are chosen."""
 

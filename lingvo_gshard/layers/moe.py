@@ -74,7 +74,7 @@ class MoELayer(BaseLayer):
 
         # Which tokens they get, and how.
         gating: GatingLayer.Params = setting(
-            Top2Gating.Params(), "Top2Gating.Params() or TopKGating.Params()."
+            Top2Gating.Params(), "The Params of one of gating_layers.py."
         )
         group_size: int | None = setting(None, "S, tokens of a group; None for the default.")
         train_capacity: Capacity.Params = setting(Capacity.Params(), "C when training.")

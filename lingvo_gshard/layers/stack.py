@@ -274,7 +274,7 @@ class TransformerStack(BaseLayer):
                 own_mask = tf.gather(mask, microbatch)
                 own_masks[name] = annotator.annotate(own_mask, _MASK_DIMS[name])
             own_context = context.in_microbatch(microbatch)
-            own_attended = Attended(**own_masks)
+            own_attended = dataclasses.replace(attended, encoded=None, **own_masks)
             apply = functools.partial(self._apply, layers, stacks, own_attended, own_context)
             return self._in_loop(apply)(index, numerics, inputs)
 

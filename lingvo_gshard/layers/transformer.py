@@ -35,6 +35,13 @@ class Attended:
     # a flat beam, [B, P], where these are its keys.
     positions: tf.Tensor | None = None
     key_positions: tf.Tensor | None = None
+    # Whether a token attends to its whole sentence, the tokens after it included: an encoder's do.
+    whole_sentences: bool = False
+
+    @property
+    def sentence_mask(self) -> tf.Tensor | None:
+        """Context.sentence_mask: [B, L, L], or None where tokens see only a part of a sentence."""
+        return self.mask if self.whole_sentences else None
 
 
 class TransformerLayer(BaseLayer):
@@ -126,6 +133,7 @@ class TransformerLayer(BaseLayer):
             x = self.annotate(x + h, "BLM")
 
         # Feed-forward, or experts.
+        context = dataclasses.replace(context, sentence_mask=attended.sentence_mask)
         x, routing = self.FeedForward(theta, x, attended.valid_mask, context)
 
         # Its growth is a sign of instability (section 4.3).

@@ -251,6 +251,7 @@ class TranslationTask(TokenTask):
             segment_mask(segments, segments),
             valid_mask(segments),
             positions=features.source_positions,
+            whole_sentences=True,
         )
         x, reports = self.encoder.FProp(theta.encoder, x, attended, context)
         return x, named("encoder", reports)
