@@ -15,11 +15,14 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating_layers import SentenceTop2Gating, Top2Gating
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train.programs import Programs
 from tests.layers import building
 from tests.model import small_language_model, small_task, steps_of_task
+from tests.xla_spmd import compilers
 
+_LOOP = ("task.encoder.layers_as=LOOP", "task.encoder.remat=BLOCK", "task.encoder.num_layers=4")
 _STEPS = 3
 _REFUSED = (
     r"decoder\.\S+\.gate: SentenceTop2Gating needs whole sentences, which only an encoder has; "
@@ -81,6 +84,29 @@ def test_training_learns_and_routes_unlike_tokens():
     assert nll[-1] < nll[0] - 0.1
     by_token = _trained(1, gating=Top2Gating)
     assert by_token.metrics[0].nll.item() != nll[0]
+
+
+@pytest.mark.slow
+def test_a_pipeline_routes_as_the_loop_does():
+    settings = (*_LOOP, "task.encoder.moe.gating.second_expert=ALL")
+    stages = ("task.encoder.stages=2", "task.encoder.microbatches=2")
+    steps_of_task.assert_same_training(_trained(1, *settings, *stages), _trained(1, *settings))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v5e:2x4", "h100:1x8"])
+@pytest.mark.parametrize("is_decoder", [False, True], ids=["training", "decoding"])
+def test_programs_compile_for_tpus_and_gpus(name, is_decoder):
+    compilers.need(name)
+    params = _params(*_LOOP)
+    model = TaskModel(params, placement.partitioning(params, 8))
+    programs = Programs(model, in_process=True)
+    if is_decoder:
+        program = programs.decoder(small_task.T)
+    else:
+        program = programs.exported(Mode.TRAIN, small_task.batch_specs())
+    report = topology_executable.compile_program(program, name).report()
+    assert report.count("all-to-all") > 0
 
 
 def test_decoding_step_by_step_equals_teacher_forcing():
