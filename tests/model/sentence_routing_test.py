@@ -18,6 +18,7 @@ from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train.programs import Programs
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_language_model, small_task, steps_of_task
 from tests.xla_spmd import compilers
@@ -94,7 +95,7 @@ def test_a_pipeline_routes_as_the_loop_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v5e:2x4", "h100:1x8"])
+@pytest.mark.parametrize("name", ["v5e:2x4", *exhaustive.only("h100:1x8")])
 @pytest.mark.parametrize("is_decoder", [False, True], ids=["training", "decoding"])
 def test_programs_compile_for_tpus_and_gpus(name, is_decoder):
     compilers.need(name)
