@@ -303,6 +303,7 @@ def _random_batch(specs: NestedMap, seed: int) -> NestedMap:
     random = np.random.default_rng(seed)
 
     def array(path: str, spec: TensorSpec) -> np.ndarray:
+        numbers: np.ndarray
         if path.endswith("positions"):
             numbers = np.broadcast_to(np.arange(spec.shape[-1]), spec.shape)
         elif path.endswith("segment_ids") or "weights" in path:

@@ -202,14 +202,15 @@ def _of_record(record: Record, made: ProgramPlan) -> Step:
 
 def _of_language_model(run: PublishedRun, made: Plan) -> Step:
     is_lingvos = run.name.startswith("Dense")
-    assert run.tokens_per_sec is not None
+    batch = made.step.batch
+    assert run.tokens_per_sec is not None and batch is not None
     return Step(
         id=f"{'lingvo' if is_lingvos else 'glam'}.{run.name}",
         topology=run.topology,
         model=_model(made),
         devices=made.cores,
-        row_tokens=made.step.batch.target_len,
-        measured_secs=made.step.batch.target_tokens / run.tokens_per_sec,
+        row_tokens=batch.target_len,
+        measured_secs=batch.target_tokens / run.tokens_per_sec,
         source=_LINGVO_SOURCE if is_lingvos else _GLAM_SOURCE,
         cost=made.step.cost,
         gib=made.step.memory_gib.peak,
@@ -220,14 +221,15 @@ def _of_language_model(run: PublishedRun, made: Plan) -> Step:
 
 
 def _of_paper(run: PaperRun, made: Plan, reading: str) -> Step:
-    assert run.steps_per_sec is not None
+    batch = made.step.batch
+    assert run.steps_per_sec is not None and batch is not None
     suffix = "" if reading == _ALL_ROWS else ".half"
     return Step(
         id=f"gshard.{run.model.partition('.')[2]}{suffix}",
         topology=made.topology,
         model=_model(made),
         devices=made.cores,
-        row_tokens=made.step.batch.target_len,
+        row_tokens=batch.target_len,
         measured_secs=1 / run.steps_per_sec,
         source=_GSHARD_SOURCE,
         cost=made.step.cost,
@@ -242,4 +244,5 @@ def _of_paper(run: PaperRun, made: Plan, reading: str) -> Step:
 
 def _model(made: Plan) -> str:
     batch = made.step.batch
+    assert batch is not None
     return f"{made.weights / 1e9:.3g} B weights, {batch.rows} x {batch.target_len} tokens"

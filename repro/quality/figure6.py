@@ -119,7 +119,8 @@ def write_corpus(source: pathlib.Path, folder: pathlib.Path) -> None:
     aside = folder.with_name(f"{folder.name}.partial")
     for code, size in SIZES.items():
         for split in ("train", "dev", "test"):
-            pairs = list(tsv.read(source / split / f"{code}-en.tsv.gz"))
+            lines = tsv.read(source / split / f"{code}-en.tsv.gz")
+            pairs = [line for line in lines if isinstance(line, tsv.Pair)]
             if split == "train" and size is not None:
                 pairs = random.Random(code).sample(pairs, size)
             for group in (code, "all"):

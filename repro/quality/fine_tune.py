@@ -111,8 +111,8 @@ def _imported(out: pathlib.Path) -> pathlib.Path:
         multilingual.command("lingvo_gshard.export_bundle", *flagged)
     imported = out / "imported"
     if not (imported / "checkpoints/0").is_dir():
-        flagged = (f"--from={published}", f"--logdir={imported}")
-        print(multilingual.command("lingvo_gshard.import_model", *flagged))
+        sources = (f"--from={published}", f"--logdir={imported}")
+        print(multilingual.command("lingvo_gshard.import_model", *sources))
     return imported
 
 

@@ -125,6 +125,7 @@ def half_batch(request: Request) -> Request:
 def half_core_years(half: Plan) -> float:
     """Returns the core-years of 10^12 tokens of both sides, given a plan of half of the rows."""
     batch = half.step.batch
+    assert batch is not None
     return half.core_years() * batch.target_len / (batch.source_len + batch.target_len)
 
 
