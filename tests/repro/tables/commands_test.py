@@ -73,6 +73,6 @@ def test_oneflow_s_tables_are_printed_for_a_named_topology_too(monkeypatch, name
 
 def test_a_table_is_printed_without_matplotlib():
     command = without.command(("matplotlib",), "repro.plan_tables", "--table=paper")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Figure 1: quality and cost by size")
