@@ -42,9 +42,10 @@ class CheckedArray:
     name: str
     spec: TensorSpec
     open: Callable[[], TensorStore]  # Returns the unchecked view; called when it is first read.
-    fingerprints: list[str] | None = None  # One for each expert, or one for an array without E.
+    fingerprints: list[str] | None = None  # One for each expert, or only one, without E.
     damaged: Callable[[str], ValueError] = ValueError  # Makes the error, given the reason.
     source: str = "the weights"  # The folder or file, for errors.
+    first_expert: int = 0  # The index of this array's first expert among the fingerprints.
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,8 +83,15 @@ class CheckedArray:
         Raises the error that `damaged` makes, or ValueError if the part has numbers that are not
         finite.
         """
-        with self._read_errors():
-            values = self.checked[whole_slices(index, self.shape)].read().result()
+        index = whole_slices(index, self.shape)
+        if self.fingerprints is not None and self._has_whole_chunks(index):
+            # They are checked in the result itself, without a copy in the cache.
+            shape = [len(range(size)[part]) for size, part in zip(self.shape, index, strict=True)]
+            values = np.empty(shape, self.dtype)
+            self._read_experts(index, values)
+        else:
+            with self._read_errors():
+                values = self.checked[index].read().result()
         if is_weight(self.name):
             finite.check(self.source, {self.name: finite.num_not_finite(values)})
         return values
@@ -111,6 +119,27 @@ class CheckedArray:
             fingerprints=None,
         )
 
+    def experts(self, start: int, stop: int) -> "CheckedArray":
+        """Returns the array of the experts start:stop, which has their fingerprints."""
+        part = tensorstore.d[self._expert_axis][start:stop]
+        shape = tensorstore.IndexTransform(input_shape=self.shape)[part].domain.shape
+        return dataclasses.replace(
+            self,
+            spec=dataclasses.replace(self.spec, shape=shape),
+            open=lambda: self.unchecked[part].translate_to[0],
+            first_expert=self.first_expert + start,
+        )
+
+    def _has_whole_chunks(self, index: Index) -> bool:
+        """Returns whether an index, a slice for each dim, cuts none of the chunks to be checked."""
+        for part, size, chunk_size in zip(index, self.shape, self._experts_shape(), strict=True):
+            if part.step != 1 or part.start >= part.stop:
+                return False
+            ends = [part.start] if part.stop == size else [part.start, part.stop]
+            if any(end % chunk_size for end in ends):
+                return False
+        return True
+
     def _experts_shape(self) -> tuple[int, ...]:
         """Returns the shape to read and check at once: the experts of a chunk, or everything."""
         shape = list(self.shape)
@@ -132,7 +161,10 @@ class CheckedArray:
         with self._read_errors():
             tensorstore.array(values, copy=False).write(self.unchecked[index]).result()
 
-        experts = index[self._expert_axis] if self._expert_axis >= 0 else slice(None)
+        experts = slice(None)
+        if self._expert_axis >= 0:
+            own = index[self._expert_axis]
+            experts = slice(self.first_expert + own.start, self.first_expert + own.stop)
         computed = of_values(values, self.spec.dims)
         reason = difference(self.name, self.fingerprints, computed, experts)
         if reason:

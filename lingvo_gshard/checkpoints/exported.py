@@ -142,6 +142,8 @@ def _part_of(array: CheckedArray, indices: _Range | None) -> CheckedArray:
     """Returns a range of an array, or the whole array for None."""
     if indices is None:
         return array
+    if array.spec.dims[indices.axis] == "E":
+        return array.experts(indices.start, indices.stop)
     return array.indexed(tensorstore.d[indices.axis][indices.start : indices.stop])
 
 

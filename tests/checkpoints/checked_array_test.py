@@ -70,6 +70,28 @@ def test_damage_is_found_in_exactly_the_experts_that_are_read():
     np.testing.assert_array_equal(file.array[:, 0:6], file.values[:, 0:6])
 
 
+@pytest.mark.parametrize("chunk_shape", [(_H, 1, _M), (_H, 3, _M)])
+def test_a_range_of_experts_names_damage_by_the_whole_arrays_numbers(chunk_shape):
+    file = File(_random(_H, _E, _M), "HEM", chunk_shape=chunk_shape)
+    some = file.array.experts(1, 8).experts(2, 7)  # Experts 3 to 7.
+    np.testing.assert_array_equal(some, file.values[:, 3:8])
+    np.testing.assert_array_equal(some[:, 1:3], file.values[:, 4:6])
+    file.values[0, 6, 0] += 1
+    again = file.array.experts(3, 8)
+    with pytest.raises(ValueError, match=r"^theta.w is not what was saved, in experts \[6\]$"):
+        again[()]
+    np.testing.assert_array_equal(again[:, 0:3], file.values[:, 3:6])
+
+
+def test_whole_experts_are_checked_without_a_copy_in_the_cache(monkeypatch):
+    monkeypatch.setattr(checked_array, "computed_view", None)
+    file = File(_random(_E, _M, _H), "EMH", chunk_shape=(4, _M, _H))
+    for index in ((), np.s_[4:8, :], np.s_[0:4, :, :]):
+        np.testing.assert_array_equal(file.array[index], file.values[index])
+    with pytest.raises(TypeError, match="not callable"):
+        file.array[1:4, :]  # A chunk is cut.
+
+
 def test_damage_is_found_anywhere_in_an_array_without_experts():
     file = File(_random(_M, _H), "MH")
     file.values[3, 5] += 1

@@ -111,7 +111,6 @@ def test_each_opens_the_parts_that_its_devices_need(folder, eight, two):
             assert set(opened) == {*needed, "w.safetensors.index.json"}
 
 
-@pytest.mark.xfail(reason="An export of eight processes takes 65 MiB, for a cause not yet found.")
 def test_an_export_needs_the_memory_of_some_arrays_shards(eight):
     """The memory of a few arrays, not of all five: 40 MiB.
 
