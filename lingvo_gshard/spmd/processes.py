@@ -266,16 +266,25 @@ class _Membership:
 
     def _await_deaths(self, connection: socket.socket) -> None:
         while (process := coordination.read_death(connection)) is not None:
-            self._end(f"process {process} has died")
+            self._end_by_death(process)
         self._end("the host of process 0 is gone")
 
     def _await_failures(self) -> None:
         while not self._leaves:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
-                for key, failure in self._client.key_value_dir_get(_FAILURES):
-                    if key != f"{_FAILURES}{self._id}":
-                        self._end(failure)
+            self._end_by_failure()
             time.sleep(_POLL_SECS)
+
+    def _end_by_death(self, process: int) -> None:
+        """Ends this process because another has died."""
+        self._end_by_failure()  # The other may have ended because of it.
+        self._end(f"process {process} has died")
+
+    def _end_by_failure(self) -> None:
+        """Ends this process if another has told the service why it failed."""
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            for key, failure in self._client.key_value_dir_get(_FAILURES):
+                if key != f"{_FAILURES}{self._id}":
+                    self._end(failure)
 
     def _await_missed_heartbeats(self) -> None:
         at_start: dict[int, int] = {}
@@ -290,7 +299,7 @@ class _Membership:
                 # A different incarnation is a process that was restarted alone.
                 for process in range(self._processes.num_processes):
                     if process not in live or live[process] != at_start.get(process):
-                        self._end(f"process {process} has died")
+                        self._end_by_death(process)
             time.sleep(_POLL_SECS)
 
     def _end(self, reason: str) -> None:

@@ -278,6 +278,8 @@ from xla_spmd.runtime import environment
 environment.prepare(num_devices=1)
 from lingvo_gshard.spmd import processes
 coordinator, process_id = sys.argv[1:]
+if process_id == "0":
+    processes._POLL_SECS = 30  # It learns of process 2's end before it looks for failures itself.
 with processes.joined(processes.Processes(coordinator, 3, int(process_id), timeout_secs=60)):
     processes.check_alike({"code": "abc"})
     dim = 16 if process_id == "1" else 8
