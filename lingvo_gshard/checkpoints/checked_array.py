@@ -26,8 +26,8 @@ PART_BYTES = 64 * 2**20
 # TensorStore's status codes for damaged files; others are errors of this machine.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
-# Holds the last experts that were checked, since their blocks and parts may be read one by one.
-_CHECKED = tensorstore.Context({"cache_pool": {"total_bytes_limit": 4 * PART_BYTES}})
+# Holds small experts that were just checked, since their blocks and parts may be read one by one.
+_CHECKED = tensorstore.Context({"cache_pool": {"total_bytes_limit": PART_BYTES}})
 
 
 @dataclasses.dataclass(frozen=True)
