@@ -2,6 +2,9 @@
 
 import pytest
 
+# The marks of a case that neither the quick nor the slow tests run.
+RARE = [pytest.mark.slow, pytest.mark.exhaustive]
+
 
 def only(*values):
     """The values, for a list beside the values that are always tried."""

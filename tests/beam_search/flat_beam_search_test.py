@@ -20,6 +20,7 @@ from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd.executable import compile_program
+from tests import exhaustive
 from tests.beam_search import textbook
 from tests.beam_search.textbook import BOS, EOS, RandomModel
 from tests.layers import building
@@ -251,7 +252,7 @@ def test_a_wide_beam_is_exhaustive():
 
 
 @pytest.mark.parametrize(
-    "num_partitions", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
+    "num_partitions", [8, *(pytest.param(n, marks=exhaustive.RARE) for n in (2, 4))]
 )
 def test_partitioned_search_equals_the_textbook(num_partitions):
     config, toy, asked = _CONFIGS[3], _random_model(9), _asked(9)
@@ -407,9 +408,9 @@ def test_truncated_samples_contain_kept_tokens_only():
     [
         ("of its own", 2),
         *(
-            pytest.param(table, n, marks=pytest.mark.slow)
+            pytest.param(table, n, marks=marks)
             for table in _VOCABULARY_TABLES
-            for n in (2, 4, 8)
+            for n, marks in ((2, exhaustive.RARE), (4, exhaustive.RARE), (8, pytest.mark.slow))
         ),
     ],
 )

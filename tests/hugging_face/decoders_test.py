@@ -15,6 +15,7 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.model import placement
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from tests import exhaustive
 from tests.hugging_face import decoders
 from tests.layers import building
 from xla_spmd.mesh import Mesh
@@ -49,7 +50,7 @@ def _partitioning(num_partitions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(1, 2, 4), 8])
 @pytest.mark.parametrize("name", decoders.NAMES)
 def test_logits_on_partitions(name, num_partitions):
     golden = decoders.golden(name)
@@ -89,7 +90,7 @@ def _assert_found(name, found, greedy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", decoders.NAMES)
+@pytest.mark.parametrize("name", ["hy_v3", "qwen3_moe", *exhaustive.only("mixtral", "olmoe")])
 def test_greedy_search_of_200_prompts(name):
     golden = decoders.golden(name)
     params = decoders.params(name)
@@ -105,7 +106,7 @@ def test_greedy_search_of_200_prompts(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 @pytest.mark.parametrize("name", ["mixtral", "hy_v3"])
 def test_greedy_search_on_partitions(name, num_partitions):
     golden = {key: value[::25] for key, value in decoders.golden(name).items() if key != "logits"}

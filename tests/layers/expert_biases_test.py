@@ -16,6 +16,7 @@ from lingvo_gshard.layers.gating import CapacityBy, SecondExpert
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
+from tests import exhaustive
 from tests.layers import building
 from tests.spmd import functions
 
@@ -138,9 +139,9 @@ def _trained(dispatch, num_partitions):
     [
         (Dispatch.EINSUM, 4),
         *[
-            pytest.param(dispatch, count, marks=pytest.mark.slow)
+            pytest.param(dispatch, count, marks=marks)
             for dispatch in Dispatch
-            for count in (2, 8)
+            for count, marks in ((2, exhaustive.RARE), (8, pytest.mark.slow))
         ],
     ],
 )

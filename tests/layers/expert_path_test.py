@@ -16,6 +16,7 @@ from lingvo_gshard.layers.gating_layers import Top2Gating
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
+from tests import exhaustive
 from tests.layers import building
 from tests.spmd import functions
 from xla_spmd.mesh import Mesh
@@ -104,8 +105,8 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
     [
         (functions.partitioning(2), 8, True),
         pytest.param(building.REPLICATED_EXPERTS, 4, True, marks=pytest.mark.slow),
-        pytest.param(_DATA, 8, False, marks=pytest.mark.slow),
-        pytest.param(functions.partitioning(4), 8, True, marks=pytest.mark.slow),
+        pytest.param(_DATA, 8, False, marks=exhaustive.RARE),
+        pytest.param(functions.partitioning(4), 8, True, marks=exhaustive.RARE),
         pytest.param(functions.partitioning(8), 8, True, marks=pytest.mark.slow),
     ],
     ids=["2 devices", "replicated experts", "data parallel", "4 devices", "8 devices"],

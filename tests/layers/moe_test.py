@@ -18,6 +18,7 @@ from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.routing import statistics
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
+from tests import exhaustive
 from tests.layers import building
 from tests.spmd import functions
 
@@ -47,7 +48,11 @@ _SPECS = NestedMap(
 )
 
 
-_COUNTS = [pytest.param(n, marks=[pytest.mark.slow] if n in (4, 8) else []) for n in (2, 4, 8)]
+_COUNTS = [
+    2,
+    pytest.param(4, marks=exhaustive.RARE),
+    pytest.param(8, marks=pytest.mark.slow),
+]
 
 
 def _forward(layer):
@@ -104,7 +109,7 @@ def test_partitioned_equals_unpartitioned_with_four_all_to_alls(num_partitions, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize("num_partitions", [*exhaustive.only(2, 4), 8])
 def test_hidden_dropout_is_the_same_on_any_number_of_partitions(num_partitions):
     executable, got = _trained(num_partitions, dropout=0.4)
     building.assert_close(got, _trained(1, dropout=0.4)[1])
@@ -133,8 +138,8 @@ def _collectives(executable):
     [
         (building.REPLICATED_EXPERTS, Dispatch.EINSUM),
         pytest.param(building.REPLICATED_EXPERTS, Dispatch.GATHER, marks=pytest.mark.slow),
-        pytest.param(functions.partitioning(4), Dispatch.EINSUM, marks=pytest.mark.slow),
-        pytest.param(functions.partitioning(2), Dispatch.GATHER, marks=pytest.mark.slow),
+        pytest.param(functions.partitioning(4), Dispatch.EINSUM, marks=exhaustive.RARE),
+        pytest.param(functions.partitioning(2), Dispatch.GATHER, marks=exhaustive.RARE),
     ],
 )
 def test_four_experts_on_more_as_many_and_fewer_devices(parts, dispatch):

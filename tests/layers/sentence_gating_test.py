@@ -20,6 +20,7 @@ from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.routing import statistics
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from tests import exhaustive
 from tests.layers import building
 from tests.spmd import functions
 from xla_spmd.mesh import Mesh
@@ -221,13 +222,14 @@ _TABLES = {
 _MESHES = {1: (1, 1), 2: (1, 2), 4: (2, 2), 8: (4, 2)}
 
 
-def _slow(num_partitions, table):
+def _case(num_partitions, table):
+    marks = [pytest.mark.slow] if num_partitions == 8 else exhaustive.RARE
     is_quick = num_partitions == 8 and table == "experts x hidden"
-    return pytest.param(num_partitions, table, marks=[] if is_quick else [pytest.mark.slow])
+    return pytest.param(num_partitions, table, marks=[] if is_quick else marks)
 
 
 @pytest.mark.parametrize(
-    ("num_partitions", "table"), [_slow(n, table) for n in _MESHES for table in _TABLES]
+    ("num_partitions", "table"), [_case(n, table) for n in _MESHES for table in _TABLES]
 )
 def test_partitioned_equals_unpartitioned(num_partitions, table):
     """Random routing is on, and buffers overflow."""

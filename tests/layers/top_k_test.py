@@ -22,6 +22,7 @@ from lingvo_gshard.optim.adafactor import Adafactor
 from lingvo_gshard.optim.adamw import AdamW
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
+from tests import exhaustive
 from tests.layers import building
 from tests.spmd import functions
 
@@ -340,12 +341,16 @@ def _eager(dispatch, num_experts=8):
     return forward_backward(layer)(theta, _arrays().Transform(tf.constant))
 
 
-_SLOW = [case for case in itertools.product((1, 2, 4, 8), Dispatch) if case != (2, Dispatch.RAGGED)]
+_RARE = [case for case in itertools.product((1, 2, 4), Dispatch) if case != (2, Dispatch.RAGGED)]
 
 
 @pytest.mark.parametrize(
     ("partitions", "dispatch"),
-    [(2, Dispatch.RAGGED), *[pytest.param(*case, marks=pytest.mark.slow) for case in _SLOW]],
+    [
+        (2, Dispatch.RAGGED),
+        *[pytest.param(8, dispatch, marks=pytest.mark.slow) for dispatch in Dispatch],
+        *[pytest.param(*case, marks=exhaustive.RARE) for case in _RARE],
+    ],
 )
 def test_partitioned_equals_unpartitioned(partitions, dispatch):
     executable, got = _trained(partitions, dispatch)

@@ -18,6 +18,7 @@ from lingvo_gshard.layers.positions import RelativeBias, RotaryPositions
 from lingvo_gshard.model.flops import step_flops
 from lingvo_gshard.model.step_products import products_of
 from lingvo_gshard.sharding.layout import TensorSpec
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_language_model as small
 from tests.model.small_language_model import VOCAB, B, T
@@ -97,9 +98,9 @@ _SAMPLES = {"beam_size": 1, "temperature": 0.8, "top_k": 9, "top_p": 0.7}
         ("sinusoids", _BEAM),
         ("rotary", _SAMPLES),
         ("bias", _BEAM),
-        pytest.param("sinusoids", _SAMPLES, marks=pytest.mark.slow),
+        pytest.param("sinusoids", _SAMPLES, marks=exhaustive.RARE),
         pytest.param("rotary", _BEAM, marks=pytest.mark.slow),
-        pytest.param("bias", _SAMPLES, marks=pytest.mark.slow),
+        pytest.param("bias", _SAMPLES, marks=exhaustive.RARE),
     ],
 )
 def test_decoding_equals_teacher_forcing(name, settings):

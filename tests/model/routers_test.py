@@ -109,7 +109,7 @@ _PARTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _PARTS)
+@pytest.mark.parametrize("name", ["pipeline", *exhaustive.only("accumulation")])
 def test_parts_of_a_batch_move_biases_by_the_sum_of_their_loads(name):
     way, settings = _PARTS[name]
     got = _stepped(1, *way, Dispatch.EINSUM, **settings)

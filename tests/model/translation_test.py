@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.layers.context import Context, Mode
+from tests import exhaustive
 from tests.layers import building
 from tests.model import small_task, steps_of_task
 from tests.model.small_task import B, D, E, H, M, N
@@ -38,7 +39,8 @@ def trained(theta):
 
 
 @pytest.mark.parametrize(
-    "num_partitions", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))]
+    "num_partitions",
+    [4, pytest.param(2, marks=exhaustive.RARE), pytest.param(8, marks=pytest.mark.slow)],
 )
 def test_partitioned_training_equals_unpartitioned(trained, num_partitions):
     got = trained(num_partitions)

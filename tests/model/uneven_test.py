@@ -133,7 +133,7 @@ def test_a_model_of_uneven_sizes_equals_one_device(way):
 @pytest.mark.parametrize(
     ("num_partitions", "mesh"),
     [
-        (4, "d:*"),
+        pytest.param(4, "d:*", marks=pytest.mark.exhaustive),
         (8, "x:2,y:*"),
         pytest.param(2, "d:*", marks=pytest.mark.exhaustive),
         pytest.param(8, "d:*", marks=pytest.mark.exhaustive),

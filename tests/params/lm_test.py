@@ -11,12 +11,14 @@ from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from params import lm
 from repro.tables.language_models import PUBLISHED
+from tests import exhaustive
 from tests.params import write_goldens
 from tests.xla_spmd import compilers
 from xla_plan.machines import topology
 from xla_spmd.mesh import Mesh
 
 _RUNS = {run.model: run for run in PUBLISHED}
+_SMALL = ("lm.DenseLm8B2x2", "lm.DenseLm128B8x8")  # The others are left to `make test-exhaustive`.
 _CORES = {"v3:2x2": 8, "v3:8x8": 128, "v3:16x16": 512, "v3:32x32": 2048, "v4:8x8x16": 2048}
 
 # Lingvo's comments state these numbers exactly. A layer of the wide models also has a table of
@@ -85,7 +87,9 @@ def test_the_cores_of_a_row_of_chips_follow_each_other():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", _RUNS)
+@pytest.mark.parametrize(
+    "model", [*_SMALL, *exhaustive.only(*(run for run in _RUNS if run not in _SMALL))]
+)
 def test_an_axis_of_the_mesh_is_a_line_of_chips(model):
     """Cores that differ only in y are on a line; cores that differ in x, on a line or a plane."""
     run = _RUNS[model]

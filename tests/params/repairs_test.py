@@ -10,6 +10,7 @@ from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.train.programs import Programs
+from tests import exhaustive
 from tests.params.write_goldens import params_with_vocabularies
 from xla_spmd import stablehlo
 from xla_spmd.repairs import uneven_parts
@@ -59,12 +60,17 @@ def _operations(module):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("toy.LmMoE8E4L", 8, ("mesh=x:4,y:2", _TWO_DIMS)),
+                ("small.MoE8E6L", 8, ()),
+            )
+        ),
+        *(
+            pytest.param(*case, marks=exhaustive.RARE)
+            for case in (
                 ("toy.MoE8E4L", 4, ()),
                 ("toy.MoE8E4L", 8, ("sharding=BGEMHNV:d",)),
                 ("toy.Dense4L", 4, ()),
-                ("toy.LmMoE8E4L", 8, ("mesh=x:4,y:2", _TWO_DIMS)),
                 ("small.MoE8E6L", 2, ()),
-                ("small.MoE8E6L", 8, ()),
             )
         ),
     ],
@@ -83,7 +89,10 @@ def test_repairs_leave_training_and_decoding_as_they_are(name, num_partitions, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "stages"), [("d:2,p:4", 4), ("d:1,p:8", 8)])
+@pytest.mark.parametrize(
+    ("mesh", "stages"),
+    [("d:2,p:4", 4), pytest.param("d:1,p:8", 8, marks=pytest.mark.exhaustive)],
+)
 def test_repairs_keep_no_stage_of_a_pipeline_whole(mesh, stages):
     """A barrier behind a shift to the next stage moves nothing."""
     params = params_with_vocabularies("toy.Dense4L")

@@ -18,6 +18,7 @@ from lingvo_gshard.layers.gating_layers import TopKGating
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.runs import run
 from lingvo_gshard.train.hooks import TrainHook
+from tests import exhaustive
 from tests.checkpoints import in_memory
 from tests.layers import building
 from tests.model import small_task
@@ -65,12 +66,12 @@ def _logits(task, theta, batch):
     ("before", "after", "gating"),
     [
         (Layers.UNROLLED, Layers.UNROLLED, None),
+        pytest.param(Layers.LOOP, Layers.LOOP, None, marks=pytest.mark.slow),
         *(
-            pytest.param(before, after, gating, marks=pytest.mark.slow)
+            pytest.param(before, after, gating, marks=exhaustive.RARE)
             for before, after, gating in [
                 (Layers.UNROLLED, Layers.LOOP, None),
                 (Layers.LOOP, Layers.UNROLLED, None),
-                (Layers.LOOP, Layers.LOOP, None),
                 (Layers.UNROLLED, Layers.UNROLLED, TopKGating.Params().Set(k=3)),
             ]
         ),

@@ -86,7 +86,7 @@ for program in programs:
     ("kind", "dispatch", "count"),
     [
         ("translation", "EINSUM", 4),
-        ("translation", "GATHER", 4),
+        pytest.param("translation", "GATHER", 4, marks=pytest.mark.exhaustive),
         ("translation", "RAGGED", 4),
         ("language model", "", 2),
         ("functions", "", 2),

@@ -116,7 +116,7 @@ def test_a_replicated_step_gets_a_table_that_computes_the_same(devices, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [*exhaustive.only(1, 2, 4), 8])
-@pytest.mark.parametrize("model", ["plain", "flax", "equinox"])
+@pytest.mark.parametrize("model", ["flax", *exhaustive.only("plain", "equinox")])
 def test_tables_of_other_libraries_models_compute_the_same(devices, model, count):
     if model != "plain" and importlib.util.find_spec(model) is None:
         pytest.skip(f"{model} is not installed")
