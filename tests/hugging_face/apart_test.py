@@ -108,6 +108,7 @@ def test_every_field_is_followed_or_refused_or_named(theirs, importer, file):
     assert outcomes | expected[file] == outcomes
 
 
+@pytest.mark.slow
 def test_every_tensor_is_followed_or_refused_or_named(theirs, importer):
     path = theirs / "model.safetensors"
     content = path.read_bytes()

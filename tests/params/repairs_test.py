@@ -56,7 +56,7 @@ def _operations(module):
 @pytest.mark.parametrize(
     ("name", "num_partitions", "settings"),
     [
-        ("toy.MoE8E4L", 8, ("mesh=x:4,y:2", _TWO_DIMS)),
+        ("toy.MoE8E4L", 4, ()),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -67,7 +67,7 @@ def _operations(module):
         *(
             pytest.param(*case, marks=exhaustive.RARE)
             for case in (
-                ("toy.MoE8E4L", 4, ()),
+                ("toy.MoE8E4L", 8, ("mesh=x:4,y:2", _TWO_DIMS)),
                 ("toy.MoE8E4L", 8, ("sharding=BGEMHNV:d",)),
                 ("toy.Dense4L", 4, ()),
                 ("small.MoE8E6L", 2, ()),
