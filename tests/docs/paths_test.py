@@ -8,7 +8,16 @@ import pytest
 _ROOT = pathlib.Path(__file__).parents[2]
 _ROOMS = sorted(
     path
-    for folder in ("lingvo_gshard", "xla_plan", "xla_spmd", "data_prep", "bench", "repro", "tools")
+    for folder in (
+        "lingvo_gshard",
+        "xla_plan",
+        "xla_spmd",
+        "data_prep",
+        "bench",
+        "repro",
+        "tools",
+        "examples",
+    )
     for path in (_ROOT / folder).rglob("*.md")
 )
 _DOCUMENTS = [*sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")]), *_ROOMS]
