@@ -32,7 +32,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Write the results of --input to t
 
 
 class _Scores(enum.StrEnum):
-    """Which scores are printed before a result: its own, or also those of its tokens."""
+    """Which scores are printed before a result: its own, or also each token's."""
 
     NONE = "none"
     LINES = "lines"
@@ -71,7 +71,7 @@ cli.define_devices()
 flags.adopt_module_key_flags(cli)
 flags.adopt_module_key_flags(decoder_flags)
 
-# How much is read at a time at most; a pipe returns what it holds.
+# At most this much is read at a time; a pipe returns the bytes that it has.
 _READ_BYTES = 1 << 20
 
 

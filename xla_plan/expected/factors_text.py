@@ -9,7 +9,7 @@ from xla_plan.expected.factors import Factor, Shares
 def basis(topology: str, shares: Shares | None = None) -> str:
     """Returns in one line the published steps that expected times on a topology rest on, if any.
 
-    `shares` are those of the planned step's bound, if there is one. Raises ValueError if the file
+    `shares` are the parts of the planned step's bound, if it has one. Raises ValueError if the file
     of the published steps is missing or damaged.
     """
     machine = topology.partition(":")[0]
