@@ -50,7 +50,7 @@ def define_devices() -> None:
         "cluster",
         "none",
         ["auto", "none"],
-        "auto: what Slurm, Open MPI, Kubernetes or Cloud TPU say.",
+        "auto: ask Slurm, Open MPI, Kubernetes or Cloud TPU.",
     )
     flags.DEFINE_integer(
         "coordinator_port",

@@ -25,14 +25,14 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Lines to decode together
 _MAX_PROMPT_LEN = flags.DEFINE_integer("max_prompt_len", None, "The longest prompt, in tokens.", 1)
 _MAX_TARGET_LEN = flags.DEFINE_integer("max_target_len", None, "The longest result, in tokens.", 1)
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Draw samples, at this temperature.", 0.0)
-_TOP_K = flags.DEFINE_integer("top_k", None, "Draw among so many of the likeliest tokens.", 1)
+_TOP_K = flags.DEFINE_integer("top_k", None, "Draw among this many likeliest tokens.", 1)
 _TOP_P = flags.DEFINE_float("top_p", None, "Draw among the likeliest tokens of this mass.", 0, 1)
 _AVERAGE = flags.DEFINE_integer("average_checkpoints", None, "Average the last N checkpoints.", 1)
 _WEIGHTS = flags.DEFINE_enum(
     "weights",
     None,
     ["FLOAT32", "FLOAT32_LAID_OUT", "BFLOAT16", "INT8"],
-    "What large weights are kept in; BFLOAT16 is half and INT8 a quarter of the size.",
+    "The format of large weights; BFLOAT16 has half and INT8 a quarter of the size.",
     case_sensitive=False,
 )
 ATTENTION = flags.DEFINE_bool("attention", False, "Record attention, which a server can draw.")

@@ -155,7 +155,7 @@ def verify_data(run: Run) -> None:
     # The stride gives each process about as many large files.
     digests.verify(data_dir, files[jax.process_index() :: jax.process_count()])
     processes.wait_for_all()
-    print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
+    print_once(f"{data_dir}: all {len(files)} files match the manifest.")
 
 
 def next_commands(run: Run, logdir: str) -> str:

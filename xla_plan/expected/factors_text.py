@@ -15,7 +15,7 @@ def basis(topology: str, shares: Shares | None = None) -> str:
     machine = topology.partition(":")[0]
     factor = factors.of_topology(topology, shares)
     if factor is None:
-        return f"expected on {machine}: unknown, for want of published steps; the bound is all"
+        return f"expected on {machine}: unknown, as no steps on it are published"
 
     steps = "1 published training step"
     if len(factor.fitted) > 1:
