@@ -60,5 +60,5 @@ def warn_of_unread(path: pathlib.Path, read: Collection[pathlib.Path]) -> None:
 
     if unread:
         logging.warning(
-            "%s: not read: %s; docs/data.md lists the names that are", path, ", ".join(unread)
+            "%s: not read: %s; docs/data.md lists the names that are read", path, ", ".join(unread)
         )

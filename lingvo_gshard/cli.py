@@ -1,4 +1,4 @@
-"""What the binaries share: they parse and check flags, prepare the devices, and report mistakes.
+"""The common part of all binaries: flags are checked, devices prepared, and mistakes reported.
 
 A binary checks what it can before it imports JAX, which takes a second; so the modules that compute
 are imported in its main(). No binary imports TensorFlow: spmd/tracer.py has a process for that.
@@ -50,7 +50,7 @@ def define_devices() -> None:
         "cluster",
         "none",
         ["auto", "none"],
-        "auto: what Slurm, Open MPI, Kubernetes or Cloud TPU say.",
+        "auto: ask Slurm, Open MPI, Kubernetes or Cloud TPU.",
     )
     flags.DEFINE_integer(
         "coordinator_port",
@@ -98,7 +98,8 @@ run = functools.partial(command_line.run, at_start=_import_modules)
 def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
     """Starts JAX; returns the number of partitions and a description of the devices.
 
-    `partitions` replaces --num_partitions. Raises ValueError as devices.start and check_model.
+    `partitions` replaces --num_partitions. Raises ValueError if the platform does not have so many
+    devices, or for one of the paper's models on a CPU without --platform=cpu.
     """
     from lingvo_gshard.spmd import devices
 

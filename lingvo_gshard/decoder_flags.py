@@ -25,14 +25,14 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Lines to decode together
 _MAX_PROMPT_LEN = flags.DEFINE_integer("max_prompt_len", None, "The longest prompt, in tokens.", 1)
 _MAX_TARGET_LEN = flags.DEFINE_integer("max_target_len", None, "The longest result, in tokens.", 1)
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Draw samples, at this temperature.", 0.0)
-_TOP_K = flags.DEFINE_integer("top_k", None, "Draw among so many of the likeliest tokens.", 1)
+_TOP_K = flags.DEFINE_integer("top_k", None, "Draw among this many likeliest tokens.", 1)
 _TOP_P = flags.DEFINE_float("top_p", None, "Draw among the likeliest tokens of this mass.", 0, 1)
 _AVERAGE = flags.DEFINE_integer("average_checkpoints", None, "Average the last N checkpoints.", 1)
 _WEIGHTS = flags.DEFINE_enum(
     "weights",
     None,
     ["FLOAT32", "FLOAT32_LAID_OUT", "BFLOAT16", "INT8"],
-    "What large weights are kept in; BFLOAT16 is half and INT8 a quarter of the size.",
+    "The format of large weights; BFLOAT16 has half and INT8 a quarter of the size.",
     case_sensitive=False,
 )
 ATTENTION = flags.DEFINE_bool("attention", False, "Record attention, which a server can draw.")
@@ -78,10 +78,10 @@ def check_needs_run(*settings: flags.FlagHolder[Any]) -> None:
 
 @contextlib.contextmanager
 def text_decoder(command: str | None = None) -> Iterator[TextDecoder]:
-    """Starts the devices and yields what decodes lines with the model of --bundle or --logdir.
+    """Starts the devices and yields the decoder of lines for the model of --bundle or --logdir.
 
-    Raises ValueError as `check`, for a bundle or run that is missing or damaged, and for a model
-    that another program than `command` is for; None is for all.
+    Raises ValueError for flags that do not go together, for a missing or damaged bundle or run, and
+    for a model that `command` does not serve; None serves all models.
     """
     check()
     if BUNDLE.value is None:
@@ -91,7 +91,7 @@ def text_decoder(command: str | None = None) -> Iterator[TextDecoder]:
 
     from lingvo_gshard.decoding import bundle, reading
 
-    # The spec alone tells how many devices to start; weights and programs are read after that.
+    # The spec has the number of devices to start; weights and programs are read after that.
     spec = bundle.load_spec(BUNDLE.value)
     if command is not None:
         reading.check_command(spec.model, spec.kind, command)
@@ -149,7 +149,7 @@ def _settings() -> list[str]:
         "tell_attention": ATTENTION.value,
     }
     if _TEMPERATURE.value is not None:
-        settings["beam_size"] = 1  # Samples that share a beam would be no samples.
+        settings["beam_size"] = 1  # Samples must not compete in one beam.
     for flag in _SETTINGS:
         if flag.value is not None:
             settings[flag.name] = flag.value
@@ -157,7 +157,7 @@ def _settings() -> list[str]:
 
 
 def _start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
-    """Starts the devices and prints what they are; returns as cli.start_devices."""
+    """Starts and prints the devices; returns the number of partitions, and the printed line."""
     started = cli.start_devices(model, partitions)
     _, devices = started
     print(devices, file=sys.stderr)
@@ -165,6 +165,6 @@ def _start_devices(model: str, partitions: int | None = None) -> tuple[int, str]
 
 
 def _tell_weights(numbers: str) -> None:
-    """Prints what large weights are kept in, unless it is what they were trained in."""
+    """Prints the format of large weights, unless it is float32, in which they were trained."""
     if numbers.lower() != "float32":
         print(f"weights: {numbers.lower()}", file=sys.stderr)

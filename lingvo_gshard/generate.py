@@ -17,7 +17,7 @@ from absl import flags
 
 from lingvo_gshard import cli, line_program
 
-_SEED = flags.DEFINE_integer("seed", 0, "Of samples: others need another one.", 0, 2**31 - 1)
+_SEED = flags.DEFINE_integer("seed", 0, "The seed of the samples.", 0, 2**31 - 1)
 flags.adopt_module_key_flags(line_program)
 
 

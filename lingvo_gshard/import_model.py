@@ -43,7 +43,7 @@ def main() -> None:
         f"{done.secs:.1f} s; {done.num_arrays} arrays{continued}. Wrote {_LOGDIR.value}."
     )
     if done.decode_settings:
-        print(f"As generate would: {', '.join(done.decode_settings)}.")
+        print(f"Settings of generate, for decoding: {', '.join(done.decode_settings)}.")
     if done.not_used:
         print(f"not used: {'; '.join(done.not_used)}")
     if not done.has_vocabulary:

@@ -32,7 +32,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Write the results of --input to t
 
 
 class _Scores(enum.StrEnum):
-    """Which scores are printed before a result: its own, or also those of its tokens."""
+    """Which scores are printed before a result: its own, or also each token's."""
 
     NONE = "none"
     LINES = "lines"
@@ -71,7 +71,7 @@ cli.define_devices()
 flags.adopt_module_key_flags(cli)
 flags.adopt_module_key_flags(decoder_flags)
 
-# How much is read at a time at most; a pipe returns what it holds.
+# At most this much is read at a time; a pipe returns the bytes that it has.
 _READ_BYTES = 1 << 20
 
 
@@ -253,8 +253,8 @@ def _tell_of_damage(lines: Sequence[bytes], num_before: int, name: str) -> bool:
             line.decode("utf-8")
         except UnicodeDecodeError as error:
             logging.warning(
-                f"{name}: line {number} is not UTF-8 ({error.reason} at byte {error.start}); what "
-                "cannot be read there, and in later lines, becomes a replacement character."
+                f"{name}: line {number} is not UTF-8 ({error.reason} at byte {error.start}); "
+                "unreadable bytes there and in later lines become replacement characters."
             )
             return True
     return False
@@ -296,6 +296,6 @@ def _check_files() -> None:
     if output.exists() and output.samefile(_INPUT.value):
         raise ValueError(f"--output={output} is the file of --input; choose another.")
     if output.exists() and not output.is_file():
-        raise ValueError(f"--output={output}: expected a file, and this is something else.")
+        raise ValueError(f"--output={output}: expected a regular file.")
     if not output.parent.is_dir():
         raise ValueError(f"--output={output}: expected a file in a folder that exists.")

@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _profiled() -> tuple[int, int] | None:
-    """Returns A and B of --profile_steps, None without it; ValueError if they are none."""
+    """Returns A and B of --profile_steps, or None without it; ValueError if it is not A:B."""
     if _PROFILE_STEPS.value is None:
         return None
     if _MODE.value not in ("train", "train_and_eval"):

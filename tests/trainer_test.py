@@ -408,7 +408,7 @@ def test_the_trainer_reports_a_mistake_in_one_line(data_dir, tmp_path, flags, me
 
 def test_verify_data_hashes_all_files_before_anything_is_written(data_dir, tmp_path, capsys):
     modes.verify_data(_run(data_dir, tmp_path / "run"))
-    assert capsys.readouterr().out == f"{data_dir}: all 15 files are as the manifest says.\n"
+    assert capsys.readouterr().out == f"{data_dir}: all 15 files match the manifest.\n"
     path = pathlib.Path(shutil.copytree(data_dir, tmp_path / "data"), "text/test/br-en.tsv.gz")
     path.write_bytes(bytes(path.stat().st_size))
     where = f"--data_dir={tmp_path}/data", f"--logdir={tmp_path}/run"

@@ -95,8 +95,9 @@ class Mesh:
     def parse(text: str, num_partitions: int, assignment: Sequence[int] | None = None) -> "Mesh":
         """Returns the mesh of a text such as `data:*,experts:8`: axes and sizes, the slowest first.
 
-        A size of `*` is what the others leave of `num_partitions`. Raises ValueError if the text
-        has another form or the sizes do not multiply to `num_partitions`, and as Mesh does.
+        A size of `*` is `num_partitions` divided by the other sizes. Raises ValueError if the text
+        has another form, if the sizes do not multiply to `num_partitions`, if a name occurs twice,
+        or if `assignment` is not a permutation of the devices.
         """
         matches = [_AXIS.fullmatch(axis.strip()) for axis in text.split(",")]
         names = tuple(match[1] for match in matches if match)

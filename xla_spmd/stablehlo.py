@@ -25,7 +25,7 @@ def walk(block: Any) -> Iterable[Any]:
 
 
 def is_constraint(operation: Any) -> bool:
-    """Returns whether an operation only says how its operand is split."""
+    """Returns whether an operation only states how its operand is split."""
     name = operation.operation.name
     return name in _CONSTRAINTS or calls(operation.operation, SHARDING)
 
@@ -38,12 +38,12 @@ def calls(operation: Any, *targets: str) -> bool:
 
 
 def shape(value: Any) -> tuple[int, ...]:
-    """Returns the shape of a value, () for one that is no tensor."""
+    """Returns the shape of a value, or () if it is not a tensor."""
     return _type(str(value.type))[0]
 
 
 def element_bytes(value: Any) -> float:
-    """Returns the bytes of an element of a value, 0 for one that is no tensor."""
+    """Returns the bytes of an element of a value, or 0 if it is not a tensor."""
     return _type(str(value.type))[1]
 
 

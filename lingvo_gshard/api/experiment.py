@@ -210,7 +210,7 @@ class Experiment:
 
     def _folder(self) -> str:
         if self.logdir is None:
-            raise ValueError("experiment: logdir is missing, the folder of the run.")
+            raise ValueError("experiment: logdir, the folder of the run, is missing.")
         return self.logdir
 
     def _named_model(self) -> str:

@@ -46,7 +46,7 @@ def fitted(checkpoint: Stored, state_spec: NestedMap) -> Stored:
     num_computed = len(computed) - len(checkpoint.computed)
     if num_computed:
         logging.warning(
-            "%s: Adafactor's slots of %d biases were factored; they go on in full.",
+            "%s: Adafactor's slots of %d biases were factored; they continue unfactored.",
             checkpoint.path,
             num_computed,
         )

@@ -135,8 +135,8 @@ def layers_of(
 ) -> tuple[str, tuple[int, ...]] | None:
     """Returns the path of a weight's stack, and the numbers of the weight's layers in it.
 
-    In a LOOP, a weight belongs to one layer of each block. `forms` are those of all stacks. Returns
-    None for a weight that is not in a stack.
+    In a LOOP, a weight belongs to one layer of each block. `forms` has the form of each stack.
+    Returns None for a weight that is not in a stack.
     """
     layer = _LAYER.fullmatch(path)
     if layer is None:

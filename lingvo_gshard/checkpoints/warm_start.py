@@ -209,12 +209,12 @@ class WarmStart:
         if rule is Rule.SAME and before.shape != new.shape:
             raise ValueError(
                 f"{self._mismatch(path, before, new)}; rule SAME needs the same shape: "
-                f"COPY_EXPERTS, BY_PIECE or NEW may do."
+                f"try COPY_EXPERTS, BY_PIECE or NEW."
             )
         # A vocabulary of the same size may have other pieces.
         old_ids = _first_match(self.old_pieces, path)
         if old_ids is not None and not np.array_equal(old_ids, np.arange(len(old_ids))):
-            raise ValueError(f"{path}: the source has another vocabulary: BY_PIECE or NEW may do.")
+            raise ValueError(f"{path}: the source has another vocabulary: try BY_PIECE or NEW.")
         if np.mod(new.shape, before.shape).any():
             raise ValueError(
                 f"{self._mismatch(path, before, new)}; rule COPY_EXPERTS needs a multiple of each "

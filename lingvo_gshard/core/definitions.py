@@ -44,7 +44,7 @@ class Definition:
         return kind if value is not REQUIRED and _is_text_kind(kind) else None
 
     def expected(self, kind: type) -> str:
-        """Returns what a user may give for a setting of this kind, such as `int or None`."""
+        """Returns the type of a setting as a user may read it, such as `int or None`."""
         if issubclass(kind, enum.Enum):
             name = "|".join(kind.__members__)
         else:

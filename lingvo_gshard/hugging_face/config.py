@@ -59,7 +59,7 @@ class Config(abc.ABC):
     # The names of tables, of which a file may have copies; and of numbers that we compute.
     TABLES: ClassVar[re.Pattern[str]]
     COMPUTED: ClassVar[re.Pattern[str]]
-    # Whether their layers have biases where ours have none.
+    # Whether their layers have biases that ours lack.
     HAS_BIASES: ClassVar[bool] = False
     # The kind of the data that such a model learns from.
     KIND: ClassVar[Kind]
@@ -90,7 +90,7 @@ class Config(abc.ABC):
         return 1.0
 
     def is_left_out(self, name: str) -> bool:
-        """Returns whether a tensor is none of the weights of the model as transformers loads it."""
+        """Returns whether a tensor is not among the weights that transformers loads."""
         return self.COMPUTED.fullmatch(name) is not None
 
     @abc.abstractmethod

@@ -205,7 +205,7 @@ class Decoder(Config):
             )
         if self["num_hidden_layers"] * self.num_experts > MAX_ALL_EXPERTS:
             raise ValueError(
-                f"{self.path}: {self.num_experts} experts in so many layers; expected at most "
+                f"{self.path}: {self.num_experts} experts in each layer; expected at most "
                 f"{MAX_ALL_EXPERTS} in all layers together."
             )
         chosen = self["num_experts_per_tok"]
@@ -339,9 +339,7 @@ def written(
     Raises ValueError, in one line, that names what the closest family cannot express.
     """
     if params.task.decoder.moe is None:
-        raise ValueError(
-            "--to=huggingface: a decoder without experts is of no family that we write."
-        )
+        raise ValueError("--to=huggingface: decoders without experts cannot be exported.")
 
     closest: list[str] | None = None
     name = ""

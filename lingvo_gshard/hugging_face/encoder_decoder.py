@@ -225,7 +225,7 @@ def _check_sizes(config: EncoderDecoder) -> None:
         num_experts = config["num_experts"]
         if num_layers * num_experts > MAX_ALL_EXPERTS:
             raise ValueError(
-                f"{config.path}: num_experts is {num_experts} in so many layers; expected at most "
+                f"{config.path}: num_experts is {num_experts} in each layer; expected at most "
                 f"{MAX_ALL_EXPERTS} experts in all layers together."
             )
 

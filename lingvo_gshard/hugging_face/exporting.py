@@ -91,7 +91,7 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
 
 
 def _rows(run: Run, vocabularies: tuple[pathlib.Path, pathlib.Path] | None) -> tuple[int, int, int]:
-    """Returns their ids of padding, BOS and EOS: those of an imported model, if they are known."""
+    """Returns the exported ids of padding, BOS and EOS: the imported model's, if they are known."""
     if run.launch.facts.imported_ids:
         pad, bos, eos = run.launch.facts.imported_ids
         return pad, bos, eos

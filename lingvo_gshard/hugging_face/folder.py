@@ -120,9 +120,7 @@ class Folder:
             if not config.TABLES.fullmatch(name) and not config.is_left_out(name)
         ]
         if extra:
-            raise ValueError(
-                f"{folder} has {some(sorted(extra))}, which the model has no place for."
-            )
+            raise ValueError(f"{folder} has {some(sorted(extra))}, which the model does not have.")
 
         for name, shape in wanted.items():
             span = self._spans[name]

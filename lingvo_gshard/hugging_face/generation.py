@@ -78,7 +78,7 @@ class _Reader:
     def lengths(self) -> dict[str, Any]:
         """Returns the settings of lengths; generate also counts the decoder's first input.
 
-        Of a language model that is the prompt, whose length is not known here.
+        A language model's first input is the prompt, whose length is not known here.
         """
         values = {}
         longest = self._integer("max_new_tokens", 1, _MAX_LENGTH)

@@ -82,7 +82,7 @@ def pieces(
 ) -> list[Piece]:
     """Returns the tensors of the weight at `path`, in the order of its blocks and experts.
 
-    `forms` are those of all stacks, and `name_of` is Config.name.
+    `forms` has the form of each stack, and `name_of` is Config.name.
     """
     # The leading dims, along which there are several tensors.
     counted = [letter for letter in spec.dims[:2] if letter in (STACKED, "E")]

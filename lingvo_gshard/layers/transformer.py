@@ -90,7 +90,7 @@ class TransformerLayer(BaseLayer):
 
         if p.has_source:
             self.CreateChild("source_norm", norm)
-            # Between positions in two different texts there is no distance.
+            # Positions in two different texts do not have a distance.
             source_attention = attention.Copy().Set(positions=NoPositions.Params())
             self.CreateChild("source_attention", source_attention)
             self.CreateChild("source_dropout", p.residual_dropout)

@@ -20,7 +20,9 @@ def frozen(weight_specs: NestedMap, pattern: str | None) -> NestedMap:
     try:
         of_paths = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"train.frozen={pattern!r} is no pattern: {error}.") from None
+        raise ValueError(
+            f"train.frozen={pattern!r} is not a regular expression: {error}."
+        ) from None
 
     specs: list[WeightSpec] = []
     for path, spec in weight_specs.FlattenItems():

@@ -1,4 +1,4 @@
-"""A task in the estimator's terms: a state, its initializer, and what a program computes."""
+"""A task in the estimator's terms: a state, its initializer, and the steps of programs."""
 
 from __future__ import annotations
 

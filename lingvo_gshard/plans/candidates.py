@@ -52,8 +52,8 @@ def candidates(request: Request) -> list[Candidate]:
     """
     if not request.params.task.cls.STACKS:
         raise ValueError(
-            f"--search: {request.model} has no stacks of Transformer layers, of which the cost "
-            "model consists; plan a mesh and a table of your own by --set=mesh and --set=sharding."
+            f"--search: {request.model} has no stacks of Transformer layers, which the cost "
+            "model needs; plan a mesh and a table of your own by --set=mesh and --set=sharding."
         )
 
     # The cost model needs the shapes of weights and slots, and the loss's products. They do not

@@ -9,7 +9,7 @@ from lingvo_gshard.spmd import tracer
 def of_experiment(params: Params) -> list[StepProduct]:
     """Returns the products of an experiment's loss on a batch of its input, traced once.
 
-    Raises ValueError as tracer.run.
+    Raises ValueError if a setting of the task or the input does not fit its model.
     """
     batch = params.input.cls.batch_specs(params.input)
     return tracer.run(step_products.products_of, params.task, batch)

@@ -72,7 +72,7 @@ def train_and_eval(
 ) -> dict[str, float]:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint.
 
-    Returns the last metrics, and passes their text to `tell`, by default to print it.
+    Returns the last metrics, and passes their text to `tell`; by default it is printed.
     """
     dev = _dev(run)
     # The input is opened once, so that a missing split is reported at the start.
@@ -95,8 +95,8 @@ def train_and_eval(
 def evaluate(run: Run, split: str = "dev", tell: Tell | None = None) -> Evaluation:
     """Evaluates the weights that decode on dev or test, then on its parts.
 
-    It passes the metrics to `tell` as they come, by default to print them. Raises ValueError for
-    another split, or for an experiment without Test().
+    Each result is passed to `tell` as soon as it is known; by default it is printed. Raises
+    ValueError for another split, or for an experiment without Test().
     """
     check_data(run.launch, run.logdir)
     p = evaluated_input(run.launch, run.params, split)
@@ -155,7 +155,7 @@ def verify_data(run: Run) -> None:
     # The stride gives each process about as many large files.
     digests.verify(data_dir, files[jax.process_index() :: jax.process_count()])
     processes.wait_for_all()
-    print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
+    print_once(f"{data_dir}: all {len(files)} files match the manifest.")
 
 
 def next_commands(run: Run, logdir: str) -> str:

@@ -68,7 +68,7 @@ def save(
     if spec.sources:
         raise ValueError(
             f"--export_saved_model: the vocabulary of {spec.model} has tokens of languages, which "
-            "SavedModels do not take; export a bundle."
+            "SavedModels do not support; export a bundle."
         )
     if spec.weights != "float32":
         raise ValueError(

@@ -90,7 +90,7 @@ def load(path: str | pathlib.Path, key: str = "") -> Program:
     if header["version"] == _GSPMD_VERSION:
         logging.warning(
             "%s: its annotations are in the form of an older version and are rewritten each time; "
-            "export it again to save that.",
+            "export it again to avoid that.",
             path,
         )
         exported = shardy.annotated(header["name"], exported, partitioning.mesh)

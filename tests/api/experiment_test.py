@@ -44,7 +44,7 @@ def test_a_mistake_is_a_value_error_at_once(arguments, message):
 
 
 def test_training_needs_a_folder():
-    with pytest.raises(ValueError, match="logdir is missing, the folder of the run"):
+    with pytest.raises(ValueError, match="logdir, the folder of the run, is missing"):
         gshard.experiment("toy.MoE8E4L").train()
 
 

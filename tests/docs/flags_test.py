@@ -17,7 +17,8 @@ _PAGES = sorted(
         *(_ROOT / "docs").glob("*.md"),
         *(_ROOT / "bench").glob("*.md"),
         *(_ROOT / "repro").rglob("*.md"),
-        _ROOT / "tools/README.md",
+        *(_ROOT / "tools").glob("*.md"),
+        _ROOT / "examples/partitioner_faults/README.md",
     ]
 )
 _SCRIPTS = sorted((_ROOT / "launch").iterdir())

@@ -1,4 +1,4 @@
-"""Each program of docs/partitioner_faults.md shows the fault that its docstring describes."""
+"""Each program of examples/partitioner_faults/ shows the fault that its docstring describes."""
 
 import ast
 import dataclasses
@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs import scripts
 
-_PAGE = (scripts.ROOT / "docs" / "partitioner_faults.md").read_text()
+_PAGE = (scripts.ROOT / "examples/partitioner_faults/README.md").read_text()
 _PROGRAMS = scripts.ROOT / "examples/partitioner_faults"
 # The output that the docstring of a program shows.
 _SHOWN = re.compile(r"^    (.*)$", re.MULTILINE)
@@ -91,7 +91,7 @@ def test_the_program_prints_its_documented_output(program, tmp_path):
     if verdict == "right" and expected != "right":
         pytest.fail(
             f"jaxlib {version}: {program.name} is right. XLA no longer has this fault: the repair "
-            "may go. Add a column for this version to docs/partitioner_faults.md."
+            "may go. Add a column for this version to examples/partitioner_faults/README.md."
         )
     assert verdict == expected, f"jaxlib {version}: {program.name}\n{output[-3000:]}"
     if verdict == "right":

@@ -1,5 +1,6 @@
 """Every file that a document names or links to exists."""
 
+import ast
 import pathlib
 import re
 
@@ -8,7 +9,16 @@ import pytest
 _ROOT = pathlib.Path(__file__).parents[2]
 _ROOMS = sorted(
     path
-    for folder in ("lingvo_gshard", "xla_plan", "xla_spmd", "data_prep", "bench", "repro", "tools")
+    for folder in (
+        "lingvo_gshard",
+        "xla_plan",
+        "xla_spmd",
+        "data_prep",
+        "bench",
+        "repro",
+        "tools",
+        "examples",
+    )
     for path in (_ROOT / folder).rglob("*.md")
 )
 _DOCUMENTS = [*sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")]), *_ROOMS]
@@ -60,6 +70,26 @@ def test_every_page_is_in_the_navigation_and_in_the_index():
 
     index = (_ROOT / "docs/index.md").read_text()
     assert set(_LINK.findall(index)) == pages - {"index.md"}
+
+
+_WAY = re.compile(r"^\|[^|]+\| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def test_every_function_of_the_architecture_s_ways_exists():
+    page = (_ROOT / "docs/architecture.md").read_text()
+    ways = page.partition("## The way of one batch")[2].partition("## Which room")[0]
+    rows = [row for row in _WAY.findall(ways) if row[0].startswith("`")]
+    assert len(rows) > 20
+    for files, names in rows:
+        defined = set()
+        for name in _PATH.findall(files):
+            tree = ast.parse((_ROOT / (_SHORT.get(name[:2], name[:2]) + name[2:])).read_text())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    defined |= {f"{node.name}.{getattr(part, 'name', '')}" for part in node.body}
+                if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                    defined.add(node.name)
+        assert set(re.findall(r"`([\w.]+)`", names)) <= defined, files
 
 
 def test_the_guide_to_the_paper_names_many_paths():

@@ -115,7 +115,7 @@ def _retype(arrays):
     ("change", "message"),
     [
         (_drop, r"lacks model\.encoder\.layers\.1\.ffn\.experts\.expert_2\.fc1\.weight\.$"),
-        (_add, r"has model\..*expert_4\.fc1\.weight, which the model has no place for\.$"),
+        (_add, r"has model\..*expert_4\.fc1\.weight, which the model does not have\.$"),
         (_reshape, r"model\.shared\.weight has the shape \[46, 16\]; expected \[47, 16\]\.$"),
         (_retype, r"model\.shared\.weight is int32; expected one of float32, "),
     ],

@@ -44,7 +44,7 @@ def test_patterns_match_whole_paths():
     [
         ("softmax", "matches none of the 3 weights; their paths are such as theta.encoder.layers"),
         ("theta.*", "matches all of the 3 weights"),
-        ("(", r"train.frozen='\(' is no pattern"),
+        ("(", r"train.frozen='\(' is not a regular expression"),
     ],
 )
 def test_a_pattern_that_cannot_be_meant_is_refused(pattern, message):

@@ -341,7 +341,9 @@ def _check(records: Sequence[Bound]) -> None:
             if not isinstance(secs, int | float) or not 0 < secs < math.inf:
                 raise ValueError(f"{record.id}: {field} must be above 0, got {secs!r}")
         if record.topology.partition(":")[0] != record.machine:
-            raise ValueError(f"{record.id}: {record.topology} is no topology of {record.machine}")
+            raise ValueError(
+                f"{record.id}: {record.topology} is not a topology of {record.machine}"
+            )
         if record.id in names:
-            raise ValueError(f"{record.id} is there twice")
+            raise ValueError(f"{record.id} is listed twice")
         names.add(record.id)

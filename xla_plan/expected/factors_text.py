@@ -9,13 +9,13 @@ from xla_plan.expected.factors import Factor, Shares
 def basis(topology: str, shares: Shares | None = None) -> str:
     """Returns in one line the published steps that expected times on a topology rest on, if any.
 
-    `shares` are those of the planned step's bound, if there is one. Raises ValueError if the file
+    `shares` are the parts of the planned step's bound, if it has one. Raises ValueError if the file
     of the published steps is missing or damaged.
     """
     machine = topology.partition(":")[0]
     factor = factors.of_topology(topology, shares)
     if factor is None:
-        return f"expected on {machine}: unknown, for want of published steps; the bound is all"
+        return f"expected on {machine}: unknown, as no steps on it are published"
 
     steps = "1 published training step"
     if len(factor.fitted) > 1:

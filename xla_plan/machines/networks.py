@@ -251,8 +251,8 @@ def network(name: str, mesh: Mesh) -> Network:
 
     if generation.network_bytes_per_sec == 0:
         raise ValueError(
-            f"topology {name}: no rate is published of the network that joins slices of "
-            f"{name.partition(':')[0]}, so that a plan would have no times."
+            f"topology {name}: no rate is published for the network between slices of "
+            f"{name.partition(':')[0]}, so a plan could not give times."
         )
     # The devices of one slice come before the devices of the next.
     per_slice = len(places) // num_slices

@@ -40,7 +40,7 @@ _WIDTH = 128
 
 
 def measure(tell: Tell, clock: Clock = wall_clock) -> MeasuredRates:
-    """Returns the rates of JAX's first device, and tells each one once it is known.
+    """Returns the rates of JAX's first device, and passes a line for each to `tell`.
 
     cpu_clock suits a CPU that other processes use, too.
     """

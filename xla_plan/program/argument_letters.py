@@ -118,7 +118,7 @@ def _parse(text: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
     try:
         return re.compile(expression), letters
     except re.error as error:
-        raise ValueError(f"--letters={text}: no regular expression ({error}).") from error
+        raise ValueError(f"--letters={text}: not a regular expression ({error}).") from error
 
 
 def _check_rank(text: str, letters: tuple[str, ...], argument: Argument) -> None:

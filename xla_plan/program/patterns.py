@@ -29,7 +29,7 @@ def parse(what: str, texts: Sequence[str]) -> tuple[Pattern, ...]:
         try:
             patterns.append(Pattern(label, re.compile(expression)))
         except re.error as error:
-            raise ValueError(f"{what}={text}: no regular expression ({error}).") from error
+            raise ValueError(f"{what}={text}: not a regular expression ({error}).") from error
     return tuple(patterns)
 
 

@@ -48,7 +48,7 @@ def read(path: pathlib.Path, platform: str) -> StablehloProgram:
     if hlo is not None:
         # A compiled program has a schedule of its instructions.
         if hlo.schedule.sequences:
-            raise ValueError(f"{what}: this HLO is compiled already; give what it was made from.")
+            raise ValueError(f"{what}: this HLO is compiled already; give its source.")
         check_replicas(what, _num_replicas(hlo))
         with _formats_in_errors(what):
             source = jax_private.hlo_to_stablehlo(hlo.SerializeToString())
@@ -151,5 +151,5 @@ def _exported_module(source: bytes) -> jax_private.ExportedModule:
     """Returns the module of a jax.export file. Raises ValueError for any other file."""
     # The binary formats contain zeros.
     if b"\0" not in source:
-        raise ValueError("this text is no program")
+        raise ValueError("this text is not a program")
     return jax_private.exported_module(source)

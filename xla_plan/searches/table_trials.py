@@ -36,7 +36,7 @@ class Found:
     topology: str
     letters: Letters
     num_tables: int
-    given: Trial  # The given program; replicated if it has no shardings.
+    given: Trial  # The given program; replicated if it lacks shardings.
     is_replicated: bool
     trials: tuple[TableTrial, ...]
 

@@ -1,7 +1,8 @@
 """Repairs of operators that XLA's partitioner gets wrong, mostly where parts are uneven.
 
 Where the devices do not divide a dim, XLA rounds it up, and the last parts end with padding. Its
-partitioner then gives some operators wrong values, without an error (docs/partitioner_faults.md):
+partitioner then gives some operators wrong values, without an error
+(examples/partitioner_faults/README.md):
 
 - a scatter lets rows of padding take part, so that row 0 of its result gets them
   (scatter_rows.py);

@@ -75,7 +75,7 @@ def run(
 
 @contextlib.contextmanager
 def _in_one_line(program: str) -> Iterator[None]:
-    """Ends the process with one line for a mistake, as `run` says."""
+    """Prints a mistake in one line and ends the process; see `run` for the exit statuses."""
     try:
         yield
 

@@ -191,8 +191,8 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, content, problem):
         ({"bound_secs": 0.0}, "a: bound_secs must be above 0, got 0.0"),
         ({"measured_secs": "4"}, "a: measured_secs must be above 0, got '4'"),
         ({"measured_secs": float("nan")}, "a: measured_secs must be above 0, got nan"),
-        ({"topology": "v4:2x2"}, "a: v4:2x2 is no topology of v3"),
-        ({"id": "b"}, "b is there twice"),
+        ({"topology": "v4:2x2"}, "a: v4:2x2 is not a topology of v3"),
+        ({"id": "b"}, "b is listed twice"),
     ],
 )
 def test_wrong_records_are_named(tmp_path, changes, problem):

@@ -40,7 +40,7 @@ def test_the_basis_names_fitted_and_held_out_records(publish):
 def test_a_machine_without_records_is_reported(publish):
     publish(record("a", 0.5))
     assert factors_text.basis("h100:16x8") == (
-        "expected on h100: unknown, for want of published steps; the bound is all"
+        "expected on h100: unknown, as no steps on it are published"
     )
 
 

@@ -203,7 +203,7 @@ def test_the_network_of_slices(monkeypatch):
 
 def test_slices_of_a_generation_without_a_published_rate_are_refused(monkeypatch):
     monkeypatch.setattr(topology, "places", lambda name: 2 * _PLACES)
-    with pytest.raises(ValueError, match="v3:2x2x2slices: no rate is published of the network"):
+    with pytest.raises(ValueError, match="v3:2x2x2slices: no rate is published for the network"):
         networks.network("v3:2x2x2slices", Mesh.flat(16))
 
 

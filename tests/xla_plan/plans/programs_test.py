@@ -209,10 +209,13 @@ def test_a_program_without_shardings_is_refused(cpu, tmp_path):
     [
         (b"", "the file is empty."),
         (b"\x00\x01garbage" * 40, "it is not a file of jax.export, or was cut short; JAX"),
-        (b"#!/bin/sh\necho hello\n", "this text is no program; JAX .* reads a file of jax.export,"),
+        (
+            b"#!/bin/sh\necho hello\n",
+            "this text is not a program; JAX .* reads a file of jax.export,",
+        ),
         (
             b"HloModule f, is_scheduled=true\n\nENTRY m {\n  ROOT p = f32[] parameter(0)\n}\n",
-            "this HLO is compiled already; give what it was made from.",
+            "this HLO is compiled already; give its source.",
         ),
         (b"module {\n  func.func @main( {\n}\n", '"-":2:19: expected non-function type; JAX'),
         (
@@ -288,7 +291,7 @@ def test_slices_that_cannot_be_timed_are_refused_before_they_are_compiled(
 ):
     path = _file(tmp_path, *_small(["data"]))
     monkeypatch.setattr(topology, "compile_program", lambda *_: pytest.fail("it was compiled"))
-    with pytest.raises(ValueError, match="no rate is published of the network that joins slices"):
+    with pytest.raises(ValueError, match="no rate is published for the network between slices"):
         _of_file(path, "v4:2x2x1x2slices")
 
 

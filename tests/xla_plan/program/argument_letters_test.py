@@ -117,7 +117,10 @@ def test_rows_of_a_table_that_is_looked_up_and_dims_of_one_are_never_split():
     [
         (["up"], "--letters=up: expected REGEX=LETTERS, with a letter or word for each dim and _"),
         (["up=_ M 1"], "--letters=up=_ M 1: expected REGEX=LETTERS"),
-        (["(=M H"], "--letters=(=M H: no regular expression (missing ), unterminated subpattern"),
+        (
+            ["(=M H"],
+            "--letters=(=M H: not a regular expression (missing ), unterminated subpattern",
+        ),
         (
             ["mlp/wi=M H"],
             "--letters=mlp/wi=M H: found in none of 13 arguments, such as state/moments/down, ",

@@ -1,6 +1,6 @@
 """Operators that XLA partitions wrongly and the library repairs: their values, and their compilers.
 
-All are in one program over two axes. Each has its kind in docs/partitioner_faults.md.
+All are in one program over two axes. Each has its kind in examples/partitioner_faults/README.md.
 """
 
 import numpy as np
