@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -13,8 +13,11 @@ from lingvo_gshard import cli
 
 if TYPE_CHECKING:
     from lingvo_gshard.decoding.bundle import DecoderSpec
+    from lingvo_gshard.decoding.languages import Languages
     from lingvo_gshard.decoding.text_decoder import TextDecoder
     from lingvo_gshard.runs.run import Run
+
+    Check = Callable[[Languages], object]
 
 LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
 BUNDLE = flags.DEFINE_string("bundle", None, "A folder that `gshard export` wrote.")
@@ -77,15 +80,18 @@ def check_needs_run(*settings: flags.FlagHolder[Any]) -> None:
 
 
 @contextlib.contextmanager
-def text_decoder(command: str | None = None) -> Iterator[TextDecoder]:
+def text_decoder(
+    command: str | None = None, check_languages: Check = lambda languages: None
+) -> Iterator[TextDecoder]:
     """Starts the devices and yields what decodes lines with the model of --bundle or --logdir.
 
     Raises ValueError as `check`, for a bundle or run that is missing or damaged, and for a model
-    that another program than `command` is for; None is for all.
+    that another program than `command` is for; None is for all. `check_languages` raises it before
+    the devices start.
     """
     check()
     if BUNDLE.value is None:
-        with cli.joined(), opened_run(command) as run:
+        with cli.joined(), opened_run(command, check_languages) as run:
             yield run.text_decoder()
         return
 
@@ -95,6 +101,7 @@ def text_decoder(command: str | None = None) -> Iterator[TextDecoder]:
     spec = bundle.load_spec(BUNDLE.value)
     if command is not None:
         reading.check_command(spec.model, spec.kind, command)
+    check_languages(spec.spoken)
     with cli.joined(spec.num_partitions):
         yield from_bundle(spec)
 
@@ -125,17 +132,19 @@ def reloaded() -> TextDecoder:
 
 
 @contextlib.contextmanager
-def opened_run(command: str | None = None) -> Iterator[Run]:
+def opened_run(
+    command: str | None = None, check_languages: Check = lambda languages: None
+) -> Iterator[Run]:
     """Starts the devices and yields the run of --logdir, with the settings that the flags change.
 
     Raises ValueError if there is no run, it does not fit the devices, or another program than
-    `command` is for it; None is for all.
+    `command` is for it; None is for all. `check_languages` raises it before the devices start.
     """
     from lingvo_gshard.runs import opening
 
     assert LOGDIR.value is not None
     with opening.to_decode(
-        LOGDIR.value, _start_devices, command, SOURCE_LANG.value, _settings()
+        LOGDIR.value, _start_devices, command, SOURCE_LANG.value, _settings(), check_languages
     ) as run:
         _tell_weights(run.params.decode.weights.value)
         yield run

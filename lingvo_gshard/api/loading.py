@@ -51,12 +51,20 @@ def load(
     return of_run(folder, changes, devices)
 
 
-def of_run(folder: str | pathlib.Path, changes: tuple[str, ...], devices: Devices) -> TextModel:
+def of_run(
+    folder: str | pathlib.Path,
+    changes: tuple[str, ...],
+    devices: Devices,
+    command: str | None = None,
+    check: opening.Check = lambda languages: None,
+) -> TextModel:
     """Returns the model of a run; `changes` are settings, `path=value`.
 
-    Raises ValueError if there is no run, if it was never trained, or if the devices do not fit it.
+    Raises ValueError if there is no run, if it was never trained, if the devices do not fit it, if
+    another program than `command` is for it, or if `check` refuses its languages.
     """
-    with opening.to_decode(folder, devices.start, settings=changes) as run:
+    opened = opening.to_decode(folder, devices.start, command, settings=changes, check=check)
+    with opened as run:
         return TextModel(run.text_decoder(), str(folder))
 
 

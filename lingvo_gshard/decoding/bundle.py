@@ -14,21 +14,20 @@ B batch, L input length, n hypotheses, T target length.
 """
 
 import dataclasses
-import difflib
 import importlib.metadata
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.languages import Languages
 from lingvo_gshard.decoding.reading import READINGS
 from lingvo_gshard.files import finite, safetensors_file
 from lingvo_gshard.input.bpe_tokenizer import loaded
-from lingvo_gshard.input.example_codec import listed, source_languages, target_token
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.spmd import program, specs
@@ -104,43 +103,18 @@ class DecoderSpec:
         return READINGS[self.kind].command
 
     @property
+    def spoken(self) -> Languages:
+        """The languages to translate between."""
+        return Languages(self.kind, self.languages, self.sources, self.targets)
+
+    @property
     def source_languages(self) -> tuple[str, ...]:
         """The codes of the languages to translate from; empty for a language model."""
-        if self.kind == Kind.TEXT:
-            return ()
-        return self.sources or source_languages(self.languages)
+        return self.spoken.source_languages
 
     def beginning(self, target: str | None, source: str | None = None) -> str:
-        """Returns the text that starts a line that is translated from `source` into `target`.
-
-        None means the only target, or an unnamed source. Raises ValueError if the model does not
-        translate in this direction, or if a language is None and must be chosen.
-        """
-        if self.sources:
-            _check_named("source_lang", source, self.sources)
-            _check_named("target_lang", target, self.targets)
-            return f"{source} {target} "
-
-        # The source's beginning names the target, or there is only one target.
-        if self.targets:
-            _check_named("target_lang", target, self.targets)
-            assert target is not None
-            return f"{target_token(target)} "
-        if target is not None:
-            targets = "no language" if self.kind == Kind.TEXT else "English alone"
-            raise ValueError(f"target_lang {target}: the model translates into {targets}")
-        return ""
-
-
-def _check_named(option: str, code: str | None, codes: Sequence[str]) -> None:
-    """Raises ValueError unless the option names one of the languages."""
-    if code in codes:
-        return
-
-    given = "is missing" if code is None else code
-    near = difflib.get_close_matches(code or "", codes, n=1, cutoff=0.5)
-    hint = f". Did you mean {near[0]}?" if near else ""
-    raise ValueError(f"{option} {given}: expected one of {listed(codes)}{hint}")
+        """Returns the text that starts a translated line; see Languages.beginning."""
+        return self.spoken.beginning(target, source)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,6 +69,11 @@ class PreparedInput(PrefetchedInput):
         return cls.Manifest(data_dir).files()
 
     @classmethod
+    def CheckFiles(cls, p: Params) -> None:
+        """Raises ValueError as `_checked_parts`, which one process calls for all."""
+        cls._checked_parts(p, process_index=0, num_processes=1)
+
+    @classmethod
     def Parts(cls, p: Params) -> Mapping[str, Part]:
         """Returns all languages of the folder, with their examples in the split."""
         parts = {}
