@@ -12,7 +12,7 @@ from absl import flags
 from lingvo_gshard import cli
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decoding.bundle import DecoderSpec
+    from lingvo_gshard.decoding.bundle_spec import DecoderSpec
     from lingvo_gshard.decoding.languages import Languages
     from lingvo_gshard.decoding.text_decoder import TextDecoder
     from lingvo_gshard.runs.run import Run
@@ -81,7 +81,7 @@ def check_needs_run(*settings: flags.FlagHolder[Any]) -> None:
 
 @contextlib.contextmanager
 def text_decoder(
-    command: str | None = None, check_languages: Check = lambda languages: None
+    command: str | None = None, check_languages: Check | None = None
 ) -> Iterator[TextDecoder]:
     """Starts the devices and yields what decodes lines with the model of --bundle or --logdir.
 
@@ -95,13 +95,14 @@ def text_decoder(
             yield run.text_decoder()
         return
 
-    from lingvo_gshard.decoding import bundle, reading
+    from lingvo_gshard.decoding import bundle_spec, reading
 
     # The spec alone tells how many devices to start; weights and programs are read after that.
-    spec = bundle.load_spec(BUNDLE.value)
+    spec = bundle_spec.load_spec(BUNDLE.value)
     if command is not None:
         reading.check_command(spec.model, spec.kind, command)
-    check_languages(spec.spoken)
+    if check_languages is not None:
+        check_languages(spec.spoken)
     with cli.joined(spec.num_partitions):
         yield from_bundle(spec)
 
@@ -109,7 +110,6 @@ def text_decoder(
 def from_bundle(spec: DecoderSpec) -> TextDecoder:
     """Starts the devices and returns what decodes lines with the model of --bundle."""
     from lingvo_gshard.decoding import reading
-    from lingvo_gshard.spmd import processes
 
     if _BEAM_SIZE.value is not None or NBEST.value > spec.num_best:
         raise ValueError(
@@ -117,6 +117,10 @@ def from_bundle(spec: DecoderSpec) -> TextDecoder:
             " export it again with another --beam_size or --nbest."
         )
     reading.check_language(SOURCE_LANG.value, spec.source_languages, spec.kind)
+
+    # A mistake has been reported by now, before JAX is imported.
+    from lingvo_gshard.spmd import processes
+
     _start_devices(spec.model, spec.num_partitions)
     processes.check_alike({"bundle": str(spec)})
     _tell_weights(spec.weights)
@@ -132,9 +136,7 @@ def reloaded() -> TextDecoder:
 
 
 @contextlib.contextmanager
-def opened_run(
-    command: str | None = None, check_languages: Check = lambda languages: None
-) -> Iterator[Run]:
+def opened_run(command: str | None = None, check_languages: Check | None = None) -> Iterator[Run]:
     """Starts the devices and yields the run of --logdir, with the settings that the flags change.
 
     Raises ValueError if there is no run, it does not fit the devices, or another program than

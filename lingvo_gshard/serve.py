@@ -8,6 +8,8 @@ choose it by target_lang, and models with tokens of languages need source_lang, 
 bundle again.
 """
 
+import importlib.util
+
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
@@ -26,16 +28,16 @@ def main() -> None:
     if cli.processes():
         raise ValueError("one process serves; start it without the others.")
 
-    # The packages of a server are optional.
-    try:
-        from lingvo_gshard.serving import app
-    except ModuleNotFoundError as error:
+    # The server's package is optional.
+    if importlib.util.find_spec("aiohttp") is None:
         raise ValueError(
-            f"serving needs {error.name}: pip install 'lingvo_gshard[serve]', or -r "
+            "serving needs aiohttp: pip install 'lingvo_gshard[serve]', or -r "
             "requirements/serve.txt."
-        ) from error
+        )
 
     with decoder_flags.text_decoder() as text_decoder:
+        from lingvo_gshard.serving import app
+
         # A run has no bundle to load again.
         load = decoder_flags.reloaded if decoder_flags.BUNDLE.value else None
         app.serve(

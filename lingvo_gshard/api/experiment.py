@@ -207,9 +207,7 @@ class Experiment:
             run.export_bundle(storage.expanded(folder))
         return storage.expanded(folder)
 
-    def _loaded(
-        self, command: str | None = None, check: opening.Check = lambda languages: None
-    ) -> TextModel:
+    def _loaded(self, command: str | None = None, check: opening.Check | None = None) -> TextModel:
         """Returns the trained model; the arguments are checked as `opening.to_decode` says."""
         return loading.of_run(self._folder(), self.settings, self.devices, command, check)
 

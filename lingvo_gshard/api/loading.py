@@ -56,7 +56,7 @@ def of_run(
     changes: tuple[str, ...],
     devices: Devices,
     command: str | None = None,
-    check: opening.Check = lambda languages: None,
+    check: opening.Check | None = None,
 ) -> TextModel:
     """Returns the model of a run; `changes` are settings, `path=value`.
 
@@ -74,8 +74,8 @@ def _of_bundle(folder: str | pathlib.Path, changes: tuple[str, ...], devices: De
         raise ValueError(f"{folder} is a bundle, whose programs are fixed: {given} needs a run.")
 
     # The devices must start before the weights are loaded.
-    from lingvo_gshard.decoding import bundle, kinds
+    from lingvo_gshard.decoding import bundle, bundle_spec, kinds
 
-    spec = bundle.load_spec(folder)
+    spec = bundle_spec.load_spec(folder)
     devices.start(spec.model, spec.num_partitions)
     return TextModel(kinds.text_decoder(*bundle.load(folder)), str(folder))

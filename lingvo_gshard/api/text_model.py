@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 from lingvo_gshard.decoding import reading
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decoding.bundle import DecoderSpec
+    from lingvo_gshard.decoding.bundle_spec import DecoderSpec
     from lingvo_gshard.decoding.languages import Languages
     from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
 

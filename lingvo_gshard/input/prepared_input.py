@@ -9,7 +9,7 @@ from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.input import manifest, mixture
 from lingvo_gshard.input.base_input import DataFacts, Part
 from lingvo_gshard.input.manifest import Kind
-from lingvo_gshard.input.prefetched import PrefetchedInput
+from lingvo_gshard.input.prefetched import PrefetchedInput, check_share
 from lingvo_gshard.input.records import check_sizes
 from xla_spmd.files import digests
 from xla_spmd.files.digests import File
@@ -70,7 +70,8 @@ class PreparedInput(PrefetchedInput):
 
     @classmethod
     def CheckFiles(cls, p: Params) -> None:
-        """Raises ValueError as `_checked_parts`, which one process calls for all."""
+        """Raises ValueError if one process could not read the parts; see `_checked_parts`."""
+        check_share(p, num_processes=1)
         cls._checked_parts(p, process_index=0, num_processes=1)
 
     @classmethod

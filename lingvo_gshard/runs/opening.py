@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lingvo_gshard.decoding import reading
 from lingvo_gshard.decoding.languages import Languages
+from lingvo_gshard.input import example_codec
 from lingvo_gshard.model.decode_params import SearchParams
 from lingvo_gshard.runs import launch as launches
 from xla_spmd.files import storage
@@ -61,7 +62,7 @@ def to_decode(
     command: str | None = None,
     source_lang: str | None = None,
     settings: Iterable[str] = (),
-    check: Check = lambda languages: None,
+    check: Check | None = None,
 ) -> Iterator[Run]:
     """Yields the run in a folder, to decode with it; `settings` change its recorded settings.
 
@@ -77,9 +78,10 @@ def to_decode(
         assert kind is not None, "check_decoded"
         if command is not None:
             reading.check_command(launch.model, kind, command)
-        languages = launches.languages(launch, params, str(folder))
-        reading.check_language(source_lang, languages.source_languages, kind)
-        check(languages)
+        of_data = example_codec.source_languages(launches.trained_on(launch, params))
+        reading.check_language(source_lang, launch.facts.language_tokens or of_data, kind)
+        if check is not None:
+            check(launches.languages(launch, params, str(folder)))
 
         # A wrong setting is reported before JAX starts.
         launch = launch.changed(settings)

@@ -10,7 +10,8 @@ from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, rows_by_piece
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import bundle, kinds
-from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
+from lingvo_gshard.decoding.bundle import Decoder
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.reading import READINGS
 from lingvo_gshard.decoding.text_decoder import TextDecoder
 from lingvo_gshard.input import sentences
