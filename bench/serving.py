@@ -36,6 +36,7 @@ import numpy as np
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.decoding import bundle_spec
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.serving import messages

@@ -28,12 +28,13 @@ def main() -> None:
     if cli.processes():
         raise ValueError("one process serves; start it without the others.")
 
-    # The server's package is optional.
-    if importlib.util.find_spec("aiohttp") is None:
-        raise ValueError(
-            "serving needs aiohttp: pip install 'lingvo_gshard[serve]', or -r "
-            "requirements/serve.txt."
-        )
+    # The server's packages are optional.
+    for package in ("aiohttp", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"serving needs {package}: pip install 'lingvo_gshard[serve]', or -r "
+                "requirements/serve.txt."
+            )
 
     with decoder_flags.text_decoder() as text_decoder:
         from lingvo_gshard.serving import app

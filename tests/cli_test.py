@@ -63,15 +63,15 @@ def run_dir(tmp_path_factory):
         ),
         (
             "trainer --logdir=/no --num_partition=2",
-            "--num_partition is not a flag of this program.",
+            "--num_partition is not a flag of this",
         ),
         (
             "trainer --logdir=RUN --mode=train --split=dev",
-            "--split needs --mode=decode or eval, not",
+            "--split needs --mode=decode or eval",
         ),
         (
             "trainer --logdir=RUN --mode=eval --split=tset",
-            "--split=tset: --mode=eval evaluates dev",
+            "--split=tset: --mode=eval evaluates",
         ),
         ("translate --logdir=RUN --temperature=-1", "--temperature must be 0 or more, got -1.0;"),
         ("translate --logdir=RUN --scores=ALL", "translate: --scores=ALL: expected one of NONE"),

@@ -26,6 +26,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import opening
 from lingvo_gshard.train.hooks import EXIT_STATUS, TrainHook
+from xla_spmd import checks
 from xla_spmd.files import storage
 from xla_spmd.runtime import main_module
 
@@ -66,8 +67,8 @@ def experiment(
     """
     made = Experiment(
         model,
-        data_dir=None if data_dir is None else storage.expanded(data_dir),
-        logdir=None if logdir is None else storage.expanded(logdir),
+        data_dir=None if data_dir is None else storage.expanded(data_dir, "data_dir"),
+        logdir=None if logdir is None else storage.expanded(logdir, "logdir"),
         settings=core_settings.as_texts(settings),
         devices=Devices(platform, num_partitions),
     )
@@ -107,6 +108,7 @@ class Experiment:
         next call continues. Raises ValueError without a logdir, if the data or the model differs
         from the run's, and while another process trains in the folder.
         """
+        checks.check_each("train: hooks", hooks, TrainHook, "a list of TrainHooks")
         with self._opened(launches.check_to_train) as run:
             from lingvo_gshard.runs import modes
 
@@ -146,20 +148,32 @@ class Experiment:
         return self._loaded()
 
     @overload
-    def translate(self, lines: str, **languages: str | None) -> str: ...  # type: ignore[overload-overlap]
+    def translate(  # type: ignore[overload-overlap]
+        self, lines: str, *, source_lang: str | None = ..., target_lang: str | None = ...
+    ) -> str: ...
 
     @overload
-    def translate(self, lines: Iterable[str], **languages: str | None) -> list[str]: ...
+    def translate(
+        self, lines: Iterable[str], *, source_lang: str | None = ..., target_lang: str | None = ...
+    ) -> list[str]: ...
 
-    def translate(self, lines: str | Iterable[str], **languages: str | None) -> str | list[str]:
+    def translate(
+        self,
+        lines: str | Iterable[str],
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> str | list[str]:
         """Returns the translation of a line (a str), or a list for many; see TextModel.translate.
 
         The weights are read for each call. For many calls, keep `text_model()`.
         """
         # Before the weights are read.
         lines = lines if isinstance(lines, str) else text_model.texts(lines)
-        model = self._loaded("translate", lambda known: text_model.beginning_of(known, **languages))
-        return model.translate(lines, **languages)
+        model = self._loaded(
+            "translate", lambda known: text_model.beginning_of(known, source_lang, target_lang)
+        )
+        return model.translate(lines, source_lang=source_lang, target_lang=target_lang)
 
     @overload
     def generate(self, prompts: str, *, seed: int = ...) -> str: ...  # type: ignore[overload-overlap]

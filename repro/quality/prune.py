@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.decoding import bundle, kinds
+from lingvo_gshard.decoding import bundle, bundle_spec, kinds
 from lingvo_gshard.evaluation import quality
 from lingvo_gshard.input import example_codec, manifest, sentences
 from lingvo_gshard.runs import launch as launches
