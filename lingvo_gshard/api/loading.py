@@ -33,7 +33,7 @@ def load(
     Raises ValueError if the folder is not a bundle or a run, if it is damaged, or if settings are
     given for a bundle.
     """
-    folder = storage.expanded(folder)
+    folder = storage.expanded(folder, "folder")
     changes = core_settings.as_texts(settings)
     devices = Devices(platform, num_partitions)
     path = storage.path(folder)
@@ -61,7 +61,7 @@ def of_run(
     """Returns the model of a run; `changes` are settings, `path=value`.
 
     Raises ValueError if there is no run, if it was never trained, if the devices do not fit it, if
-    another program than `command` is for it, or if `check` refuses its languages.
+    `command` is not the program for it, or if `check` refuses its languages.
     """
     opened = opening.to_decode(folder, devices.start, command, settings=changes, check=check)
     with opened as run:

@@ -12,7 +12,7 @@ from xla_spmd.files.digests import File
 
 FILE_NAME = "bundle.json"
 _VERSION = 2
-# The files and folders of a bundle; bundle.py says what they are.
+# The files and folders of a bundle; see bundle.py.
 _ENTRIES = {
     FILE_NAME,
     "weights.safetensors",

@@ -80,14 +80,14 @@ def to_decode(
             reading.check_command(launch.model, kind, command)
         of_data = example_codec.source_languages(launches.trained_on(launch, params))
         reading.check_language(source_lang, launch.facts.language_tokens or of_data, kind)
-        if check is not None:
-            check(launches.languages(launch, params, str(folder)))
 
         # A wrong setting is reported before JAX starts.
         launch = launch.changed(settings)
         changed = launches.experiment_params(launch).decode
         if isinstance(changed, SearchParams):
             changed.search().check_vocabulary(launch.facts.target_vocab_size)
+        if check is not None:
+            check(launches.languages(launch, params, str(folder)))
         num_partitions, _ = start(launch.model)
 
         # A mistake has been reported by now, before the slow imports.
