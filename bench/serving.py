@@ -36,7 +36,7 @@ import numpy as np
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.decoding import bundle
+from lingvo_gshard.decoding import bundle_spec
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.serving import messages
@@ -271,7 +271,7 @@ def _largest(asked: Asked, lines: Sequence[str]) -> list[str]:
     # Long lines are split for translation, but a prompt must fit as a whole.
     longest = limits.line_tokens
     if asked.route.kind == Kind.TEXT:
-        longest = min(longest, bundle.load_spec(_SERVED.value).input_lengths[-1])
+        longest = min(longest, bundle_spec.load_spec(_SERVED.value).input_lengths[-1])
 
     text = []
     size = 1

@@ -158,7 +158,8 @@ def processes() -> Processes | None:
             raise ValueError(f"--process_id={values.process_id}: expected 0 for --num_processes=1.")
         return None
 
-    _check_brackets(values.coordinator or "")
+    if values.cluster == "none":
+        _check_flags_of_processes(values)
     from lingvo_gshard.spmd import processes as spmd_processes
 
     # The cluster knows all of it, and may have started this process alone.
@@ -169,17 +170,28 @@ def processes() -> Processes | None:
         detected = spmd_processes.detected(values.coordinator_port, timeout_secs)
         return detected if detected.num_processes > 1 else None
 
-    if values.coordinator is None:
-        raise ValueError("--num_processes needs --coordinator=HOST:PORT, the address of process 0.")
     return spmd_processes.Processes(
         values.coordinator, values.num_processes, values.process_id, timeout_secs=timeout_secs
     )
 
 
-def _check_brackets(coordinator: str) -> None:
-    """Raises ValueError for an IPv6 address without brackets, which no process could reach."""
+def _check_flags_of_processes(values: flags.FlagValues) -> None:
+    """Raises ValueError for a wrong place among several processes, before JAX is imported."""
+    coordinator = values.coordinator
+    if coordinator is None:
+        raise ValueError("--num_processes needs --coordinator=HOST:PORT, the address of process 0.")
+
     host, _, port = coordinator.rpartition(":")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError(
             f"--coordinator={coordinator}: an IPv6 address needs brackets, as in [{host}]:{port}."
+        )
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(
+            f"--coordinator={coordinator}: expected HOST:PORT, the address of process 0."
+        )
+    if not 0 <= values.process_id < values.num_processes:
+        raise ValueError(
+            f"--process_id={values.process_id}: expected 0 to {values.num_processes - 1} for "
+            f"--num_processes={values.num_processes}."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -12,9 +12,12 @@ from absl import flags
 from lingvo_gshard import cli
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decoding.bundle import DecoderSpec
+    from lingvo_gshard.decoding.bundle_spec import DecoderSpec
+    from lingvo_gshard.decoding.languages import Languages
     from lingvo_gshard.decoding.text_decoder import TextDecoder
     from lingvo_gshard.runs.run import Run
+
+    Check = Callable[[Languages], object]
 
 LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
 BUNDLE = flags.DEFINE_string("bundle", None, "A folder that `gshard export` wrote.")
@@ -77,24 +80,29 @@ def check_needs_run(*settings: flags.FlagHolder[Any]) -> None:
 
 
 @contextlib.contextmanager
-def text_decoder(command: str | None = None) -> Iterator[TextDecoder]:
+def text_decoder(
+    command: str | None = None, check_languages: Check | None = None
+) -> Iterator[TextDecoder]:
     """Starts the devices and yields the decoder of lines for the model of --bundle or --logdir.
 
     Raises ValueError for flags that do not go together, for a missing or damaged bundle or run, and
-    for a model that `command` does not serve; None serves all models.
+    for a model that `command` does not serve; None serves all models. `check_languages` raises it
+    before the devices start.
     """
     check()
     if BUNDLE.value is None:
-        with cli.joined(), opened_run(command) as run:
+        with cli.joined(), opened_run(command, check_languages) as run:
             yield run.text_decoder()
         return
 
-    from lingvo_gshard.decoding import bundle, reading
+    from lingvo_gshard.decoding import bundle_spec, reading
 
     # The spec has the number of devices to start; weights and programs are read after that.
-    spec = bundle.load_spec(BUNDLE.value)
+    spec = bundle_spec.load_spec(BUNDLE.value)
     if command is not None:
         reading.check_command(spec.model, spec.kind, command)
+    if check_languages is not None:
+        check_languages(spec.spoken)
     with cli.joined(spec.num_partitions):
         yield from_bundle(spec)
 
@@ -102,7 +110,6 @@ def text_decoder(command: str | None = None) -> Iterator[TextDecoder]:
 def from_bundle(spec: DecoderSpec) -> TextDecoder:
     """Starts the devices and returns what decodes lines with the model of --bundle."""
     from lingvo_gshard.decoding import reading
-    from lingvo_gshard.spmd import processes
 
     if _BEAM_SIZE.value is not None or NBEST.value > spec.num_best:
         raise ValueError(
@@ -110,6 +117,10 @@ def from_bundle(spec: DecoderSpec) -> TextDecoder:
             " export it again with another --beam_size or --nbest."
         )
     reading.check_language(SOURCE_LANG.value, spec.source_languages, spec.kind)
+
+    # A mistake has been reported by now, before JAX is imported.
+    from lingvo_gshard.spmd import processes
+
     _start_devices(spec.model, spec.num_partitions)
     processes.check_alike({"bundle": str(spec)})
     _tell_weights(spec.weights)
@@ -125,17 +136,17 @@ def reloaded() -> TextDecoder:
 
 
 @contextlib.contextmanager
-def opened_run(command: str | None = None) -> Iterator[Run]:
+def opened_run(command: str | None = None, check_languages: Check | None = None) -> Iterator[Run]:
     """Starts the devices and yields the run of --logdir, with the settings that the flags change.
 
     Raises ValueError if there is no run, it does not fit the devices, or another program than
-    `command` is for it; None is for all.
+    `command` is for it; None is for all. `check_languages` raises it before the devices start.
     """
     from lingvo_gshard.runs import opening
 
     assert LOGDIR.value is not None
     with opening.to_decode(
-        LOGDIR.value, _start_devices, command, SOURCE_LANG.value, _settings()
+        LOGDIR.value, _start_devices, command, SOURCE_LANG.value, _settings(), check_languages
     ) as run:
         _tell_weights(run.params.decode.weights.value)
         yield run

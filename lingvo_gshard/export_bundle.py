@@ -33,6 +33,7 @@ import shlex
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
+from xla_spmd.files import storage
 from xla_spmd.runtime import environment
 
 _FROM_BUNDLE = flags.DEFINE_string("from_bundle", None, "An older bundle, in place of --logdir.")
@@ -71,19 +72,22 @@ def main() -> None:
         return
 
     assert folder is not None
-    if older is not None:
-        from lingvo_gshard.runs.run import export_again
+    from lingvo_gshard.decoding import bundle_spec
 
+    # Before the devices start, or the weights are read.
+    if not storage.is_bucket(folder):
+        bundle_spec.check_folder(folder)
+    if older is not None:
         decoder_flags.check_needs_run()
         _prepare_for(older)
+        from lingvo_gshard.runs.run import export_again
+
         export_again(older, folder)
     else:
         with decoder_flags.opened_run() as run:
             run.export_bundle(folder)
 
-    from lingvo_gshard.decoding import bundle
-
-    program = bundle.load_spec(folder).command
+    program = bundle_spec.load_spec(folder).command
     command = f"gshard {program} --bundle={shlex.quote(folder)} < in.txt > out.txt"
     print(f"Wrote {folder}: {command}")
 
@@ -94,9 +98,9 @@ def _write_saved_model(folder: str, older: str | None) -> None:
         raise ValueError("--attention is for bundles; a SavedModel does not return it.")
 
     if older is not None:
+        _prepare_for(older)
         from lingvo_gshard.runs.run import export_saved_model_of
 
-        _prepare_for(older)
         export_saved_model_of(older, folder)
     else:
         with decoder_flags.opened_run() as run:
@@ -124,10 +128,10 @@ def _write_hugging_face() -> None:
 
 def _prepare_for(older: str) -> None:
     """Prepares the devices that a bundle is for."""
-    from lingvo_gshard.decoding import bundle
+    from lingvo_gshard.decoding import bundle_spec
 
     # Nothing is computed, so CPU devices may stand for them.
-    environment.prepare(bundle.load_spec(older).num_partitions, "cpu")
+    environment.prepare(bundle_spec.load_spec(older).num_partitions, "cpu")
 
 
 def run() -> None:

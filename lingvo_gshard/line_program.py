@@ -24,7 +24,7 @@ from xla_spmd.files import atomic_file
 from xla_spmd.runtime import progress
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decoding.bundle import DecoderSpec
+    from lingvo_gshard.decoding.languages import Languages
     from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
 
 _INPUT = flags.DEFINE_string("input", None, "Decode the lines of this file.")
@@ -84,7 +84,7 @@ class Stream(Protocol):
 
 
 def run(
-    command: str, beginning_of: Callable[[DecoderSpec], str] = lambda spec: "", seed: int = 0
+    command: str, beginning_of: Callable[[Languages], str] = lambda languages: "", seed: int = 0
 ) -> None:
     """Decodes the lines of standard input or of --input; raises ValueError for a user's mistake.
 
@@ -96,8 +96,8 @@ def run(
     decoder_flags.check()
     _check_files()
 
-    with decoder_flags.text_decoder(command) as text_decoder:
-        beginning = beginning_of(text_decoder.spec)
+    with decoder_flags.text_decoder(command, beginning_of) as text_decoder:
+        beginning = beginning_of(text_decoder.spec.spoken)
         if _INPUT.value and _OUTPUT.value:
             source = pathlib.Path(_INPUT.value)
             target = pathlib.Path(_OUTPUT.value)

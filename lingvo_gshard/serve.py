@@ -8,6 +8,8 @@ choose it by target_lang, and models with tokens of languages need source_lang, 
 bundle again.
 """
 
+import importlib.util
+
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
@@ -26,16 +28,17 @@ def main() -> None:
     if cli.processes():
         raise ValueError("one process serves; start it without the others.")
 
-    # The packages of a server are optional.
-    try:
-        from lingvo_gshard.serving import app
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"serving needs {error.name}: pip install 'lingvo_gshard[serve]', or -r "
-            "requirements/serve.txt."
-        ) from error
+    # The server's packages are optional.
+    for package in ("aiohttp", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"serving needs {package}: pip install 'lingvo_gshard[serve]', or -r "
+                "requirements/serve.txt."
+            )
 
     with decoder_flags.text_decoder() as text_decoder:
+        from lingvo_gshard.serving import app
+
         # A run has no bundle to load again.
         load = decoder_flags.reloaded if decoder_flags.BUNDLE.value else None
         app.serve(

@@ -21,6 +21,7 @@ import shlex
 from absl import flags
 
 from lingvo_gshard import cli, experiment_flags
+from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import opening
 from xla_spmd.files import storage
 from xla_spmd.runtime import environment
@@ -50,6 +51,8 @@ def main() -> None:
     profiled = _profiled()
     if profiled is not None:
         environment.prepare_profiling()
+    if _SPLIT.value is not None and _MODE.value not in ("decode", "eval"):
+        raise ValueError(f"--split needs --mode=decode or eval, not --mode={_MODE.value}.")
 
     experiment_flags.read_config()
     opened = opening.to_train(
@@ -59,6 +62,7 @@ def main() -> None:
         _LOGDIR.value,
         cli.start_devices,
         _EXECUTABLES.value,
+        _check,
     )
     with cli.joined(), opened as (run, devices):
         from lingvo_gshard.runs import modes
@@ -83,7 +87,7 @@ def main() -> None:
                 modes.train_and_eval(run, hooks)
                 modes.print_once(modes.next_commands(run, str(_LOGDIR.value)))
             case "eval":
-                modes.evaluate(run, _SPLIT.value or "dev")
+                modes.evaluate(run, _split())
             case "continuous_eval":
                 modes.evaluate_continuously(run)
             case "export":
@@ -91,7 +95,7 @@ def main() -> None:
             case "decode":
                 from lingvo_gshard.evaluation import decode_split
 
-                decode_split.decode_split(run, _SPLIT.value or "test")
+                decode_split.decode_split(run, _split())
                 command = f"gshard train --logdir={shlex.quote(str(_LOGDIR.value))} --mode=report"
                 modes.print_once(f"Next: {command}")
             case "report":
@@ -99,6 +103,23 @@ def main() -> None:
 
                 path = run_report.report(run)
                 modes.print_once(f"Wrote {storage.origin(path)}.")
+
+
+def _split() -> str:
+    """Returns the split of --mode=decode or --mode=eval."""
+    return _SPLIT.value or ("test" if _MODE.value == "decode" else "dev")
+
+
+def _check(launch: launches.Launch, folder: str) -> None:
+    """Raises ValueError for what --mode lacks, as far as it is known before the devices start."""
+    match _MODE.value:
+        case "decode":
+            launches.check_to_decode(launch, folder, _split())
+        case "eval":
+            launches.check_to_evaluate(launch, folder, _split())
+        case "train" | "train_and_eval" if cli.processes() is None:
+            # Several processes share this work when they open the input.
+            launches.check_to_train(launch, folder)
 
 
 def _profiled() -> tuple[int, int] | None:

@@ -26,7 +26,7 @@ def main() -> None:
     """Translates; raises ValueError for a user's mistake."""
     line_program.run(
         "translate",
-        lambda spec: spec.beginning(_TARGET_LANG.value, decoder_flags.SOURCE_LANG.value),
+        lambda languages: languages.beginning(_TARGET_LANG.value, decoder_flags.SOURCE_LANG.value),
     )
 
 

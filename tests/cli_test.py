@@ -52,6 +52,34 @@ def run_dir(tmp_path_factory):
             "trainer --logdir=/no --num_processes=2 --coordinator=fd00::7:8476",
             "--coordinator=fd00::7:8476: an IPv6 address needs brackets, as in [fd00::7]:8476.",
         ),
+        (
+            "trainer --logdir=/no --num_processes=2 --coordinator=here",
+            "--coordinator=here: expected HOST:PORT, the address of process 0.",
+        ),
+        ("trainer --logdir=/no --num_processes=2", "--num_processes needs --coordinator=HOST:PORT"),
+        (
+            "trainer --logdir=/no --num_processes=2 --process_id=2 --coordinator=here:1",
+            "--process_id=2: expected 0 to 1 for --num_processes=2.",
+        ),
+        (
+            "trainer --logdir=/no --num_partition=2",
+            "--num_partition is not a flag of this",
+        ),
+        (
+            "trainer --logdir=RUN --mode=train --split=dev",
+            "--split needs --mode=decode or eval",
+        ),
+        (
+            "trainer --logdir=RUN --mode=eval --split=tset",
+            "--split=tset: --mode=eval evaluates",
+        ),
+        ("translate --logdir=RUN --temperature=-1", "--temperature must be 0 or more, got -1.0;"),
+        ("translate --logdir=RUN --scores=ALL", "translate: --scores=ALL: expected one of NONE"),
+        ("translate --logdir=RUN --nbest=9", "num_best must be 1 to beam_size 4, got 9."),
+        ("translate --bundle=/no", "/no: no bundle.json; give a folder that gshard export wrote."),
+        ("export_bundle --from_bundle=/no --bundle=/new", "/no: no bundle.json; give a folder"),
+        ("export_bundle --logdir=/no --bundle=RUN", "holds experiment.json, which is not part of"),
+        ("serve --bundle=/no --port=99999", "--port must be 0 to 65535, got 99999;"),
         ("trainer --logdir=/no --num_partitions=0", "--num_partitions must be 1 or more, got 0;"),
         ("trainer --logdir=/no --model=toy.Dense4L", "/no holds no run yet (no experiment.json)"),
         (

@@ -12,6 +12,13 @@ def check_type(what: str, value: Any, kind: type | tuple[type, ...], example: st
         raise ValueError(f"{what}: expected {example}, got {type(value).__name__} {value!r:.60}.")
 
 
+def check_each(what: str, values: Any, kind: type, example: str) -> None:
+    """Raises ValueError unless `values` is a list or tuple of values of the type."""
+    check_type(what, values, (list, tuple), example)
+    for value in values:
+        check_type(what, value, kind, example)
+
+
 def check_count(what: str, value: Any) -> None:
     """Raises ValueError unless `value` is a whole number, 1 or more."""
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from lingvo_gshard import registry
-from lingvo_gshard.api import loading, plans
+from lingvo_gshard.api import loading, plans, text_model
 from lingvo_gshard.api.devices import Devices
 from lingvo_gshard.api.results import PlanReport, Training
 from lingvo_gshard.api.text_model import TextModel
@@ -25,6 +26,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import opening
 from lingvo_gshard.train.hooks import EXIT_STATUS, TrainHook
+from xla_spmd import checks
 from xla_spmd.files import storage
 from xla_spmd.runtime import main_module
 
@@ -60,13 +62,13 @@ def experiment(
         device.
 
     The call does not compute anything or start a device. Raises ValueError if the model or a
-    setting is unknown, if a value has the wrong type, if the data was not prepared, or if neither a
-    model nor a run is given.
+    setting is unknown, if a value has the wrong type, if the data was not prepared or lacks a file,
+    or if neither a model nor a run is given.
     """
     made = Experiment(
         model,
-        data_dir=None if data_dir is None else storage.expanded(data_dir),
-        logdir=None if logdir is None else storage.expanded(logdir),
+        data_dir=None if data_dir is None else storage.expanded(data_dir, "data_dir"),
+        logdir=None if logdir is None else storage.expanded(logdir, "logdir"),
         settings=core_settings.as_texts(settings),
         devices=Devices(platform, num_partitions),
     )
@@ -89,7 +91,10 @@ class Experiment:
         main_module.end_if_imported_again()
         is_recorded = self.logdir is not None and storage.is_bucket(self.logdir)
         if self.model is not None or not is_recorded:
-            self._params()
+            params = self._params()
+            # The data of a run that is only decoded may be gone.
+            if self.data_dir is not None:
+                params.input.cls.CheckFiles(params.input)
 
     @property
     def params(self) -> Params:
@@ -103,7 +108,8 @@ class Experiment:
         next call continues. Raises ValueError without a logdir, if the data or the model differs
         from the run's, and while another process trains in the folder.
         """
-        with self._opened() as run:
+        checks.check_each("train: hooks", hooks, TrainHook, "a list of TrainHooks")
+        with self._opened(launches.check_to_train) as run:
             from lingvo_gshard.runs import modes
 
             metrics = None
@@ -120,7 +126,7 @@ class Experiment:
         Raises ValueError for an unknown split, without a checkpoint, or if the data differs from
         the run's.
         """
-        with self._opened() as run:
+        with self._opened(functools.partial(launches.check_to_evaluate, split=split)) as run:
             from lingvo_gshard.runs import modes
 
             return modes.evaluate(run, split, tell=_tell_nothing)
@@ -132,27 +138,42 @@ class Experiment:
         which is not scored. Raises ValueError if no language has the split, without a checkpoint,
         or if the data differs from the run's.
         """
-        with self._opened() as run:
+        with self._opened(functools.partial(launches.check_to_decode, split=split)) as run:
             from lingvo_gshard.evaluation import decode_split
 
             return decode_split.decode_split(run, split, tell=_tell_nothing)
 
     def text_model(self) -> TextModel:
         """Returns the trained model, to decode any number of lines; see `load`."""
-        return loading.of_run(self._folder(), self.settings, self.devices)
+        return self._loaded()
 
     @overload
-    def translate(self, lines: str, **languages: str | None) -> str: ...  # type: ignore[overload-overlap]
+    def translate(  # type: ignore[overload-overlap]
+        self, lines: str, *, source_lang: str | None = ..., target_lang: str | None = ...
+    ) -> str: ...
 
     @overload
-    def translate(self, lines: Iterable[str], **languages: str | None) -> list[str]: ...
+    def translate(
+        self, lines: Iterable[str], *, source_lang: str | None = ..., target_lang: str | None = ...
+    ) -> list[str]: ...
 
-    def translate(self, lines: str | Iterable[str], **languages: str | None) -> str | list[str]:
+    def translate(
+        self,
+        lines: str | Iterable[str],
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> str | list[str]:
         """Returns the translation of a line (a str), or a list for many; see TextModel.translate.
 
         The weights are read for each call. For many calls, keep `text_model()`.
         """
-        return self.text_model().translate(lines, **languages)
+        # Before the weights are read.
+        lines = lines if isinstance(lines, str) else text_model.texts(lines)
+        model = self._loaded(
+            "translate", lambda known: text_model.beginning_of(known, source_lang, target_lang)
+        )
+        return model.translate(lines, source_lang=source_lang, target_lang=target_lang)
 
     @overload
     def generate(self, prompts: str, *, seed: int = ...) -> str: ...  # type: ignore[overload-overlap]
@@ -162,7 +183,8 @@ class Experiment:
 
     def generate(self, prompts: str | Iterable[str], *, seed: int = 0) -> str | list[str]:
         """Returns the continuation of a prompt (a str), or a list for many; see TextModel."""
-        return self.text_model().generate(prompts, seed=seed)
+        prompts = prompts if isinstance(prompts, str) else text_model.texts(prompts)
+        return self._loaded("generate").generate(prompts, seed=seed)
 
     def plan(
         self,
@@ -199,11 +221,20 @@ class Experiment:
             run.export_bundle(storage.expanded(folder))
         return storage.expanded(folder)
 
+    def _loaded(self, command: str | None = None, check: opening.Check | None = None) -> TextModel:
+        """Returns the trained model; the arguments are checked as `opening.to_decode` says."""
+        return loading.of_run(self._folder(), self.settings, self.devices, command, check)
+
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Run]:
-        """Yields the run, on devices that have started."""
+    def _opened(self, check: opening.CheckLaunch = lambda launch, folder: None) -> Iterator[Run]:
+        """Yields the run, on devices that have started, unless `check` raises ValueError before."""
         opened = opening.to_train(
-            self.model, self.settings, self.data_dir, self._folder(), self.devices.start
+            self.model,
+            self.settings,
+            self.data_dir,
+            self._folder(),
+            self.devices.start,
+            check=check,
         )
         with opened as (run, _):
             yield run

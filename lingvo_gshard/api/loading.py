@@ -33,7 +33,7 @@ def load(
     Raises ValueError if the folder is not a bundle or a run, if it is damaged, or if settings are
     given for a bundle.
     """
-    folder = storage.expanded(folder)
+    folder = storage.expanded(folder, "folder")
     changes = core_settings.as_texts(settings)
     devices = Devices(platform, num_partitions)
     path = storage.path(folder)
@@ -51,12 +51,20 @@ def load(
     return of_run(folder, changes, devices)
 
 
-def of_run(folder: str | pathlib.Path, changes: tuple[str, ...], devices: Devices) -> TextModel:
+def of_run(
+    folder: str | pathlib.Path,
+    changes: tuple[str, ...],
+    devices: Devices,
+    command: str | None = None,
+    check: opening.Check | None = None,
+) -> TextModel:
     """Returns the model of a run; `changes` are settings, `path=value`.
 
-    Raises ValueError if there is no run, if it was never trained, or if the devices do not fit it.
+    Raises ValueError if there is no run, if it was never trained, if the devices do not fit it, if
+    `command` is not the program for it, or if `check` refuses its languages.
     """
-    with opening.to_decode(folder, devices.start, settings=changes) as run:
+    opened = opening.to_decode(folder, devices.start, command, settings=changes, check=check)
+    with opened as run:
         return TextModel(run.text_decoder(), str(folder))
 
 
@@ -66,8 +74,8 @@ def _of_bundle(folder: str | pathlib.Path, changes: tuple[str, ...], devices: De
         raise ValueError(f"{folder} is a bundle, whose programs are fixed: {given} needs a run.")
 
     # The devices must start before the weights are loaded.
-    from lingvo_gshard.decoding import bundle, kinds
+    from lingvo_gshard.decoding import bundle, bundle_spec, kinds
 
-    spec = bundle.load_spec(folder)
+    spec = bundle_spec.load_spec(folder)
     devices.start(spec.model, spec.num_partitions)
     return TextModel(kinds.text_decoder(*bundle.load(folder)), str(folder))

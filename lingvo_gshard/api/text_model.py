@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, overload
 from lingvo_gshard.decoding import reading
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decoding.bundle import DecoderSpec
+    from lingvo_gshard.decoding.bundle_spec import DecoderSpec
+    from lingvo_gshard.decoding.languages import Languages
     from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
 
 
@@ -47,9 +48,9 @@ class TextModel:
         Raises ValueError if the model does not translate, if it does not know a language, if a
         language must be named and is not, or if a line is not a str.
         """
-        self._check("translate", source_lang)
-        beginning = self.spec.beginning(target_lang, source_lang)
-        return _best(lines, lambda texts: self._decode(texts, beginning))
+        self._check("translate")
+        beginning = beginning_of(self.spec.spoken, source_lang, target_lang)
+        return _best(lines, lambda some: self._decode(some, beginning))
 
     @overload
     def generate(self, prompts: str, *, seed: int = ...) -> str: ...  # type: ignore[overload-overlap]
@@ -64,7 +65,7 @@ class TextModel:
         prompt is too long, or if one is not a str.
         """
         self._check("generate")
-        return _best(prompts, lambda texts: self._decode(texts, seed=seed))
+        return _best(prompts, lambda some: self._decode(some, seed=seed))
 
     def nbest(
         self,
@@ -79,21 +80,30 @@ class TextModel:
         Raises ValueError if the model does not know a language, if a language must be named and is
         not, if a prompt is too long, or if a line is not a str.
         """
-        self._check(self.spec.command, source_lang)
-        beginning = self.spec.beginning(target_lang, source_lang)
-        return self._decode(_texts(lines), beginning, seed)
+        beginning = beginning_of(self.spec.spoken, source_lang, target_lang)
+        return self._decode(texts(lines), beginning, seed)
 
     def __repr__(self) -> str:
         return f"<{self.spec.model} of {self._name}, which {self.spec.does}>"
 
-    def _check(self, command: str, source_lang: str | None = None) -> None:
+    def _check(self, command: str) -> None:
         reading.check_command(self.spec.model, self.spec.kind, command)
-        known = self.spec.source_languages
-        if not self.spec.sources:  # Otherwise `beginning` checks it.
-            reading.check_language(source_lang, known, self.spec.kind)
 
     def _decode(self, lines: list[str], beginning: str = "", seed: int = 0) -> list[NBest]:
         return list(self._decoder.decode((beginning + line for line in lines), seed=seed))
+
+
+def beginning_of(
+    known: Languages, source_lang: str | None = None, target_lang: str | None = None
+) -> str:
+    """Returns the text that begins each line of a source.
+
+    Raises ValueError if the model does not know a language, or if a language must be named and is
+    not.
+    """
+    if not known.sources:  # Otherwise `beginning` checks the source.
+        reading.check_language(source_lang, known.source_languages, known.kind)
+    return known.beginning(target_lang, source_lang)
 
 
 def _best(
@@ -103,18 +113,18 @@ def _best(
     if isinstance(lines, str):
         (hypotheses,) = decode([lines])
         return hypotheses[0].text
-    return [hypotheses[0].text for hypotheses in decode(_texts(lines))]
+    return [hypotheses[0].text for hypotheses in decode(texts(lines))]
 
 
-def _texts(lines: Iterable[str]) -> list[str]:
+def texts(lines: Iterable[str]) -> list[str]:
     """Returns lines as a list; a str is one line. Raises ValueError if a line is not a str."""
     if isinstance(lines, str):
         return [lines]
     if isinstance(lines, bytes) or not isinstance(lines, Iterable):
         raise ValueError(f"lines: expected a str or a list of them, got {lines!r}.")
 
-    texts = list(lines)
-    for number, text in enumerate(texts, start=1):
+    listed = list(lines)
+    for number, text in enumerate(listed, start=1):
         if not isinstance(text, str):
             raise ValueError(f"line {number}: expected a str, got {type(text).__name__} {text!r}.")
-    return texts
+    return listed

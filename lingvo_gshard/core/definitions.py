@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import enum
 import inspect
+import numbers
 import types
 import typing
 from collections.abc import Mapping
@@ -27,6 +28,13 @@ REQUIRED: Any = _Required.REQUIRED
 
 # The types of the values that text can set, besides enums.
 _KINDS = (bool, int, float, str, tuple, list, dict)
+# Values in Python may be NumPy's numbers, and any sequence of settings may be a list.
+_VALUES: dict[type, Any] = {
+    int: numbers.Integral,
+    float: numbers.Real,
+    tuple: (tuple, list),
+    list: (tuple, list),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +58,22 @@ class Definition:
         else:
             name = kind.__name__
         return f"{name} or None" if self.is_optional else name
+
+    def check(self, where: str, value: Any) -> None:
+        """Raises ValueError, which begins with `where`, unless `value` has the declared type."""
+        if self.kind is None or value is REQUIRED or self._accepts(self.kind, value):
+            return
+        raise ValueError(
+            f"{where}: expected {self.expected(self.kind)}, got {type(value).__name__} "
+            f"{value!r:.60}. {self.description}"
+        )
+
+    def _accepts(self, kind: type, value: Any) -> bool:
+        if value is None:
+            return self.is_optional
+        if isinstance(value, bool):  # A subclass of int.
+            return kind is bool
+        return isinstance(value, _VALUES.get(kind, kind))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Returns itself: Params copy a default before they use it."""

@@ -81,7 +81,8 @@ class BaseParams:
     def Set(self, **values: Any) -> Self:
         """Sets values by dotted name.
 
-        Raises AttributeError for an unknown name, and ValueError if frozen.
+        Raises AttributeError for an unknown name, and ValueError if frozen or if a value does not
+        have the type that its setting declares.
         """
         for path, value in values.items():
             owner, name = self._owner(path)
@@ -192,6 +193,7 @@ class BaseParams:
         def __setattr__(self, name: str, value: Any) -> None:
             self._check_mutable()
             self._check_defined(name)
+            self._definitions[name].check(name, value)
             self._values[name] = value
 
         def __getattr__(self, name: str) -> Any:

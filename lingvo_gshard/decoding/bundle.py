@@ -14,142 +14,36 @@ B batch, L input length, n hypotheses, T target length.
 """
 
 import dataclasses
-import difflib
 import importlib.metadata
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.reading import READINGS
+from lingvo_gshard.decoding import bundle_spec
+from lingvo_gshard.decoding.bundle_spec import Contents, DecoderSpec
 from lingvo_gshard.files import finite, safetensors_file
 from lingvo_gshard.input.bpe_tokenizer import loaded
-from lingvo_gshard.input.example_codec import listed, source_languages, target_token
-from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.spmd import program, specs
 from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.specs import WHOLE, Share
-from xla_spmd.files import atomic_file, digests, json_records, storage
-from xla_spmd.files.digests import File
+from xla_spmd.files import atomic_file, digests, storage
 
-_VERSION = 2
-_SPEC = "bundle.json"
 _WEIGHTS = "weights.safetensors"
 _PINS = "requirements.txt"
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _BELOW = "xla_spmd"  # The package below this one; a bundle contains all of it.
-_ENTRIES = {_SPEC, _WEIGHTS, _PINS, _PACKAGE.name, _BELOW, "programs", "vocab"}
 _REQUIREMENTS = ("absl-py", "jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers", "tqdm")
 
 # The part of the library that a bundle contains: its programs, and all modules that they import.
 _PROGRAMS = ("translate.py", "generate.py", "serve.py")
 _MODULES = ("__init__.py", "cli.py", "decoder_flags.py", "line_program.py")
 _ROOMS = ("core", "decoding", "files", "input", "serving", "sharding", "spmd")
-
-
-@dataclasses.dataclass(frozen=True)
-class DecoderSpec:
-    """The properties of a decoder that its callers need."""
-
-    model: str  # A registered name.
-    # Codes, such as en-de for German from English; for a language model, names of corpora.
-    languages: tuple[str, ...]
-    batch_size: int
-    input_lengths: tuple[int, ...]  # Each has a separate program; the shortest comes first.
-    num_best: int  # The number of results for each line.
-    num_partitions: int
-    # The languages to translate into, which a source names by its first token. Empty if the model
-    # translates only into English.
-    targets: tuple[str, ...] = ()
-    # The Kind of the data that the model learned from: PARALLEL translates lines, TEXT continues
-    # them.
-    kind: str = Kind.PARALLEL
-    # Whether a row has one sample, which depends only on its input and its own seed.
-    is_sampled: bool = False
-    # The languages to translate from, if the vocabulary has tokens of languages: then a source
-    # begins with its own language's token, and its translation must begin with the target's.
-    sources: tuple[str, ...] = ()
-    # The format of the large weights: float32, float32_laid_out, bfloat16 or int8.
-    weights: str = "float32"
-
-    @property
-    def input_name(self) -> str:
-        """The name of a row's input: source or prompt."""
-        return READINGS[self.kind].input_name
-
-    @property
-    def does(self) -> str:
-        """The model's task in words: it translates lines, or continues prompts."""
-        return READINGS[self.kind].does
-
-    @property
-    def noun(self) -> str:
-        """The name of a line's result: translation or continuation."""
-        return READINGS[self.kind].noun
-
-    @property
-    def inputs(self) -> tuple[str, str, str]:
-        """The names of the features with the ids, segments and positions of inputs."""
-        return READINGS[self.kind].features
-
-    @property
-    def command(self) -> str:
-        """The program that decodes lines with this model: translate or generate."""
-        return READINGS[self.kind].command
-
-    @property
-    def source_languages(self) -> tuple[str, ...]:
-        """The codes of the languages to translate from; empty for a language model."""
-        if self.kind == Kind.TEXT:
-            return ()
-        return self.sources or source_languages(self.languages)
-
-    def beginning(self, target: str | None, source: str | None = None) -> str:
-        """Returns the text that starts a line that is translated from `source` into `target`.
-
-        None means the only target, or an unnamed source. Raises ValueError if the model does not
-        translate in this direction, or if a language is None and must be chosen.
-        """
-        if self.sources:
-            _check_named("source_lang", source, self.sources)
-            _check_named("target_lang", target, self.targets)
-            return f"{source} {target} "
-
-        # The source's beginning names the target, or there is only one target.
-        if self.targets:
-            _check_named("target_lang", target, self.targets)
-            assert target is not None
-            return f"{target_token(target)} "
-        if target is not None:
-            targets = "no language" if self.kind == Kind.TEXT else "English alone"
-            raise ValueError(f"target_lang {target}: the model translates into {targets}")
-        return ""
-
-
-def _check_named(option: str, code: str | None, codes: Sequence[str]) -> None:
-    """Raises ValueError unless the option names one of the languages."""
-    if code in codes:
-        return
-
-    given = "is missing" if code is None else code
-    near = difflib.get_close_matches(code or "", codes, n=1, cutoff=0.5)
-    hint = f". Did you mean {near[0]}?" if near else ""
-    raise ValueError(f"{option} {given}: expected one of {listed(codes)}{hint}")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Contents:
-    """The contents of bundle.json."""
-
-    spec: DecoderSpec
-    files: tuple[File, ...]  # The programs, weights and vocabularies.
-    origin: dict[str, str]  # The Decoder's `origin`.
 
 
 @dataclasses.dataclass
@@ -202,7 +96,7 @@ def save(
     The folder appears whole, in place of any earlier bundle. Raises ValueError if it contains files
     that are not part of a bundle.
     """
-    atomic_file.check_holds_only(folder, _ENTRIES, "a bundle")
+    bundle_spec.check_folder(folder)
     with atomic_file.replacing_folder(folder) as partial:
         names = []  # The files whose digests bundle.json records.
 
@@ -225,8 +119,8 @@ def save(
 
         # Digests of the written files, and of the spec itself.
         files = tuple(digests.describe(partial, name) for name in names)
-        contents = _Contents(decoder.spec, files, decoder.origin)
-        digests.write_json(partial / _SPEC, _VERSION, dataclasses.asdict(contents))
+        contents = Contents(decoder.spec, files, decoder.origin)
+        bundle_spec.write(partial, contents)
 
 
 def _write_library(folder: pathlib.Path) -> None:
@@ -249,11 +143,6 @@ def _write_library(folder: pathlib.Path) -> None:
     (folder / _PINS).write_text("".join(pins), encoding="utf-8")
 
 
-def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
-    """Reads a bundle's spec. Raises ValueError if it is missing, damaged or of another version."""
-    return _contents(folder).spec
-
-
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     """Returns the decoder and the source and target tokenizers of a bundle.
 
@@ -261,7 +150,7 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     finite.
     """
     with storage.working(folder) as local_folder:
-        contents = _contents(local_folder)
+        contents = bundle_spec.read(local_folder)
         digests.verify(local_folder, contents.files)
 
         # Programs and weights are small enough to be read now; compiling waits for the first use.
@@ -285,23 +174,6 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
         origin=contents.origin or {file.path: file.sha256 for file in contents.files},
     )
     return decoder, source, target
-
-
-def _contents(folder: str | pathlib.Path) -> _Contents:
-    path = storage.path(folder) / _SPEC
-    with storage.errors(path, "read"):
-        if path.exists():
-            return digests.read_json(path, _VERSION, _parsed)
-    raise ValueError(f"{folder}: no {_SPEC}; give a folder that gshard export wrote.")
-
-
-def _parsed(fields: dict[str, Any]) -> _Contents:
-    # Older bundles call the lengths `source_lengths`, whatever their model reads.
-    spec = dict(fields["spec"])
-    if "source_lengths" in spec:
-        spec["input_lengths"] = spec.pop("source_lengths")
-    contents: _Contents = json_records.read(_Contents, fields | {"spec": spec})
-    return contents
 
 
 def _program_file(spec: DecoderSpec, length: int) -> str:

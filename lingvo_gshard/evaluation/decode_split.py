@@ -17,7 +17,7 @@ from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
 from lingvo_gshard.input import example_codec, manifest, sentences
 from lingvo_gshard.input.manifest import Kind, Language
 from lingvo_gshard.input.normalization import one_line
-from lingvo_gshard.runs.launch import check_data, check_decoded, recorded
+from lingvo_gshard.runs.launch import check_data, check_decoded, decoded_languages, recorded
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 from xla_spmd.files import atomic_file, digests, storage
@@ -83,7 +83,8 @@ def decode_split(run: Run, split: str, tell: Tell = print) -> Quality | None:
     check_decoded(run.launch.model, run.params)
     recorded(run.logdir)  # Refuses a folder in which nothing was trained.
     check_data(run.launch, run.logdir)
-    languages = _languages(run, split)
+    languages = decoded_languages(run.launch, run.params, split)
+    digests.verify(_data_dir(run), [language.text[split] for language in languages])
     data = manifest.load(_data_dir(run))
     decoding = _KINDS[data.kind](run, [language.code for language in data.languages])
     folder = pathlib.Path(run.logdir, f"decode_{split}")
@@ -216,28 +217,6 @@ def _data_dir(run: Run) -> str:
     """Returns the prepared folder; every run of a task that decodes text has one."""
     assert run.launch.data_dir is not None
     return run.launch.data_dir
-
-
-def _languages(run: Run, split: str) -> list[Language]:
-    """Returns the languages that have the split, after checking their text."""
-    data_dir = _data_dir(run)
-    max_sentences = run.params.decode.max_sentences
-    if max_sentences is not None and max_sentences < 1:
-        raise ValueError(f"decode.max_sentences must be 1 or more, or None, got {max_sentences}.")
-
-    data = manifest.load(data_dir)
-    languages = [language for language in data.languages if split in language.text]
-    if not languages:
-        splits: set[str] = set()
-        for language in data.languages:
-            splits.update(language.text)
-        known = ", ".join(sorted(splits)) or "none"
-        raise ValueError(
-            f"{data_dir}: no {data.group} has a {split} split to decode; the splits are {known}."
-        )
-
-    digests.verify(data_dir, [language.text[split] for language in languages])
-    return languages
 
 
 def _lines(

@@ -98,6 +98,11 @@ class BaseInput(Configured):
         return ()
 
     @classmethod
+    def CheckFiles(cls, p: AnyParams) -> None:
+        """Raises ValueError if a file that settings `p` need is missing or has another size."""
+        del p
+
+    @classmethod
     def Parts(cls, p: AnyParams) -> Mapping[str, Part]:
         """Returns the parts of the split in settings `p` by name; empty if it is not divided."""
         del p

@@ -9,7 +9,7 @@ from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.input import manifest, mixture
 from lingvo_gshard.input.base_input import DataFacts, Part
 from lingvo_gshard.input.manifest import Kind
-from lingvo_gshard.input.prefetched import PrefetchedInput
+from lingvo_gshard.input.prefetched import PrefetchedInput, check_share
 from lingvo_gshard.input.records import check_sizes
 from xla_spmd.files import digests
 from xla_spmd.files.digests import File
@@ -67,6 +67,12 @@ class PreparedInput(PrefetchedInput):
     def Files(cls, data_dir: str) -> Sequence[File]:
         """Returns every file that the manifest names."""
         return cls.Manifest(data_dir).files()
+
+    @classmethod
+    def CheckFiles(cls, p: Params) -> None:
+        """Raises ValueError if one process could not read the parts; see `_checked_parts`."""
+        check_share(p, num_processes=1)
+        cls._checked_parts(p, process_index=0, num_processes=1)
 
     @classmethod
     def Parts(cls, p: Params) -> Mapping[str, Part]:

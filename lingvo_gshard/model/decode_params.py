@@ -3,7 +3,7 @@
 An experiment makes its own sizes the defaults of the REQUIRED ones.
 """
 
-from lingvo_gshard.beam_search.beam import Rules, Stopping
+from lingvo_gshard.beam_search.beam import BeamSearch, Rules, Stopping
 from lingvo_gshard.core.hyperparams import REQUIRED, BaseParams, setting
 from lingvo_gshard.layers.stored_weights import Numbers
 
@@ -64,6 +64,25 @@ class SearchParams(DecodeParams):
         None, "The sentences of each language in --mode=decode; None decodes all."
     )
 
+    def search(self) -> BeamSearch:
+        """Returns the search of a row. Raises ValueError if a setting is out of its range."""
+        return BeamSearch(
+            beam_size=self.beam_size,
+            max_steps=self.max_target_len,
+            length_norm_alpha=self.length_norm_alpha,
+            num_best=self._num_best_of_row(),
+            coverage_weight=self.coverage_weight,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_stage_places=self.min_stage_places,
+            rules=self.rules,
+            stopping=self.stopping,
+        )
+
+    def _num_best_of_row(self) -> int:
+        return self.num_best
+
 
 class TranslationDecodeParams(SearchParams):
     """The settings of decoding translations."""
@@ -83,3 +102,7 @@ class ContinuationDecodeParams(SearchParams):
         REQUIRED,
         "The number of first tokens of a document, with BOS, that --mode=decode continues.",
     )
+
+    def _num_best_of_row(self) -> int:
+        """Returns 1 for samples: a row gives one, and num_best rows have the same prompt."""
+        return self.num_best if self.temperature is None else 1

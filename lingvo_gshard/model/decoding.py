@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from lingvo_gshard.beam_search import flat_beam_search
-from lingvo_gshard.beam_search.beam import BeamSearch, Requests
+from lingvo_gshard.beam_search.beam import Requests
 from lingvo_gshard.beam_search.flat_beam_search import Annotate, DecodeStep, Grow
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -41,19 +41,7 @@ def search(
     tokens that each row's hypotheses begin with; see Requests. Raises ValueError if a setting is
     out of its range.
     """
-    config = BeamSearch(
-        beam_size=decode.beam_size,
-        max_steps=decode.max_target_len,
-        length_norm_alpha=decode.length_norm_alpha,
-        num_best=decode.num_best,
-        coverage_weight=decode.coverage_weight,
-        temperature=decode.temperature,
-        top_k=decode.top_k,
-        top_p=decode.top_p,
-        min_stage_places=decode.min_stage_places,
-        rules=decode.rules,
-        stopping=decode.stopping,
-    )
+    config = decode.search()
     requests = _requests(decode, has_input, seeds, first_ids)
 
     needs_attention = decode.tell_attention or decode.coverage_weight

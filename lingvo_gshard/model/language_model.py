@@ -123,8 +123,6 @@ class LanguageModelTask(TokenTask):
         `features` are InitDecode's and seeds, int32 [B, 2]. A sample depends on its prompt and its
         seed, and not on the batch. A row gives one sample: for several samples, repeat the row.
         """
-        if decode.temperature is not None:
-            decode = decode.Copy().Set(num_best=1)
         has_prompt = tf.reduce_max(tf.cast(features.segment_ids > 0, tf.int32), 1)
         return decoding.search(
             decode,

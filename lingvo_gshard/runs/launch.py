@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
-from lingvo_gshard.input import tokenizer
+from lingvo_gshard.decoding.languages import Languages
+from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
+from lingvo_gshard.input.bpe_tokenizer import loaded
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.train import config as train_config
 from xla_spmd.files import atomic_file, digests, json_records, storage
@@ -241,9 +243,76 @@ def evaluated_input(launch: Launch, params: Params, split: str) -> Params:
     return _bind(inputs.eval_input, launch)
 
 
+def check_to_train(launch: Launch, logdir: str) -> None:
+    """Raises ValueError if a file of the training data is missing or has another size."""
+    del logdir
+    p = experiment_params(launch).input
+    p.cls.CheckFiles(p)
+
+
+def check_to_evaluate(launch: Launch, logdir: str, split: str) -> None:
+    """Raises ValueError if the run in `logdir` cannot be evaluated on a split; see evaluated_input.
+
+    It can't if nothing was trained in the folder, either.
+    """
+    recorded(logdir)
+    evaluated_input(launch, experiment_params(launch), split)
+
+
+def check_to_decode(launch: Launch, logdir: str, split: str) -> None:
+    """Raises ValueError if the run in `logdir` cannot decode a split; see decoded_languages.
+
+    It can't if its task does not predict text or if nothing was trained in the folder, either.
+    """
+    params = experiment_params(launch)
+    check_decoded(launch.model, params)
+    recorded(logdir)
+    decoded_languages(launch, params, split)
+
+
+def decoded_languages(launch: Launch, params: Params, split: str) -> list[manifest.Language]:
+    """Returns the languages whose text has a split, given a launch's Params.
+
+    Raises ValueError if there are none, or if decode.max_sentences is below 1.
+    """
+    max_sentences = params.decode.max_sentences
+    if max_sentences is not None and max_sentences < 1:
+        raise ValueError(f"decode.max_sentences must be 1 or more, or None, got {max_sentences}.")
+
+    assert launch.data_dir is not None, "A task that decodes text has a prepared folder."
+    data = manifest.load(launch.data_dir)
+    languages = [language for language in data.languages if split in language.text]
+    if not languages:
+        splits: set[str] = set()
+        for language in data.languages:
+            splits.update(language.text)
+        known = ", ".join(sorted(splits)) or "none"
+        raise ValueError(
+            f"--split={split}: no {data.group} of {launch.data_dir} has text of it to decode; the "
+            f"splits are {known}."
+        )
+    return languages
+
+
 def trained_on(launch: Launch, params: Params) -> tuple[str, ...]:
     """Returns the languages of the training text, given the launch's Params."""
     return params.input.languages or launch.facts.languages
+
+
+def languages(launch: Launch, params: Params, logdir: str) -> Languages:
+    """Returns the languages that the model of a run translates between.
+
+    Raises ValueError if a vocabulary's file is missing or damaged.
+    """
+    source, target = map(loaded, vocabularies(logdir))
+    kind = launch.facts.kind
+    assert kind is not None, "check_decoded"
+    return Languages(
+        kind=kind,
+        trained_on=trained_on(launch, params),
+        sources=tuple(source.languages),
+        targets=tuple(target.languages) or source.targets,
+    )
 
 
 def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from lingvo_gshard.decoding import reading
+from lingvo_gshard.decoding.languages import Languages
 from lingvo_gshard.input import example_codec
+from lingvo_gshard.model.decode_params import SearchParams
 from lingvo_gshard.runs import launch as launches
 from xla_spmd.files import storage
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
 # Starts the devices for a model; returns the number of partitions and a description.
 Start = Callable[[str], tuple[int, str]]
+# Raises ValueError if a model does not know the languages that a user names.
+Check = Callable[[Languages], object]
+# Raises ValueError if a user asks for what a launch, and the run in a folder, cannot do.
+CheckLaunch = Callable[[launches.Launch, str], None]
 
 
 @contextlib.contextmanager
@@ -27,16 +33,18 @@ def to_train(
     logdir: str | pathlib.Path,
     start: Start,
     executables: str | None = None,
+    check: CheckLaunch = lambda launch, folder: None,
 ) -> Iterator[tuple[Run, str]]:
     """Yields a run, to train or evaluate it, and a description of its devices.
 
     `settings` are `path=value`. Raises ValueError if `logdir` cannot be written, if the model or
     the data is missing and the folder holds no run, for a wrong setting, for data of another task
-    or vocabulary, or for sizes that do not fit the devices.
+    or vocabulary, or for sizes that do not fit the devices. `check` may raise it, too.
     """
     storage.check_writable(logdir)
     with storage.working(logdir) as folder:
         launch = launches.launch_of(model, settings, data_dir, str(folder))
+        check(launch, str(folder))
         num_partitions, devices = start(launch.model)
 
         # A wrong model or setting has been reported by now, before the slow imports.
@@ -54,11 +62,13 @@ def to_decode(
     command: str | None = None,
     source_lang: str | None = None,
     settings: Iterable[str] = (),
+    check: Check | None = None,
 ) -> Iterator[Run]:
     """Yields the run in a folder, to decode with it; `settings` change its recorded settings.
 
     Raises ValueError if the folder holds no run, if the run does not fit the devices, if its lines
-    are decoded by another program than `command`, or if it was not trained on `source_lang`.
+    are decoded by another program than `command`, if it was not trained on `source_lang`, if
+    `check` refuses its languages, or if a setting of the search is out of its range.
     """
     with storage.working(logdir) as folder:
         launch = launches.recorded(str(folder))
@@ -71,8 +81,13 @@ def to_decode(
         of_data = example_codec.source_languages(launches.trained_on(launch, params))
         reading.check_language(source_lang, launch.facts.language_tokens or of_data, kind)
 
+        # A wrong setting is reported before JAX starts.
         launch = launch.changed(settings)
-        launches.experiment_params(launch)  # A wrong setting is reported before JAX starts.
+        changed = launches.experiment_params(launch).decode
+        if isinstance(changed, SearchParams):
+            changed.search().check_vocabulary(launch.facts.target_vocab_size)
+        if check is not None:
+            check(launches.languages(launch, params, str(folder)))
         num_partitions, _ = start(launch.model)
 
         # A mistake has been reported by now, before the slow imports.

@@ -10,7 +10,8 @@ from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, rows_by_piece
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import bundle, kinds
-from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
+from lingvo_gshard.decoding.bundle import Decoder
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.reading import READINGS
 from lingvo_gshard.decoding.text_decoder import TextDecoder
 from lingvo_gshard.input import sentences
@@ -25,7 +26,7 @@ from lingvo_gshard.runs.launch import (
     Launch,
     check_decoded,
     experiment_params,
-    trained_on,
+    languages,
     vocabularies,
     with_product_dtype,
 )
@@ -92,21 +93,20 @@ class Run:
         restored = self.estimator.restore(**self.averaged, weights_alone=True)
         source, target = map(loaded, vocabularies(self.logdir))
 
-        kind = self.launch.facts.kind
-        assert kind is not None, "check_decoded"
+        spoken = languages(self.launch, p, self.logdir)
         longest = p.task.cls.DecodeLength(p.decode)
-        input_name = READINGS[kind].input_name
+        input_name = READINGS[spoken.kind].input_name
         spec = DecoderSpec(
             model=self.launch.model,
-            languages=trained_on(self.launch, p),
+            languages=spoken.trained_on,
             batch_size=p.decode.batch_size,
             input_lengths=sentences.lengths(longest, f"decode.max_{input_name}_len"),
             num_best=p.decode.num_best,
             num_partitions=partitioning.mesh.num_partitions,
-            targets=tuple(target.languages) or source.targets,
-            kind=kind,
+            targets=spoken.targets,
+            kind=spoken.kind,
             is_sampled=p.decode.temperature is not None,
-            sources=tuple(source.languages),
+            sources=spoken.sources,
             weights=p.decode.weights.value,
         )
         model = TaskModel(p, partitioning)

@@ -27,7 +27,8 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf, tf_text
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import text_graph
-from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
+from lingvo_gshard.decoding.bundle import Decoder
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.outcomes import MIN_END_LOG_PROB, Finish, no_result
 from lingvo_gshard.files import safetensors_file
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, target_token

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
-from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
 from lingvo_gshard.serving.fair_queue import Batch, FairQueue, Row
 

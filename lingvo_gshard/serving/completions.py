@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.generator import Generator
 from lingvo_gshard.decoding.outcomes import Finish
 from lingvo_gshard.decoding.text_decoder import Hypothesis, NBest

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.text_decoder import NBest
 from lingvo_gshard.serving import messages
 from lingvo_gshard.serving.messages import refused

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.files import text_file
 from lingvo_gshard.input.example_codec import listed
 from lingvo_gshard.input.manifest import Kind

@@ -137,8 +137,7 @@ class Estimator:
         if steps is not None and max_steps is not None:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
         _check_counts("train", steps=steps, max_steps=max_steps)
-        for hook in hooks:
-            checks.check_type("train: hooks", hook, TrainHook, "TrainHooks")
+        checks.check_each("train: hooks", hooks, TrainHook, "a list of TrainHooks")
         began_secs = time.monotonic()
         laps = Laps(began_secs)
 

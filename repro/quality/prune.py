@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.decoding import bundle, kinds
+from lingvo_gshard.decoding import bundle, bundle_spec, kinds
 from lingvo_gshard.evaluation import quality
 from lingvo_gshard.input import example_codec, manifest, sentences
 from lingvo_gshard.runs import launch as launches
@@ -118,7 +118,7 @@ def _losses(logdir: pathlib.Path) -> tuple[float, float | None]:
 
 def _decoded(folder: str) -> dict[str, Any]:
     """Decodes test with a bundle; returns the scores, the rate and the peak memory."""
-    environment.prepare(bundle.load_spec(folder).num_partitions)
+    environment.prepare(bundle_spec.load_spec(folder).num_partitions)
     devices.start()
     decoder, source, target = bundle.load(folder)
     translator = kinds.text_decoder(decoder, source, target)

@@ -34,6 +34,7 @@ def test_the_models_are_named_and_their_settings_are_there():
         ),
         ({"settings": ["train.max_steps=7"]}, "settings: expected a dict such as"),
         ({"data_dir": "/none"}, "no data folder /none: prepare it with"),
+        ({"data_dir": 3}, "data_dir: expected a str or a pathlib.Path, got int 3"),
         ({"platform": "gpu"}, "platform='gpu': expected one of auto, cpu, cuda, tpu"),
     ],
 )
@@ -46,6 +47,18 @@ def test_a_mistake_is_a_value_error_at_once(arguments, message):
 def test_training_needs_a_folder():
     with pytest.raises(ValueError, match="logdir, the folder of the run, is missing"):
         gshard.experiment("toy.MoE8E4L").train()
+
+
+def test_wrong_hooks_are_refused_before_anything_starts():
+    with pytest.raises(
+        ValueError, match="train: hooks: expected a list of TrainHooks, got builtin"
+    ):
+        gshard.experiment("toy.MoE8E4L").train(hooks=print)
+
+
+def test_lines_that_are_no_text_are_refused_before_the_weights_are_read():
+    with pytest.raises(ValueError, match="line 2: expected a str, got int 1"):
+        gshard.experiment("toy.MoE8E4L", logdir="/none").translate(["a", 1])
 
 
 @pytest.mark.parametrize("value", [3, 0.5, None, True, (1, 2), "8", "d:*", "a'b", [0, 1], "None"])

@@ -2,13 +2,21 @@
 
 import enum
 import math
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from lingvo_gshard.core import hyperparams, settings
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import (
+    REQUIRED,
+    BaseParams,
+    InstantiableParams,
+    Params,
+    setting,
+)
 
 
 class _Color(enum.Enum):
@@ -18,6 +26,16 @@ class _Color(enum.Enum):
 class _Lamp:
     def __init__(self, params, *args):
         self.params, self.args = params, args
+
+
+class _Typed(BaseParams):
+    num_layers: int = setting(REQUIRED, "L.")
+    rate: float | None = setting(None, "The rate.")
+    is_fast: bool = setting(True, "Fast.")
+    color: _Color = setting(_Color.RED, "The color.")
+    languages: tuple[str, ...] = setting((), "Codes.")
+    name: str = setting("", "A name.")
+    inner: Params = setting(Params(), "A group.")
 
 
 def _lamp():
@@ -76,6 +94,45 @@ def test_a_name_must_be_an_identifier(name):
 def test_a_name_is_defined_once():
     with pytest.raises(ValueError, match="'size' is defined already"):
         _room().Define("size", 1, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_layers", "8", "num_layers: expected int, got str '8'. L."),
+        ("num_layers", True, "num_layers: expected int, got bool True. L."),
+        ("num_layers", 2.5, "num_layers: expected int, got float 2.5. L."),
+        ("num_layers", None, "num_layers: expected int, got NoneType None. L."),
+        ("rate", "0.1", "rate: expected float or None, got str '0.1'. The rate."),
+        ("is_fast", 1, "is_fast: expected bool, got int 1. Fast."),
+        ("color", "RED", "color: expected RED, got str 'RED'. The color."),
+        ("languages", "de", "languages: expected tuple, got str 'de'. Codes."),
+        ("name", b"x", "name: expected str, got bytes b'x'. A name."),
+    ],
+)
+def test_a_value_of_another_type_than_the_declared_one_is_refused(name, value, message):
+    for change in (lambda p: p.Set(**{name: value}), lambda p: setattr(p, name, value)):
+        p = _Typed()
+        before = p.Get(name)
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            change(p)
+        assert p.Get(name) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_layers", np.int32(8)),
+        ("num_layers", REQUIRED),
+        ("rate", 1),
+        ("rate", np.float32(0.5)),
+        ("rate", None),
+        ("languages", ["de"]),
+        ("inner", None),  # A declared type that text cannot express is not checked.
+    ],
+)
+def test_a_value_of_the_declared_type_is_set_as_it_is(name, value):
+    assert _Typed().Set(**{name: value}).Get(name) is value
 
 
 def test_frozen_all_the_way_down_and_a_copy_is_not():
@@ -165,9 +222,9 @@ def test_values_that_the_program_sets_are_not_settings():
     p = Params()
     p.Define("folder", REQUIRED, "")
     p.Define("moe", None, "")
-    for setting in ("folder=x", "moe=5"):
-        with pytest.raises(ValueError, match=f"--set={setting}: .* cannot be set; the program"):
-            hyperparams.apply_setting(p, setting)
+    for change in ("folder=x", "moe=5"):
+        with pytest.raises(ValueError, match=f"--set={change}: .* cannot be set; the program"):
+            hyperparams.apply_setting(p, change)
 
 
 @pytest.mark.parametrize(

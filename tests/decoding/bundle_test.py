@@ -15,8 +15,8 @@ import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding import bundle
-from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding import bundle, bundle_spec
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.outcomes import Finish
 from lingvo_gshard.input.tokenizer import vocabulary_files
 from lingvo_gshard.model.task_model import TaskModel
@@ -260,7 +260,7 @@ def test_a_change_that_keeps_the_size_is_found(made, tmp_path, name, change, mes
 def test_an_interrupted_export_leaves_the_bundle_before(made, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(made[0], folder)
-    spec = bundle.load_spec(folder)
+    spec = bundle_spec.load_spec(folder)
 
     def cut_short(source_len):
         raise KeyboardInterrupt
@@ -285,7 +285,7 @@ def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made,
 
 def test_other_folders_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no bundle.json; give a folder that"):
-        bundle.load_spec(tmp_path)
+        bundle_spec.load_spec(tmp_path)
 
 
 def test_a_bundle_from_before_prompts_is_read(made, tmp_path):
@@ -299,6 +299,6 @@ def test_a_bundle_from_before_prompts_is_read(made, tmp_path):
     del fields["digest"]
     digests.write_json(folder / "bundle.json", fields.pop("version"), fields)
 
-    assert bundle.load_spec(folder) == bundle.load_spec(made[0])
+    assert bundle_spec.load_spec(folder) == bundle_spec.load_spec(made[0])
     decoder, _, _ = bundle.load(folder)
     assert decoder.spec.command == "translate" and decoder.spec.inputs[0] == "source_ids"

@@ -4,7 +4,8 @@ import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.decoding import bundle
-from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
+from lingvo_gshard.decoding.bundle import Decoder
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.train.programs import Programs

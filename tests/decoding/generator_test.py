@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import kinds, reading
-from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.generator import Generator
 from lingvo_gshard.input.example_codec import BOS_ID
 from lingvo_gshard.spmd.specs import WHOLE

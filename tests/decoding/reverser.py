@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.input.normalization import normalize
 from lingvo_gshard.spmd.specs import WHOLE
 

@@ -42,6 +42,45 @@ def test_settings_of_eval_input_hold_for_both_splits_that_are_evaluated():
         launches.evaluated_input(launch, params, "flores")
 
 
+def _data_with_text(folder, *splits):
+    """Returns a launch with data whose one language has the text of some splits, by name alone."""
+    launch = data_folder.prepare(folder, b"source", b"target", _LAUNCH)
+    data = manifest.load(folder)
+    text = {split: data.source_vocabulary.file for split in splits}
+    manifest.save(
+        dataclasses.replace(data, languages=(manifest.Language("de", {}, text, {}),)), folder
+    )
+    return launch
+
+
+def test_a_misspelled_split_is_not_decoded(tmp_path):
+    launch = _data_with_text(tmp_path / "data", "test", "flores")
+    launches.record(launch, str(tmp_path / "run"))
+    launches.check_to_decode(launch, str(tmp_path / "run"), "flores")
+    message = "--split=tset: no language of .*data has text of it to decode; .* are flores, test.$"
+    with pytest.raises(ValueError, match=message):
+        launches.check_to_decode(launch, str(tmp_path / "run"), "tset")
+
+
+@pytest.mark.parametrize("check", [launches.check_to_decode, launches.check_to_evaluate])
+def test_a_folder_without_a_run_is_not_decoded(tmp_path, check):
+    launch = _data_with_text(tmp_path / "data", "test")
+    with pytest.raises(ValueError, match="none: no experiment.json; give the --logdir of a traine"):
+        check(launch, str(tmp_path / "none"), "test")
+
+
+def test_missing_records_are_named_before_training(tmp_path):
+    launch = data_folder.prepare(tmp_path / "data", b"source", b"target", _LAUNCH)
+    data = manifest.load(tmp_path / "data")
+    missing = digests.File("records/train/de.array_record", 1, "")
+    shard = manifest.Shard(missing, data.source_vocabulary.file, 5)
+    records = {"train": manifest.Records((shard,), 1, 1, 0)}
+    languages = (manifest.Language("de", records, {}, {}),)
+    manifest.save(dataclasses.replace(data, languages=languages), tmp_path / "data")
+    with pytest.raises(ValueError, match="records/train/de.array_record is missing; put it back"):
+        launches.check_to_train(launch, str(tmp_path / "run"))
+
+
 def test_an_experiment_without_test_is_not_evaluated_on_it(monkeypatch):
     monkeypatch.setattr(registry, "get_class", lambda name: object)
     with pytest.raises(ValueError, match=r"--split=test: toy.Dense4L has no Test\(\)"):

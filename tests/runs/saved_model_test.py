@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.bundle import Decoder, DecoderSpec
+from lingvo_gshard.decoding.bundle import Decoder
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.input import sentences
 from lingvo_gshard.input.manifest import Kind

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.text_decoder import Attention, Hypothesis, Part
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.serving import app

@@ -7,7 +7,7 @@ import time
 import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
 
-from lingvo_gshard.decoding.bundle import DecoderSpec
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.text_decoder import Attention, Hypothesis, Part, Token
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.serving.app import Server

@@ -11,6 +11,16 @@ def test_a_value_of_another_type_is_refused_in_one_line():
         checks.check_type("lines", "a\nb", list, "a list")
 
 
+@pytest.mark.parametrize(
+    ("hooks", "got"),
+    [(print, "builtin"), ([print], "builtin"), ("a", "str 'a'")],
+)
+def test_each_value_of_a_list_has_the_type(hooks, got):
+    checks.check_each("hooks", ["a"], str, "a list of hooks")
+    with pytest.raises(ValueError, match=f"^hooks: expected a list of hooks, got {got}"):
+        checks.check_each("hooks", hooks, int, "a list of hooks")
+
+
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2", None, True])
 def test_a_count_is_a_whole_number(count):
     checks.check_count("rows", 1)

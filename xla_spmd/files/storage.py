@@ -80,13 +80,13 @@ def path(name: _Path) -> Any:
     return importlib.import_module("etils.epath").Path(name)
 
 
-def expanded(name: _Path) -> str:
+def expanded(name: _Path, what: str = "a path") -> str:
     """Returns a path with the home folder in place of a `~` or `~user` at its beginning.
 
-    Raises ValueError if it is not a path, or if there is no such home folder: a folder called `~`
-    is never meant.
+    Raises ValueError, which begins with `what`, if it is not a path; and if there is no such home
+    folder: a folder called `~` is never meant.
     """
-    checks.check_type("a path", name, (str, os.PathLike), "a str or a pathlib.Path")
+    checks.check_type(what, name, (str, os.PathLike), "a str or a pathlib.Path")
     path = os.fspath(name)
     if is_bucket(path) or not path.startswith("~"):
         return path

@@ -24,11 +24,20 @@ _NO_MEMORY = "RESOURCE_EXHAUSTED: "  # XLA's errors begin with a status code.
 _PLAIN = {
     r"flag --(\w+)=None: Flag .* must have a value other than None": r"--\1 is missing",
     r"flag --(\w+)=.*: (.*) is not a positive integer": r"--\1 must be 1 or more, got \2",
+    r"flag --(\w+)=.*: (.*) is not a non-negative number": r"--\1 must be 0 or more, got \2",
+    r"flag --(\w+)=.*: (.*) is not (a number|an integer) in the range \[(.*), (.*)\]": (
+        r"--\1 must be \4 to \5, got \2"
+    ),
     r"flag --(\w+)=(.*): invalid literal for int\(\) .*": r"--\1=\2: expected a whole number",
     r"flag --(\w+)=(.*): could not convert string to float: .*": r"--\1=\2: expected a number",
     r"flag --(.*): value should be one of <(.*)>": r"--\1: expected one of \2",
+    r"flag (--.*: expected .*)": r"\1",
     r"Unknown command line flag 'serve'.*": "--serve: serving is a program, gshard serve",
     r"Unknown command line flag 'export'.*": ("--export: exporting is a program, gshard export"),
+    r"Unknown command line flag '(.*)'\. Did you mean: (.*) \?": (
+        r"--\1 is not a flag of this program. Did you mean --\2?"
+    ),
+    r"Unknown command line flag '(.*)'": r"--\1 is not a flag of this program",
 }
 
 

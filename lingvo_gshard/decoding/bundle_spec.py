@@ -1,0 +1,131 @@
+"""What a bundle decodes, from its bundle.json alone: it can be read before JAX is imported."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from lingvo_gshard.decoding.languages import Languages
+from lingvo_gshard.decoding.reading import READINGS
+from lingvo_gshard.input.manifest import Kind
+from xla_spmd.files import atomic_file, digests, json_records, storage
+from xla_spmd.files.digests import File
+
+FILE_NAME = "bundle.json"
+_VERSION = 2
+# The files and folders of a bundle; see bundle.py.
+_ENTRIES = {
+    FILE_NAME,
+    "weights.safetensors",
+    "requirements.txt",
+    "lingvo_gshard",
+    "xla_spmd",
+    "programs",
+    "vocab",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderSpec:
+    """The properties of a decoder that its callers need."""
+
+    model: str  # A registered name.
+    # Codes, such as en-de for German from English; for a language model, names of corpora.
+    languages: tuple[str, ...]
+    batch_size: int
+    input_lengths: tuple[int, ...]  # Each has a separate program; the shortest comes first.
+    num_best: int  # The number of results for each line.
+    num_partitions: int
+    # The languages to translate into, which a source names by its first token. Empty if the model
+    # translates only into English.
+    targets: tuple[str, ...] = ()
+    # The Kind of the data that the model learned from: PARALLEL translates lines, TEXT continues
+    # them.
+    kind: str = Kind.PARALLEL
+    # Whether a row has one sample, which depends only on its input and its own seed.
+    is_sampled: bool = False
+    # The languages to translate from, if the vocabulary has tokens of languages: then a source
+    # begins with its own language's token, and its translation must begin with the target's.
+    sources: tuple[str, ...] = ()
+    # The format of the large weights: float32, float32_laid_out, bfloat16 or int8.
+    weights: str = "float32"
+
+    @property
+    def input_name(self) -> str:
+        """The name of a row's input: source or prompt."""
+        return READINGS[self.kind].input_name
+
+    @property
+    def does(self) -> str:
+        """The model's task in words: it translates lines, or continues prompts."""
+        return READINGS[self.kind].does
+
+    @property
+    def noun(self) -> str:
+        """The name of a line's result: translation or continuation."""
+        return READINGS[self.kind].noun
+
+    @property
+    def inputs(self) -> tuple[str, str, str]:
+        """The names of the features with the ids, segments and positions of inputs."""
+        return READINGS[self.kind].features
+
+    @property
+    def command(self) -> str:
+        """The program that decodes lines with this model: translate or generate."""
+        return READINGS[self.kind].command
+
+    @property
+    def spoken(self) -> Languages:
+        """The languages to translate between."""
+        return Languages(self.kind, self.languages, self.sources, self.targets)
+
+    @property
+    def source_languages(self) -> tuple[str, ...]:
+        """The codes of the languages to translate from; empty for a language model."""
+        return self.spoken.source_languages
+
+    def beginning(self, target: str | None, source: str | None = None) -> str:
+        """Returns the text that starts a translated line; see Languages.beginning."""
+        return self.spoken.beginning(target, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """The contents of bundle.json."""
+
+    spec: DecoderSpec
+    files: tuple[File, ...]  # The programs, weights and vocabularies.
+    origin: dict[str, str]  # The Decoder's `origin`.
+
+
+def check_folder(folder: str | pathlib.Path) -> None:
+    """Raises ValueError if a folder contains files that are not part of a bundle."""
+    atomic_file.check_holds_only(folder, _ENTRIES, "a bundle")
+
+
+def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
+    """Reads a bundle's spec. Raises ValueError if it is missing, damaged or of another version."""
+    return read(folder).spec
+
+
+def write(folder: pathlib.Path, contents: Contents) -> None:
+    """Writes the contents of a bundle to its bundle.json."""
+    digests.write_json(folder / FILE_NAME, _VERSION, dataclasses.asdict(contents))
+
+
+def read(folder: str | pathlib.Path) -> Contents:
+    """Reads the contents of a bundle; raises the errors of `load_spec`."""
+    path = storage.path(folder) / FILE_NAME
+    with storage.errors(path, "read"):
+        if path.exists():
+            return digests.read_json(path, _VERSION, _parsed)
+    raise ValueError(f"{folder}: no {FILE_NAME}; give a folder that gshard export wrote.")
+
+
+def _parsed(fields: dict[str, Any]) -> Contents:
+    # Older bundles call the lengths `source_lengths`, whatever their model reads.
+    spec = dict(fields["spec"])
+    if "source_lengths" in spec:
+        spec["input_lengths"] = spec.pop("source_lengths")
+    contents: Contents = json_records.read(Contents, fields | {"spec": spec})
+    return contents
