@@ -7,6 +7,7 @@ stored plans, if any.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 
@@ -112,6 +113,7 @@ def recomputed(folder: pathlib.Path | None) -> list[Recomputed]:
     return sorted(shares, key=lambda share: share.layers)
 
 
+@functools.cache
 def own_model(model: str) -> OwnModel:
     """Returns a registered experiment's figures, for vocabularies of known sizes."""
     params = registry.get_params(model)
