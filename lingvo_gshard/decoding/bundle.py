@@ -15,12 +15,12 @@ B batch, L input length, n hypotheses, T target length.
 
 import dataclasses
 import difflib
+import functools
 import importlib.metadata
 import pathlib
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -291,17 +291,9 @@ def _contents(folder: str | pathlib.Path) -> _Contents:
     path = storage.path(folder) / _SPEC
     with storage.errors(path, "read"):
         if path.exists():
-            return digests.read_json(path, _VERSION, _parsed)
+            read_contents = functools.partial(json_records.read, _Contents)
+            return digests.read_json(path, _VERSION, read_contents)
     raise ValueError(f"{folder}: no {_SPEC}; give a folder that gshard export wrote.")
-
-
-def _parsed(fields: dict[str, Any]) -> _Contents:
-    # Older bundles call the lengths `source_lengths`, whatever their model reads.
-    spec = dict(fields["spec"])
-    if "source_lengths" in spec:
-        spec["input_lengths"] = spec.pop("source_lengths")
-    contents: _Contents = json_records.read(_Contents, fields | {"spec": spec})
-    return contents
 
 
 def _program_file(spec: DecoderSpec, length: int) -> str:
