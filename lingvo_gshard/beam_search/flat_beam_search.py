@@ -184,13 +184,13 @@ class _Loop:
 
     def run(self, state: NestedMap, max_steps: int) -> NestedMap:
         """Returns the state after at most `max_steps` steps, fewer if all examples are done."""
-        leaves = tf.while_loop(
-            lambda *leaves: tf.reduce_any(state.Pack(leaves).alive),
-            lambda *leaves: self._advance(state.Pack(leaves)).Flatten(),
-            state.Flatten(),
+        (state,) = tf.while_loop(
+            lambda state: tf.reduce_any(state.alive),
+            lambda state: [self._advance(state)],
+            [state],
             maximum_iterations=max_steps,
         )
-        return state.Pack(leaves)
+        return state
 
     def _advance(self, state: NestedMap) -> NestedMap:
         """Returns the state after a step, which extends each active hypothesis by one token."""

@@ -24,7 +24,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from lingvo_gshard.checkpoints import averages, checked_array, factored_slots, stored
+from lingvo_gshard.checkpoints import averages, checked_array, stored
 from lingvo_gshard.checkpoints.checked_array import CheckedArray
 from lingvo_gshard.checkpoints.epath_glob import LiteralPath
 from lingvo_gshard.checkpoints.fingerprints import fingerprint
@@ -313,8 +313,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Reads the checkpoint of `step`, which must hold the arrays of `state_spec`.
 
         It reads the arrays that have a sharding in `shardings`, which may be a part of the tree.
-        The checkpoint may differ from `state_spec` in two ways: in whether it has moving averages
-        (averages.fitted), and in biases' slots that are factored (factored_slots.fitted).
+        The checkpoint may differ from `state_spec` only in whether it has moving averages
+        (averages.fitted).
 
         Raises DamagedCheckpointError, which names the file, or the weight and its experts, if the
         checkpoint is damaged. Raises ValueError if `step` does not exist, if it belongs to another
@@ -324,7 +324,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         def read() -> Stored:
             checkpoint = averages.fitted(Stored.open(path), state_spec)
-            checkpoint = factored_slots.fitted(checkpoint, state_spec)
             _check_slots(path, checkpoint, state_spec)
             specs.check_same(
                 f"{path}, of another model or an earlier version", checkpoint.specs, state_spec

@@ -51,8 +51,6 @@ class Stored:
     input_state: dict[str, Any]
     # Other names of arrays in the files, by path; see averages.py.
     stored_as: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # Arrays that are computed from others in the files, by path; see factored_slots.py.
-    computed: Mapping[str, CheckedArray] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def open(cls, path: pathlib.Path) -> Self:
@@ -86,10 +84,8 @@ class Stored:
         # The arrays share a context, with its cache and threads.
         context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
         damage_error = functools.partial(damaged, self.path)
-        arrays = dict(self.computed)
+        arrays = {}
         for name, spec in self.specs.items():
-            if name in self.computed:
-                continue
             open_view = functools.partial(self._open, name, context)
             arrays[name] = CheckedArray(
                 name, spec, open_view, self.fingerprints[name], damage_error, str(self.path)

@@ -1,8 +1,8 @@
 """What a bundle decodes, from its bundle.json alone: it can be read before JAX is imported."""
 
 import dataclasses
+import functools
 import pathlib
-from typing import Any
 
 from lingvo_gshard.decoding.languages import Languages
 from lingvo_gshard.decoding.reading import READINGS
@@ -118,14 +118,6 @@ def read(folder: str | pathlib.Path) -> Contents:
     path = storage.path(folder) / FILE_NAME
     with storage.errors(path, "read"):
         if path.exists():
-            return digests.read_json(path, _VERSION, _parsed)
+            read_contents = functools.partial(json_records.read, Contents)
+            return digests.read_json(path, _VERSION, read_contents)
     raise ValueError(f"{folder}: no {FILE_NAME}; give a folder that gshard export wrote.")
-
-
-def _parsed(fields: dict[str, Any]) -> Contents:
-    # Older bundles call the lengths `source_lengths`, whatever their model reads.
-    spec = dict(fields["spec"])
-    if "source_lengths" in spec:
-        spec["input_lengths"] = spec.pop("source_lengths")
-    contents: Contents = json_records.read(Contents, fields | {"spec": spec})
-    return contents

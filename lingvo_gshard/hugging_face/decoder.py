@@ -14,7 +14,6 @@ tensors of layer 1 in the most common form, with our weights:
 M model, N heads, D head size, H hidden, E experts.
 """
 
-import abc
 import math
 import pathlib
 import re
@@ -46,6 +45,7 @@ _FINAL_NORM = "theta.decoder.norm.scale"
 _LAYER = re.compile(r"theta\.decoder\.(?:layers|block)\[\d+\]\.(.+)")
 _EMBEDDING = "embed_tokens.weight"
 _LOGITS = "lm_head.weight"
+_NORMALIZED = "norm_topk_prob"  # Whether a token's gates are divided by their sum.
 
 # The tensors of our weights in a layer. Biases have the same names with `bias`.
 LAYER = {
@@ -91,6 +91,8 @@ class Decoder(Config):
     BASE: ClassVar[str]  # The registered model, whose settings a config.json changes.
     # Fields that change a model, and their values with which ours computes the same.
     FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    EXPERTS: ClassVar[str] = "num_experts"  # The field of E.
+    EXPERT_DIM: ClassVar[str] = "moe_intermediate_size"  # The field of an expert's H.
     LAYER: ClassVar[Mapping[str, str]] = LAYER
     EXPERT: ClassVar[Mapping[str, str]] = EXPERT
 
@@ -99,14 +101,14 @@ class Decoder(Config):
     COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
     @property
-    @abc.abstractmethod
     def num_experts(self) -> int:
         """E."""
+        return self[self.EXPERTS]
 
     @property
-    @abc.abstractmethod
     def expert_dim(self) -> int:
         """H of an expert."""
+        return self[self.EXPERT_DIM]
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -132,13 +134,17 @@ class Decoder(Config):
         given = rotary.get("rope_theta") if isinstance(rotary, dict) else None
         return self["rope_theta"] if given is None else given
 
-    @abc.abstractmethod
     def set_family(self, stack: Params) -> None:
         """Sets this family's own settings of the decoder's stack."""
+        if _NORMALIZED in self.DEFAULTS:
+            stack.moe.gating.normalized = self[_NORMALIZED]
 
-    @abc.abstractmethod
     def family_fields(self, stack: Params) -> dict[str, Any]:
         """Returns the fields that only this family has, given the settings of the stack."""
+        fields = {self.EXPERTS: stack.moe.num_experts, self.EXPERT_DIM: stack.moe.hidden_dim}
+        if _NORMALIZED in self.DEFAULTS:
+            fields[_NORMALIZED] = stack.moe.gating.normalized
+        return fields
 
     @property
     def rows(self) -> tuple[int, int, int]:
@@ -375,8 +381,10 @@ class HeadNormDecoder(Decoder):
     LAYER: ClassVar[Mapping[str, str]] = LAYER | HEAD_NORMS
 
     def set_family(self, stack: Params) -> None:
+        super().set_family(stack)
         stack.layer.attention.biases = self["attention_bias"]
         stack.layer.attention.head_norm.epsilon = float(self["rms_norm_eps"])
 
     def family_fields(self, stack: Params) -> dict[str, Any]:
-        return {"attention_bias": stack.layer.attention.biases}
+        own = {"attention_bias": stack.layer.attention.biases}
+        return super().family_fields(stack) | own

@@ -65,14 +65,6 @@ class HyV3(decoder.HeadNormDecoder):
         return is_past or super().is_left_out(name)
 
     @property
-    def num_experts(self) -> int:
-        return self["num_experts"]
-
-    @property
-    def expert_dim(self) -> int:
-        return self["moe_intermediate_size"]
-
-    @property
     def moe_layers(self) -> tuple[int, ...]:
         kinds = self["mlp_layer_types"]
         if kinds is None:
@@ -106,8 +98,6 @@ class HyV3(decoder.HeadNormDecoder):
         have_experts = layer_order(stack, "task.decoder").have_experts
         kinds = {is_sparse: kind for kind, is_sparse in _KINDS.items()}
         return super().family_fields(stack) | {
-            "num_experts": stack.moe.num_experts,
-            "moe_intermediate_size": stack.moe.hidden_dim,
             "num_shared_experts": stack.moe.num_shared,
             "router_scaling_factor": stack.moe.gating.scale,
             "mlp_layer_types": [kinds[sparse] for sparse in have_experts],

@@ -15,6 +15,8 @@ class Mixtral(decoder.Decoder):
     MODEL_TYPE = "mixtral"
     ARCHITECTURE = "MixtralForCausalLM"
     BASE = "open_moe.Mixtral8x7B"
+    EXPERTS = "num_local_experts"
+    EXPERT_DIM = "intermediate_size"
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "attention_dropout": 0.0,
         "bos_token_id": 1,
@@ -39,20 +41,5 @@ class Mixtral(decoder.Decoder):
         "feed_forward.wo": f"{_MOE}.experts.{{}}.w2.weight",
     }
 
-    @property
-    def num_experts(self) -> int:
-        return self["num_local_experts"]
-
-    @property
-    def expert_dim(self) -> int:
-        return self["intermediate_size"]
-
-    def set_family(self, stack: Params) -> None:
-        del stack
-
     def family_fields(self, stack: Params) -> dict[str, Any]:
-        return {
-            "num_local_experts": stack.moe.num_experts,
-            "intermediate_size": stack.moe.hidden_dim,
-            "sliding_window": None,
-        }
+        return super().family_fields(stack) | {"sliding_window": None}

@@ -13,6 +13,7 @@ class Olmoe(decoder.HeadNormDecoder):
     MODEL_TYPE = "olmoe"
     ARCHITECTURE = "OlmoeForCausalLM"
     BASE = "open_moe.OLMoE7B"
+    EXPERT_DIM = "intermediate_size"
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -32,22 +33,5 @@ class Olmoe(decoder.HeadNormDecoder):
         "clip_qkv": (None,),
     }
 
-    @property
-    def num_experts(self) -> int:
-        return self["num_experts"]
-
-    @property
-    def expert_dim(self) -> int:
-        return self["intermediate_size"]
-
-    def set_family(self, stack: Params) -> None:
-        super().set_family(stack)
-        stack.moe.gating.normalized = self["norm_topk_prob"]
-
     def family_fields(self, stack: Params) -> dict[str, Any]:
-        return super().family_fields(stack) | {
-            "num_experts": stack.moe.num_experts,
-            "intermediate_size": stack.moe.hidden_dim,
-            "norm_topk_prob": stack.moe.gating.normalized,
-            "clip_qkv": None,
-        }
+        return super().family_fields(stack) | {"clip_qkv": None}

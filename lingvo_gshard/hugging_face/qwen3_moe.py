@@ -44,10 +44,6 @@ class Qwen3Moe(decoder.HeadNormDecoder):
         return self["num_local_experts" if "num_local_experts" in self.values else "num_experts"]
 
     @property
-    def expert_dim(self) -> int:
-        return self["moe_intermediate_size"]
-
-    @property
     def moe_layers(self) -> tuple[int, ...]:
         step = self["decoder_sparse_step"]
         dense = self["mlp_only_layers"] or []
@@ -63,16 +59,9 @@ class Qwen3Moe(decoder.HeadNormDecoder):
         if not isinstance(dense, list) or not all(map(is_integer, dense)):
             raise self.refused("mlp_only_layers", "a list of layers")
 
-    def set_family(self, stack: Params) -> None:
-        super().set_family(stack)
-        stack.moe.gating.normalized = self["norm_topk_prob"]
-
     def family_fields(self, stack: Params) -> dict[str, Any]:
         has_experts = layer_order(stack, "task.decoder").have_experts
         return super().family_fields(stack) | {
-            "num_experts": stack.moe.num_experts,
-            "moe_intermediate_size": stack.moe.hidden_dim,
-            "norm_topk_prob": stack.moe.gating.normalized,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [i for i, sparse in enumerate(has_experts) if not sparse],
             "use_sliding_window": False,

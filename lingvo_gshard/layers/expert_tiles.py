@@ -99,7 +99,8 @@ class Tiles:
                 rows_OM = write_at(rows.y_OM, y_ZM, start, axis=0)
                 return start + self.size, NestedMap(y_OM=rows_OM)
 
-            return _while_before(end, tile_rows, begin, rows)
+            _, rows = tf.while_loop(lambda start, _: start < end, tile_rows, (begin, rows))
+            return rows
 
         rows = _over_experts(part, expert_rows, NestedMap(y_OM=part.rows_OM))
         return NestedMap(y_JM=tf.gather(rows.y_OM, part.position_J))
@@ -134,7 +135,8 @@ class Tiles:
                 return start + self.size, NestedMap(x_OM=d_x_OM, weights=d_weights)
 
             zeros = [tf.zeros_like(weight) for weight in weights]
-            total = _while_before(end, add_tile, begin, NestedMap(x_OM=d.x_OM, weights=zeros))
+            empty = NestedMap(x_OM=d.x_OM, weights=zeros)
+            _, total = tf.while_loop(lambda start, _: start < end, add_tile, (begin, empty))
 
             # The sums over this expert's tiles become its part of the stacks' gradients.
             stacks = [
@@ -199,26 +201,8 @@ def _over_experts(
         own = tf.reshape(expert % num_own, [])
         return after, visit(own, begin, after, carried)
 
-    return _while_before(end, next_expert, begin, carried)
-
-
-def _while_before(
-    end: tf.Tensor,
-    visit: Callable[[tf.Tensor, NestedMap], tuple[tf.Tensor, NestedMap]],
-    begin: tf.Tensor,
-    carried: NestedMap,
-) -> NestedMap:
-    """Visits places from `begin` to `end`; returns the last visit's tensors.
-
-    A visit takes the tensors that the previous one returned, and returns the next place and others.
-    """
-
-    def body(place: tf.Tensor, *leaves: tf.Tensor) -> list[tf.Tensor]:
-        after, tree = visit(place, carried.Pack(leaves))
-        return [after, *tree.Flatten()]
-
-    _, *leaves = tf.while_loop(lambda place, *_: place < end, body, [begin, *carried.Flatten()])
-    return carried.Pack(leaves)
+    _, carried = tf.while_loop(lambda place, _: place < end, next_expert, (begin, carried))
+    return carried
 
 
 def count_true(is_true: tf.Tensor) -> tf.Tensor:

@@ -202,7 +202,8 @@ class Pipeline:
         x = self.annotator.annotate(tf.pad(inputs.x[:-1], shift), _TRAVELLING)
 
         def stage(index: tf.Tensor, x: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
-            return self._stage(lengths, tick, index, numerics, Carried(x, weights=weights)).flat()
+            result = self._stage(lengths, tick, index, numerics, Carried(x, weights=weights))
+            return tf.nest.flatten(result)
 
         # One program for all stages: the map's dim is R, which the mesh splits.
         stage_indices = tf.range(self.stages)

@@ -17,9 +17,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from lingvo_gshard.core.base_layer import RECOMPUTED, STACKED
 from lingvo_gshard.core.late import tf
@@ -32,9 +31,8 @@ Leaf = TypeVar("Leaf")
 Tensors = Sequence["tf.Tensor"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Carried(Generic[Leaf]):
-    """The inputs or the results of a block, or their gradients, or their dims.
+class Carried(NamedTuple, Generic[Leaf]):
+    """The inputs or the results of a block, or their gradients, or their dims: a tree of tf.nest.
 
     A block takes `x`, `shared` and `weights` and returns `x` and `reports`; the other fields are
     empty. Where `weights` or `reports` are stacks, these hold the tensors of all blocks.
@@ -44,24 +42,6 @@ class Carried(Generic[Leaf]):
     shared: Sequence[Leaf] = ()  # All blocks see the same, such as the encoded source.
     weights: Sequence[Leaf] = ()  # Each block has its own.
     reports: Sequence[Leaf] = ()  # The statistics that a block returns beside x.
-
-    def flat(self) -> list[Leaf]:
-        """Returns all leaves in the order of the fields, for TensorFlow, which takes lists."""
-        return [self.x, *self.shared, *self.weights, *self.reports]
-
-    def packed(self, leaves: Iterable[Any]) -> Carried[Any]:
-        """Returns this structure with other leaves, which are in the order of `flat`."""
-        remaining = iter(leaves)
-
-        def take(replaced: Sequence[Leaf]) -> list[Any]:
-            return list(itertools.islice(remaining, len(replaced)))
-
-        return Carried(
-            x=next(remaining),
-            shared=take(self.shared),
-            weights=take(self.weights),
-            reports=take(self.reports),
-        )
 
 
 Block = Callable[["int | tf.Tensor", Numerics, "Carried[tf.Tensor]"], "Carried[tf.Tensor]"]
@@ -89,24 +69,20 @@ def _rematerialized(
     """Applies a block to its inputs; its gradient computes it again."""
 
     @tf.custom_gradient
-    def once(*leaves: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        entered = inputs.packed(leaves)
-
+    def once(entered: Carried[tf.Tensor]) -> tuple[Carried[tf.Tensor], Callable[..., Any]]:
         # Forward: keeps the inputs, and the products that `numerics` keeps.
         kept: list[tuple[str, tf.Tensor]] = []
         result = block(index, numerics.keeping(kept), entered)
 
         # Backward: the block again, with these in place of its own products.
         def gradient(*d_leaves: tf.Tensor) -> list[tf.Tensor]:
-            again = numerics.replaying(tensor for _, tensor in kept)
-            return _pull_back(
-                functools.partial(block, index, again), entered, result.packed(d_leaves)
-            ).flat()
+            again = functools.partial(block, index, numerics.replaying(t for _, t in kept))
+            d_result = tf.nest.pack_sequence_as(result, d_leaves)
+            return tf.nest.flatten(_pull_back(again, entered, d_result))
 
-        return result.flat(), gradient
+        return result, gradient
 
-    x, *reports = once(*inputs.flat())
-    return Carried(x, reports=reports)
+    return once(inputs)
 
 
 def _undivided(report: tf.Tensor) -> str:
@@ -142,18 +118,16 @@ class Loop:
 
         # A loop back over the blocks, of which each is computed again.
         @tf.custom_gradient
-        def run(*leaves: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-            entered = inputs.packed(leaves)
+        def run(entered: Carried[tf.Tensor]) -> tuple[Carried[tf.Tensor], Callable[..., Any]]:
             result, kept, kept_dims = self._forward(entered)
 
             def gradient(*d_leaves: tf.Tensor) -> list[tf.Tensor]:
-                d_result = result.packed(d_leaves)
-                return self._backward(entered, kept, kept_dims, d_result).flat()
+                d_result = tf.nest.pack_sequence_as(result, d_leaves)
+                return tf.nest.flatten(self._backward(entered, kept, kept_dims, d_result))
 
-            return result.flat(), gradient
+            return result, gradient
 
-        x, *reports = run(*inputs.flat())
-        return Carried(x, reports=reports)
+        return run(inputs)
 
     def _forward(
         self, inputs: Carried[tf.Tensor]
@@ -197,7 +171,7 @@ class Loop:
             # Each stack is handed on to the next iteration, and gives this one its weight.
             taken = [_take(stack, i) for stack in carried.weights]
             stacks = [stack for stack, _ in taken]
-            weights = self._each_annotated([weight for _, weight in taken], self.dims.weights)
+            weights = self._annotated([weight for _, weight in taken], self.dims.weights)
 
             result = keeping_block(numerics, i, Carried(carried.x, inputs.shared, weights))
 
@@ -246,13 +220,13 @@ class Loop:
             # The inputs of block i, and the products that it kept.
             weights = [_weight(stack, i) for stack in inputs.weights]
             items = [_item(stack, i) for stack in kept]
-            x, *kept_products = self._each_annotated(items, kept_dims)
+            x, *kept_products = self._annotated(items, kept_dims)
             entered = self._annotated(Carried(x, inputs.shared, weights), self.dims)
 
             # The gradients of its results.
             d_reports = [_item(stack, i) for stack in d_result.reports]
             report_dims = [self.report_dims(d_report) for d_report in d_reports]
-            d_reports = self._each_annotated(d_reports, report_dims)
+            d_reports = self._annotated(d_reports, report_dims)
 
             # The gradients of its inputs.
             again = self.numerics.replaying(kept_products)
@@ -285,8 +259,9 @@ class Loop:
         end = self._while(body, Carried(d_result.x, no_gradient, unwritten))
 
         # A gradient has the dtype of its tensor.
-        pairs = zip(end.flat(), inputs.flat(), strict=True)
-        return inputs.packed(tf.cast(gradient, tensor.dtype) for gradient, tensor in pairs)
+        return tf.nest.map_structure(
+            lambda gradient, tensor: tf.cast(gradient, tensor.dtype), end, inputs, check_types=False
+        )
 
     def _traced_reports(
         self,
@@ -295,18 +270,12 @@ class Loop:
     ) -> list[tf.Tensor]:
         """Traces one block outside of the program; returns its reports, for shapes and dtypes."""
         # A block takes one weight of each stack.
-        specs = Carried(
-            tf.TensorSpec(inputs.x.shape, inputs.x.dtype),
-            [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs.shared],
-            [tf.TensorSpec(stack.shape[1:], stack.dtype) for stack in inputs.weights],
-        )
-
-        @functools.partial(tf.function, autograph=False, input_signature=specs.flat())
-        def traced(*leaves: tf.Tensor) -> list[tf.Tensor]:
-            return block(0, specs.packed(leaves)).flat()
-
-        _, *reports = traced.get_concrete_function().outputs
-        return reports
+        specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), inputs)
+        weights = [tf.TensorSpec(stack.shape[1:], stack.dtype) for stack in specs.weights]
+        specs = specs._replace(weights=weights)
+        first = functools.partial(block, 0)
+        traced = tf.function(first, autograph=False, input_signature=[specs])
+        return list(traced.get_concrete_function().structured_outputs.reports)
 
     def _while(
         self,
@@ -314,28 +283,18 @@ class Loop:
         start: Carried[tf.Tensor],
     ) -> Carried[tf.Tensor]:
         """Applies body(i, carried) for i from 0 to R - 1; returns the last result."""
-
-        def step(i: tf.Tensor, *leaves: tf.Tensor) -> list[tf.Tensor]:
-            return body(i, start.packed(leaves)).flat()
-
-        # TensorFlow's loop carries a list, whose first element is i.
-        applied = tf.function(step, autograph=False) if self.as_function else step
-        _, *leaves = tf.while_loop(
-            lambda i, *_: i < self.num_blocks,
-            lambda i, *leaves: [i + 1, *applied(i, *leaves)],
-            [tf.constant(0), *start.flat()],
+        step = tf.function(body, autograph=False) if self.as_function else body
+        _, end = tf.while_loop(
+            lambda i, _: i < self.num_blocks,
+            lambda i, carried: (i + 1, step(i, carried)),
+            (tf.constant(0), start),
             maximum_iterations=self.num_blocks,
         )
-        return start.packed(leaves)
+        return end
 
-    def _annotated(self, carried: Carried[tf.Tensor], dims: Carried[str]) -> Carried[tf.Tensor]:
-        return carried.packed(self._each_annotated(carried.flat(), dims.flat()))
-
-    def _each_annotated(self, tensors: Tensors, dims: Sequence[str]) -> list[tf.Tensor]:
-        return [
-            self.annotator.annotate(tensor, tensor_dims)
-            for tensor, tensor_dims in zip(tensors, dims, strict=True)
-        ]
+    def _annotated(self, tensors: Any, dims: Any) -> Any:
+        """Returns a tree of tensors, annotated by a tree of dims; tuples may stand for lists."""
+        return tf.nest.map_structure(self.annotator.annotate, tensors, dims, check_types=False)
 
 
 def _pull_back(
@@ -348,19 +307,17 @@ def _pull_back(
     The repeated operations are in the scope RECOMPUTED, and their gradients are not.
     """
     # Without the barrier the compiler would reuse the forward pass's results, and so keep them.
-    held = xla.optimization_barrier(*inputs.flat(), *d_result.flat())
-    num_inputs = len(inputs.flat())
-    d_result = d_result.packed(held[num_inputs:])
-    leaves = held[:num_inputs]
+    leaves = tf.nest.flatten((inputs, d_result))
+    held = xla.optimization_barrier(*leaves)
+    inputs, d_result = tf.nest.pack_sequence_as((inputs, d_result), held)
 
     with tf.GradientTape() as tape:
-        tape.watch(leaves)
+        tape.watch(inputs)
         with tf.name_scope(f"{RECOMPUTED}/"):  # The slash makes it the outermost scope.
-            results = fn(inputs.packed(leaves)).flat()
-    gradients = tape.gradient(results, leaves, d_result.flat(), unconnected_gradients="zero")
+            result = fn(inputs)
+    gradients = tape.gradient(result, inputs, d_result, unconnected_gradients="zero")
     # The gradient of a weight whose rows were gathered is tf.IndexedSlices.
-    gradients = list(map(tf.convert_to_tensor, gradients))
-    return inputs.packed(gradients)
+    return tf.nest.map_structure(tf.convert_to_tensor, gradients)
 
 
 def _take(stack: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

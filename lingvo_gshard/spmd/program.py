@@ -3,20 +3,17 @@
 import dataclasses
 import hashlib
 import json
-import logging
 import pathlib
 from typing import Any
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import specs
-from xla_spmd.annotations import shardy
 from xla_spmd.files import atomic_file
 from xla_spmd.mesh import Mesh
 
 _MAGIC = b"lingvo_gshard program\n"
 _VERSION = 2
-_GSPMD_VERSION = 1  # A version whose annotations are GSPMD's.
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 
@@ -62,9 +59,8 @@ class Program:
 def load(path: str | pathlib.Path, key: str = "") -> Program:
     """Reads a Program that `save` wrote with this key.
 
-    Rewrites the annotations of a version 1 program, with a warning. Raises FileNotFoundError if the
-    file does not exist, and ValueError if it is not a program, has an unknown version, is damaged,
-    or was written with a different key.
+    Raises FileNotFoundError if the file does not exist, and ValueError if it is not a program, has
+    another version, is damaged, or was written with a different key.
     """
     data = pathlib.Path(path).read_bytes()
     if not data.startswith(_MAGIC):
@@ -79,26 +75,16 @@ def load(path: str | pathlib.Path, key: str = "") -> Program:
 
     header_end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     header = json.loads(body[_LENGTH_BYTES:header_end])
-    if header["version"] not in (_GSPMD_VERSION, _VERSION):
+    if header["version"] != _VERSION:
         raise ValueError(
             f"{path}: the program has version {header['version']}, this lingvo_gshard reads "
-            f"{_GSPMD_VERSION} and {_VERSION}; export it again with this one."
+            f"{_VERSION}; export it again with this one."
         )
-
-    partitioning = _partitioning(header)
-    exported = body[header_end:]
-    if header["version"] == _GSPMD_VERSION:
-        logging.warning(
-            "%s: its annotations are in the form of an older version and are rewritten each time; "
-            "export it again to avoid that.",
-            path,
-        )
-        exported = shardy.annotated(header["name"], exported, partitioning.mesh)
 
     return Program(
         name=header["name"],
-        exported=exported,
-        partitioning=partitioning,
+        exported=body[header_end:],
+        partitioning=_partitioning(header),
         arg_names=tuple(header["arg_names"]),
         args=tuple(specs.from_json(arg) for arg in header["args"]),
         results=specs.from_json(header["results"]),

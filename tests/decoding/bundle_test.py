@@ -25,7 +25,6 @@ from lingvo_gshard.train.programs import Programs
 from tests.decoding import vocabularies
 from tests.layers import building
 from tests.spmd import functions
-from xla_spmd.files import digests
 
 _LINES = [
     "ba ke lixmo",
@@ -286,19 +285,3 @@ def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made,
 def test_other_folders_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no bundle.json; give a folder that"):
         bundle_spec.load_spec(tmp_path)
-
-
-def test_a_bundle_from_before_prompts_is_read(made, tmp_path):
-    """It has the lengths under the name of sources, and does not mention kinds."""
-    folder = tmp_path / "copy"
-    shutil.copytree(made[0], folder)
-    fields = json.loads((folder / "bundle.json").read_text())
-    spec = fields["spec"]
-    spec["source_lengths"] = spec.pop("input_lengths")
-    del spec["kind"], spec["is_sampled"]
-    del fields["digest"]
-    digests.write_json(folder / "bundle.json", fields.pop("version"), fields)
-
-    assert bundle_spec.load_spec(folder) == bundle_spec.load_spec(made[0])
-    decoder, _, _ = bundle.load(folder)
-    assert decoder.spec.command == "translate" and decoder.spec.inputs[0] == "source_ids"

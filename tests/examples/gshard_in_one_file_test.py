@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import dispatch, gating, random
+from lingvo_gshard.layers import random
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.optim.adafactor import Adafactor
@@ -126,24 +126,6 @@ def _as_in_the_library(batch):
         **side("source", batch.source_BT), **side("target", batch.target_BL[:, :-1])
     )
     return features, NestedMap(target_labels=labels, target_weights=weights)
-
-
-@pytest.mark.parametrize("capacity", [1, 3, 20])
-def test_gating_equals_the_library_s(capacity):
-    """The library's equals a literal loop over the lines of Algorithm 1."""
-    num_groups, size, num_experts = 3, 20, 5
-    rng = np.random.default_rng(capacity)
-    logits_GSE = 2 * rng.standard_normal((num_groups, size, num_experts), np.float32)
-    valid_GS = (rng.uniform(size=(num_groups, size)) < 0.8).astype(np.float32)
-    rnd_GS = rng.uniform(size=(num_groups, size)).astype(np.float32)
-    gates_GSE = tf.nn.softmax(logits_GSE)
-    got_GSEC, got_loss = onefile.top2_gating(gates_GSE, valid_GS, rnd_GS[..., None], capacity)
-
-    gates = gating.top2_gating(
-        tf.constant(logits_GSE), tf.constant(valid_GS), capacity, second_above=0.5 * rnd_GS
-    )
-    np.testing.assert_allclose(got_GSEC, dispatch.combine_weights(gates, capacity), atol=1e-6)
-    np.testing.assert_allclose(got_loss, gates.routing.aux_loss, rtol=1e-5)
 
 
 def test_the_layer_equals_the_library_s(eager, monkeypatch):

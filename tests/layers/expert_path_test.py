@@ -111,7 +111,9 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
     ],
     ids=["2 devices", "replicated experts", "data parallel", "4 devices", "8 devices"],
 )
-@pytest.mark.parametrize("dispatch", [Dispatch.EINSUM, Dispatch.GATHER])
+@pytest.mark.parametrize(
+    "dispatch", [Dispatch.EINSUM, pytest.param(Dispatch.GATHER, marks=pytest.mark.slow)]
+)
 def test_partitioned_equals_unpartitioned(parts, num_experts, split, rounds, dispatch):
     """A round dispatches and combines; an all-reduce finds the number of rounds."""
     if dispatch is Dispatch.GATHER and not rounds:

@@ -160,19 +160,6 @@ def _eager(params, theta, x_BLM, valid_BL, mode=Mode.EVAL):
     return y_BLM.numpy(), routing
 
 
-def test_output_is_two_experts_weighted_by_their_gates():
-    theta, arrays = _theta(), _arrays()
-    got, _ = _eager(_params(), theta, arrays.x_BLM, arrays.valid_BL)
-    for b, i in np.ndindex(B, L):
-        x, want = arrays.x_BLM[b, i], np.zeros(M)
-        gates = np.exp(x @ theta.wg)
-        chosen = np.argsort(-gates)[:2] if arrays.valid_BL[b, i] else []
-        for e in chosen:
-            weight = gates[e] / gates[chosen].sum()
-            want += weight * np.maximum(x @ theta.wi[e], 0) @ theta.wo[e]
-        np.testing.assert_allclose(got[b, i], want, rtol=1e-4, atol=1e-5)
-
-
 def test_padding_gives_zero_and_does_not_affect_tokens():
     arrays = _arrays()
     noise = np.random.default_rng(8).standard_normal((B, L, M)).astype("float32") * 9

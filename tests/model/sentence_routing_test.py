@@ -133,24 +133,6 @@ def test_a_decoder_refuses_it():
         _loss(_decoder_task(), small_task.random_batch(3))
 
 
-def test_a_causal_language_model_refuses_it():
-    p = small_language_model.task_params()
-    p.decoder.moe.gating = SentenceTop2Gating.Params()
-    with pytest.raises(ValueError, match=_REFUSED):
-        _loss(p.Instantiate(building.Unannotated()), small_language_model.random_batch(3))
-
-
-def test_decoding_refuses_it_in_a_decoder():
-    task = _decoder_task()
-    theta = building.random_theta(task).Transform(tf.constant)
-    source = small_task.source_batch(5).Transform(tf.constant)
-    state = task.InitDecode(theta, source, 2)
-    ids = tf.ones([small_task.B, 1], tf.int32)
-    mask = tf.ones([small_task.B, 1, 2])
-    with pytest.raises(ValueError, match=_REFUSED):
-        task.DecodeStep(theta, state, ids, mask, tf.constant(0))
-
-
 def test_decoding_prompts_refuses_it_in_a_language_model():
     p = small_language_model.task_params()
     p.decoder.moe.gating = SentenceTop2Gating.Params()

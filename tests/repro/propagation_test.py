@@ -9,25 +9,10 @@ import pytest
 from lingvo_gshard.model import placement
 from repro import propagation, propagation_programs
 from repro.propagation_programs import CASES, CPU, GSPMD, SHARDY, Case
-from repro.propagation_table import Compiled, Row, largest_difference, summary
+from repro.propagation_table import Compiled, largest_difference
 
 _ANY = Compiled("k", "", False, {"all-reduce": (3, 2**20)}, 700, 2**21, 4.0, (7.5, 7.25), ())
-_FALLEN_BACK = dataclasses.replace(_ANY, falls_back=True)
 _PARTITIONS = {CPU: 8, "h100:1x8": 8, "v5e:4x4": 16, "v3:8x8": 128}
-
-
-def _row(gspmd, shardy):
-    return Row("toy", CPU, gspmd, shardy)
-
-
-def test_the_summary_counts_rows():
-    less = dataclasses.replace(_ANY, collectives={}, temp_bytes=2**20, compile_secs=3.0)
-    text = summary([_row(_FALLEN_BACK, _ANY), _row(_FALLEN_BACK, less)])
-    assert "falls back to GSPMD: 2 programs with GSPMD's annotations, 0 with Shardy's." in text
-    assert "Of 2 programs that ran, 2 have bit-equal results." in text
-    assert "Bytes of collectives, by Shardy: less in 1 rows, more in 0." in text
-    assert "Temporary memory, by Shardy: less in 1 rows, more in 0." in text
-    assert "0.88 in the median, 0.75 to 1.00." in text
 
 
 def test_largest_difference():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from repro.quality import curves
-from repro.quality.curves import Curve, Runs
+from repro.quality.curves import Curve
 
 
 def _write_run(folder, losses, steps=50, tokens=10.0):
@@ -38,16 +38,3 @@ def test_a_run_shorter_than_a_window_is_refused(tmp_path):
 def test_tokens_to_a_loss():
     curve = Curve(tokens=(10.0, 20.0, 30.0), nll=(3.0, 1.0, 2.0))
     assert [curve.tokens_to(loss) for loss in (3.0, 2.0, 0.5)] == [10.0, 20.0, None]
-
-
-def test_the_table_counts_tokens_to_the_losses_of_the_baseline():
-    base = Curve((1e6, 2e6, 3e6, 4e6), (5.0, 4.0, 3.0, 2.0))
-    other = Curve((1e6, 2e6, 3e6, 4e6), (4.5, 3.0, 2.6, 2.5))
-    text = curves.text(
-        Runs("dense", 3e6, (base,)), [Runs("mixture", 3.1e6, (other,))], (0.5, 0.75, 1.0)
-    )
-    assert [" ".join(line.split()) for line in text.splitlines()] == [
-        "model MFLOP/token seed loss at 50% loss at 75% loss at 100%",
-        "dense 3.00 1 2.00M (1.00) 3.00M (1.00) 4.00M (1.00)",
-        "mixture 3.10 1 2.00M (1.00) 2.00M (0.67) - (2.50)",
-    ]

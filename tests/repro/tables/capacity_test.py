@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard import registry
-from repro.tables import capacity, report
-from repro.tables.capacity import Choices, Lost, Row
+from repro.tables import capacity
+from repro.tables.capacity import Choices, Lost
 
 S = 23
 E = 5
@@ -102,10 +102,3 @@ def test_sizes_are_those_of_each_stack_and_of_a_microbatch():
     params = registry.get_params("toy.MoE8E4L", settings)
     # Two rows of 64 tokens: 32 is the largest divisor of 128 up to 512 / 10.
     assert capacity.sizes_of(params) == {"encoder": (8, 32, 8), "decoder": (32, 64, 4)}
-
-
-def test_the_table_has_a_line_for_each_capacity():
-    row = Row(512, 2048, 1, 8, Lost(0.0043, 0.01, 0.25), Lost(0.004, 0.01, 0.5), ("m4.A", "m4.B"))
-    head, line = report.capacities_table([row]).splitlines()[-2:]
-    assert head.split()[:4] == ["E", "S", "C", "multiple"]
-    assert line.split() == ("512 2048 8 1 2.0 1.00% 25.00% 0.43% 50.00% 0.40% m4.A m4.B".split())

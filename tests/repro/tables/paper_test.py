@@ -54,32 +54,6 @@ def test_the_share_of_the_peak_by_hand():
     assert row.share_of_peak(half=True) == pytest.approx(share / 2, rel=1e-3)
 
 
-def test_the_paper_without_plans():
-    text = paper_text.paper(_rows(), paper.recomputed(None))
-    figure_1, table_1, table_2, table_3 = _cells(text, "MoE(2048E, 36L)")
-    assert figure_1 == ["600", "44.3", "13.5", "22.4", "-", "-"]
-    assert table_1 == ["2048", "36864", "2048", "36", "600", "619.40"]
-    assert table_2 == ["2048", "82", "175", "542"]
-    assert table_3[:6] == ["2048", "0.72", "4M", "22.4", "4.0", "44.3"]
-    assert table_3[-2:] == ["-", "-"]
-    for part in (
-        "= 36864 experts in all; the paper prints 36684.",
-        "= 12288 experts in all; the paper prints 12228.",
-        "Figure 9: ms of the collectives' model",
-        "Without our plans; --plans=FAMILY",
-    ):
-        assert part in text
-    assert _cells(text, "T(96L)")[-1][:6] == ["2048", "-", "4M", "235.5", "42.0", "36.9"]
-    assert _cells(text, "m4.MoE512E24L") == [["103.72", "B", "ALL_BUT_PRODUCTS", "0", "-", "-"]]
-
-
-def _planned(half):
-    """Plans MoE(128E, 12L) at one step per second, and at four with half of the rows."""
-    whole = samples.plan(samples.cost(1.0), batch=Batch(4096, 256, 256))
-    halved = samples.plan(samples.cost(0.25), batch=Batch(2048, 256, 256)) if half else None
-    return PlannedRun(FAMILY[0], whole, halved)
-
-
 def test_recomputed_shares_come_from_kept_plans(tmp_path):
     kept = samples.plan(samples.cost(), model="m4.MoE128E24L")
     samples.save(kept, tmp_path / "MoE128E24L")
@@ -95,7 +69,8 @@ def test_recomputed_shares_come_from_kept_plans(tmp_path):
 
 
 def test_figure_1_is_drawn_with_and_without_plans(tmp_path):
-    with_plan = dataclasses.replace(_rows()[0], planned=_planned(half=False))
+    whole = samples.plan(samples.cost(1.0), batch=Batch(4096, 256, 256))
+    with_plan = dataclasses.replace(_rows()[0], planned=PlannedRun(FAMILY[0], whole))
     drawn = []
     for name, rows in {"without": _rows(), "with": [with_plan, *_rows()[1:]]}.items():
         paper.draw_figure_1(rows, tmp_path / f"{name}.png")

@@ -1,6 +1,5 @@
 """Shardy's annotations: every form of TensorFlow's becomes one, and keeps its meaning."""
 
-import logging
 import re
 
 import numpy as np
@@ -12,11 +11,10 @@ from lingvo_gshard.core.tf_private import xla_sharding
 from lingvo_gshard.sharding import annotate, manual
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.spmd import lowering, program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
-from xla_spmd.annotations import shardy
 from xla_spmd.mesh import Mesh
 
 _FLAT = Partitioning.from_dict(Mesh.flat(8), {"G": "d"})
@@ -204,22 +202,3 @@ def test_one_device_has_no_annotations():
     assert "sharding_constraint" not in functions.stablehlo(exported)
     x, y = _run(exported)
     np.testing.assert_array_equal(y, x + 1)
-
-
-def test_a_program_of_version_1_is_rewritten(tmp_path, monkeypatch, caplog):
-    def fn(x):
-        return _squares(annotate.shard(x, np.arange(8).reshape(4, 2)))
-
-    now = _exported(fn, _GRID)
-    with monkeypatch.context() as before:
-        before.setattr(shardy, "annotated", lambda what, exported, mesh: exported)
-        before.setattr(program, "_VERSION", 1)
-        old = _exported(fn, _GRID)
-        assert "SPMDFullToShardShape" in functions.stablehlo(old)
-        old.save(tmp_path / "old.program")
-
-    with caplog.at_level(logging.WARNING):
-        loaded = program.load(tmp_path / "old.program")
-    (line,) = caplog.messages
-    assert "old.program: its annotations are in the form of an older version" in line
-    assert functions.stablehlo(loaded) == functions.stablehlo(now)
