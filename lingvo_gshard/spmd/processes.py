@@ -39,7 +39,7 @@ from xla_spmd.runtime import environment, jax_runtime, log_lines, progress
 EXIT_STATUS = 69
 # Keys and barriers in JAX's coordination service.
 _FAILURES = "lingvo_gshard/failures/"  # The reason why each process failed.
-_DEVICES = "lingvo_gshard/devices/"  # The number of devices of each process.
+_COUNTS = "lingvo_gshard/counts/"  # How many devices and processes each one counts.
 _WATCH_PORT = "lingvo_gshard/watch_port"
 _COUNTED = "lingvo_gshard/counted"
 _ALIKE = "lingvo_gshard/alike/"  # What process 0 has, by name.
@@ -113,16 +113,16 @@ def joined(processes: Processes) -> Iterator[None]:
 
     CPU devices communicate through Gloo. On leaving, each process waits for all others.
 
-    Prints one line and exits with status 1 if the processes have different numbers of devices, or
-    with EXIT_STATUS if a process does not join in time, dies or fails. If this process fails, it
-    prints its own error in one line and exits with status 1 at once, because an orderly exit would
-    wait for the others, while they wait for this process in a collective. Raises RuntimeError if
-    JAX has started already.
+    Prints one line and exits with status 1 if the processes count different numbers of devices or
+    of processes, or with EXIT_STATUS if a process does not join in time, dies or fails. If this
+    process fails, it prints its own error in one line and exits with status 1 at once, because an
+    orderly exit would wait for the others, while they wait for this process in a collective.
+    Raises RuntimeError if JAX has started already.
     """
     global _membership
     membership = _Membership(processes)
     membership.join()
-    membership.check_devices()
+    membership.check_counts()
     if processes.process_id > 0:
         progress.hide()
     _membership = membership
@@ -199,25 +199,28 @@ class _Membership:
         _start_thread(self._await_missed_heartbeats)
         _start_thread(self._await_failures)
 
-    def check_devices(self) -> None:
-        """Ends every process with one line unless all have the same number of devices."""
+    def check_counts(self) -> None:
+        """Ends every process with one line unless all count as many devices, and processes."""
         with environment.quiet_stderr():  # JAX starts.
-            own_count = jax.local_device_count()
+            num_devices = jax.local_device_count()
+        own = {"numbers of devices": num_devices, "--num_processes": self._processes.num_processes}
 
         # Zero padding sorts the keys by process.
-        self._client.key_value_set(f"{_DEVICES}{self._id:08}", str(own_count))
+        for name, count in own.items():
+            self._client.key_value_set(f"{_COUNTS}{name}/{self._id:08}", str(count))
         self._client.wait_at_barrier(_COUNTED, _DAY_MS)
-        entries = sorted(self._client.key_value_dir_get(_DEVICES))
-        counts = [int(count) for _, count in entries]
 
         # Every process finds the same difference, so each reports it and ends.
-        if len(set(counts)) > 1:
-            listed = ", ".join(f"process {i} has {count}" for i, count in enumerate(counts))
-            self._exit(
-                f"Process {self._id} ends: the processes have different numbers of devices: "
-                f"{listed}; give each the same.",
-                1,
-            )
+        for name in own:
+            entries = sorted(self._client.key_value_dir_get(f"{_COUNTS}{name}/"))
+            counts = [int(count) for _, count in entries]
+            if len(set(counts)) > 1:
+                listed = ", ".join(f"process {i} has {count}" for i, count in enumerate(counts))
+                self._exit(
+                    f"Process {self._id} ends: the processes have different {name}: {listed}; "
+                    "give each the same.",
+                    1,
+                )
 
     def check_alike(self, texts: Mapping[str, str]) -> None:
         """Raises ValueError unless process 0 has the same texts; see check_alike below."""

@@ -5,6 +5,7 @@ import os
 import pathlib
 import secrets
 import time
+import zlib
 from collections.abc import Iterator
 
 import jax
@@ -31,15 +32,18 @@ def check(folder: str | os.PathLike[str]) -> None:
         return
 
     with _token(pathlib.Path(folder)) as token:
-        sees_it = _appears(token)
+        # The folder may be missing, and then its name must be the same, too.
+        name = zlib.crc32(str(pathlib.Path(folder).relative_to(token.parent)).encode()) >> 1
+        has_same_name = processes.of_first(name) == name
+        sees_it = has_same_name and _appears(token)
         missing = [0] * jax.process_count()
         missing[processes.index()] = int(not sees_it)
         blind = np.flatnonzero(processes.largest(missing)).tolist()
     if blind:
         names = ", ".join(map(str, blind))
         raise ValueError(
-            f"{folder}: process 0 wrote a file there, which process {names} does not see: give a "
-            "folder on a disk that all processes share."
+            f"{folder}: process 0 wrote a file there, which process {names} does not see: give all "
+            "the same folder, on a disk that they share."
         )
 
 

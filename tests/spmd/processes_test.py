@@ -303,6 +303,28 @@ def test_a_process_with_other_settings_is_named_before_anything_is_computed():
     assert statuses == [processes.EXIT_STATUS, 1, processes.EXIT_STATUS]
 
 
+_MISCOUNTED = """
+import sys
+from xla_spmd.runtime import environment
+environment.prepare(num_devices=1)
+from lingvo_gshard.spmd import processes
+coordinator, process_id = sys.argv[1:]
+with processes.joined(processes.Processes(coordinator, 2 + int(process_id), int(process_id))):
+    print("computes")
+"""
+
+
+def test_a_process_that_counts_more_processes_is_refused():
+    started = _start(_MISCOUNTED)
+    printed = _finish(started)
+    for i, (out, err) in enumerate(printed):
+        assert out == "" and err.splitlines()[-1] == (
+            f"Process {i} ends: the processes have different --num_processes: process 0 has 2, "
+            "process 1 has 3; give each the same."
+        )
+    assert [process.returncode for process in started] == [1, 1]
+
+
 _FOLDERS = """
 import os, sys, time
 from xla_spmd.runtime import environment
@@ -334,9 +356,28 @@ def test_an_unshared_folder_is_reported_at_once(tmp_path):
         assert out.splitlines()[-1] == "shared"  # After Gloo's own line.
         assert err.splitlines()[-1] == (
             f"Process {i} of 2 ends: run: process 0 wrote a file there, which process 1 does not "
-            "see: give a folder on a disk that all processes share."
+            "see: give all the same folder, on a disk that they share."
         )
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1", "late", "run"]
+
+
+_OTHER_NAME = """
+import sys
+from xla_spmd.runtime import environment
+environment.prepare(num_devices=1)
+from lingvo_gshard.spmd import processes, shared_folder
+here, coordinator, process_id = sys.argv[1:]
+with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeout_secs=60)):
+    shared_folder.check(f"{here}/run{process_id}")
+"""
+
+
+def test_a_new_folder_of_another_name_is_not_shared(tmp_path):
+    started = _start(_OTHER_NAME, str(tmp_path))
+    printed = _finish(started)
+    for i, (_, err) in enumerate(printed):
+        assert "which process 1 does not see: give all the same folder" in err.splitlines()[-1], i
+    assert not list(tmp_path.iterdir())
 
 
 _ALONE = """
