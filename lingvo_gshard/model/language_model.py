@@ -24,7 +24,7 @@ from lingvo_gshard.layers.weight import Weight
 from lingvo_gshard.model import decoding
 from lingvo_gshard.model.decode_params import ContinuationDecodeParams
 from lingvo_gshard.model.spec import MetricSums
-from lingvo_gshard.model.token_loss import named, valid_mask
+from lingvo_gshard.model.token_loss import named, token_loss, valid_mask
 from lingvo_gshard.model.token_task import TokenTask, known_size
 from lingvo_gshard.sharding.layout import TensorSpec
 
@@ -103,7 +103,7 @@ class LanguageModelTask(TokenTask):
         num_bytes, their sum, and padding.target, the share of positions without a token.
         """
         logits, reports = self.FProp(theta, features, context)
-        loss, terms = self._token_loss(logits, labels.labels, labels.weights, reports, context)
+        loss, terms = token_loss(self.p, logits, labels.labels, labels.weights, reports, context)
         padding = 1.0 - tf.reduce_mean(valid_mask(features.segment_ids))
         terms.padding = NestedMap(target=padding)
         terms.num_bytes = tf.reduce_sum(tf.cast(labels.num_bytes, tf.float32))

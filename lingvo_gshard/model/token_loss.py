@@ -5,6 +5,7 @@ B batch, L length, V vocabulary.
 
 from __future__ import annotations
 
+from lingvo_gshard.core.hyperparams import AnyParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, LayerReport
@@ -14,15 +15,12 @@ from lingvo_gshard.model.spec import MetricSums
 
 
 def token_loss(
+    p: AnyParams,
     logits: tf.Tensor,
     labels: tf.Tensor,
     weights: tf.Tensor,
     reports: dict[str, LayerReport],
     context: Context,
-    *,
-    label_smoothing: float,
-    aux_loss_weight: float,
-    z_loss_weight: float = 0.0,
 ) -> tuple[tf.Tensor, NestedMap]:
     """L = l_nll + k * l_aux + the layers' own router_loss, summed over the MoE layers; a scalar.
 
@@ -33,14 +31,12 @@ def token_loss(
     weighs balance equally for any E, which may differ between stacks.
 
     Args:
+      p: The Params of a TokenTask: label_smoothing and the weights of the terms.
       logits: float32 [B, L, V].
       labels: int32 [B, L].
       weights: float32 [B, L], 0 at padding.
       reports: The layers' reports, by layer.
       context: The context of the pass, which may be over one of a batch's microbatches.
-      label_smoothing: The share of the target's mass that is spread over all pieces.
-      aux_loss_weight: k / E^2.
-      z_loss_weight: The weight of the softmax's z-loss.
 
     Returns:
       The loss, and the terms of its metrics (see Task.Loss): loss; nll, in nats a token, without
@@ -50,9 +46,9 @@ def token_loss(
     # l_nll of each token, with a share of the target's mass spread over all pieces.
     with tf.name_scope("softmax"):
         nll, spread, normalizer = cross_entropies(logits, labels)
-    token_losses = nll + label_smoothing * (spread - nll)
-    if z_loss_weight:
-        token_losses += z_loss_weight * tf.square(normalizer)
+    token_losses = nll + p.label_smoothing * (spread - nll)
+    if p.z_loss_weight:
+        token_losses += p.z_loss_weight * tf.square(normalizer)
 
     # Its mean over the tokens; a batch of padding has 0 tokens.
     num_tokens = tf.reduce_sum(weights)
@@ -63,7 +59,7 @@ def token_loss(
     aux_loss = _sum([routing.aux_loss for routing in routings])
     balance_loss = _sum([routing.balance_loss for routing in routings])
 
-    loss = tf.reduce_sum(token_losses * weights) * per_token + aux_loss_weight * balance_loss
+    loss = tf.reduce_sum(token_losses * weights) * per_token + p.aux_loss_weight * balance_loss
     for routing in routings:
         if routing.router_loss is not None:
             loss += routing.router_loss

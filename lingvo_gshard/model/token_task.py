@@ -12,7 +12,7 @@ from typing import Any
 from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.context import Context, LayerReport, Mode
+from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.numerics import Numerics
 from lingvo_gshard.layers.vocabulary import capped, check_cap
@@ -84,26 +84,6 @@ class TokenTask(Task):
 
     def EvalMetrics(self, metrics: NestedMap) -> MetricSums:
         return token_loss.eval_metrics(metrics)
-
-    def _token_loss(
-        self,
-        logits: tf.Tensor,
-        labels: tf.Tensor,
-        weights: tf.Tensor,
-        reports: dict[str, LayerReport],
-        context: Context,
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns L and the terms of its metrics by the task's settings; see token_loss."""
-        return token_loss.token_loss(
-            logits,
-            labels,
-            weights,
-            reports,
-            context,
-            label_smoothing=self.p.label_smoothing,
-            aux_loss_weight=self.p.aux_loss_weight,
-            z_loss_weight=self.p.z_loss_weight,
-        )
 
     def _softmax(self, theta: NestedMap) -> Weight:
         """Returns the softmax's weights, [M, V]."""

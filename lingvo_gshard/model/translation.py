@@ -23,7 +23,7 @@ from lingvo_gshard.layers.vocabulary import EmbeddingLayer
 from lingvo_gshard.layers.weight import Weight
 from lingvo_gshard.model import decoding
 from lingvo_gshard.model.decode_params import TranslationDecodeParams
-from lingvo_gshard.model.token_loss import named, valid_mask
+from lingvo_gshard.model.token_loss import named, token_loss, valid_mask
 from lingvo_gshard.model.token_task import TokenTask, known_size
 from lingvo_gshard.sharding.layout import TensorSpec
 
@@ -153,8 +153,8 @@ class TranslationTask(TokenTask):
         logits, decoder_reports = self._decode(theta, features, encoded, layer_context)
         reports |= decoder_reports
 
-        loss, terms = self._token_loss(
-            logits, labels.target_labels, labels.target_weights, reports, context
+        loss, terms = token_loss(
+            self.p, logits, labels.target_labels, labels.target_weights, reports, context
         )
         terms.padding = NestedMap(
             source=1.0 - tf.reduce_mean(valid_mask(features.source_segment_ids)),

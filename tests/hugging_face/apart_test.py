@@ -5,6 +5,7 @@ other tests show that fields with an effect have the same one in transformers.
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -109,15 +110,17 @@ def test_every_field_is_followed_or_refused_or_named(theirs, importer, file):
 
 
 @pytest.mark.slow
-def test_every_tensor_is_followed_or_refused_or_named(theirs, importer):
+def test_every_kind_of_tensor_is_followed_or_refused_or_named(theirs, importer):
+    """The first of each kind: logits_test.py compares the models with all of their layers."""
     path = theirs / "model.safetensors"
     content = path.read_bytes()
     tensors = {name: np.array(x) for name, x in safetensors_file.read(path).arrays.items()}
     before, _ = importer.read()
     outcomes = {}
     try:
-        for name, tensor in tensors.items():
-            other = tensor.copy()
+        first_names = {re.sub(r"\d+", "", name): name for name in reversed(tensors)}
+        for name in first_names.values():
+            other = tensors[name].copy()
             other.flat[-1] += 1
             safetensors_file.write(path, tensors | {name: other}, {"format": "pt"})
             outcomes[name] = _outcome(importer, before, "tensors", name)
@@ -125,7 +128,7 @@ def test_every_tensor_is_followed_or_refused_or_named(theirs, importer):
         path.write_bytes(content)
 
     assert outcomes.pop("model.encoder.embed_positions.weights") == _NAMED
-    assert set(outcomes.values()) == {_CHANGED} and len(outcomes) > 50
+    assert set(outcomes.values()) == {_CHANGED} and len(outcomes) > 40
 
 
 @pytest.mark.parametrize("flag", ["content", "lstrip", "normalized", "rstrip", "special"])
