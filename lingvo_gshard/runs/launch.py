@@ -204,7 +204,7 @@ def experiment_params(launch: Launch) -> Params:
 
 def _bind(batches: Params, launch: Launch) -> Params:
     """Returns the settings of an input, with the data's folder if it reads one."""
-    if DATA_DIR in batches:
+    if DATA_DIR in batches and launch.data_dir is not None:
         batches.Set(**{DATA_DIR: launch.data_dir})
     return batches
 

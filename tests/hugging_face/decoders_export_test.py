@@ -58,7 +58,7 @@ def test_features_that_a_family_lacks_are_refused(name, settings, message):
 def test_a_decoder_without_experts_is_refused():
     params = registry.get_params("toy.LmDense4L")
     params.task.vocab_size = 100
-    with pytest.raises(ValueError, match="^--to=huggingface: a decoder without experts"):
+    with pytest.raises(ValueError, match="^--to=huggingface: decoders without experts"):
         families.written(params, (0, 1, 2))
 
 
