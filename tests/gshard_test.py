@@ -74,7 +74,7 @@ def test_the_programs_of_plan_are_listed_alike():
         ),
         (
             ("serve", "--bundle=/no", "--port=99999"),
-            "gshard serve: flag --port=99999: 99999 is not an",
+            "gshard serve: --port must be 0 to 65535, got 99999",
         ),
         (("compare", "--run=a"), "gshard compare: --run=a: expected NAME=LOGDIR."),
         (("plan", "compare", "/no", "/none"), "gshard plan compare: /no: no plan.json there"),

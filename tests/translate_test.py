@@ -162,9 +162,9 @@ def test_a_closed_standard_input_is_refused():
         ({"num_processes": 2, "coordinator": "a:1"}, "both .*; several processes need them"),
         ({"input": "gone.txt", "output": "out.txt"}, "--input=gone.txt: there is no such file"),
         ({"input": "here.txt", "output": "gone/out.txt"}, "--output=gone/out.txt: expected a file"),
-        ({"input": "here.txt", "output": "pipe"}, "--output=pipe: expected a file, and this"),
+        ({"input": "here.txt", "output": "pipe"}, "--output=pipe: expected a regular file"),
         ({"input": "here.txt", "output": "./here.txt"}, "--output=here.txt is the file of --input"),
-        ({"input": "here.txt", "output": "."}, "--output=.: expected a file, and this"),
+        ({"input": "here.txt", "output": "."}, "--output=.: expected a regular file"),
     ],
 )
 def test_files_that_cannot_be_read_or_written_are_refused(tmp_path, monkeypatch, given, message):

@@ -203,7 +203,7 @@ def test_an_invalid_source_is_refused(tmp_path):
 @pytest.mark.parametrize("rule", [Rule.SAME, Rule.COPY_EXPERTS])
 def test_another_vocabulary_of_the_same_size_is_refused(rule):
     given = (rule, _random(2, 3), _random(2, 3, seed=1), "VM")
-    with pytest.raises(ValueError, match="a.w: the source has another vocabulary: BY_PIECE"):
+    with pytest.raises(ValueError, match="a.w: the source has another vocabulary: try BY_PIECE"):
         _begin(*given, old_pieces=((r"a\..*", np.array([1, 0])),))
     value, _ = _begin(*given, old_pieces=((r"a\..*", np.array([0, 1])),))
     np.testing.assert_array_equal(value, given[1])
