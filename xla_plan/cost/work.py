@@ -11,6 +11,7 @@ from xla_spmd.hlo.hlo_cost import Cost
 from xla_spmd.hlo.hlo_module import COLLECTIVES
 
 _TRANSCENDENTAL = "transcendental"
+_Class = tuple[str, str, str, int]  # Kind, arithmetic, form and size.
 
 
 class Work(enum.StrEnum):
@@ -35,14 +36,15 @@ class WorkSum:
     flops: float  # The sum over all runs, as in the following fields.
     accessed_bytes: float
     transcendentals: float
+    form: str = ""  # A product's form, or `transposing`; see xla_spmd/hlo/forms.py.
 
 
 def sums(costs: Iterable[Cost]) -> tuple[WorkSum, ...]:
-    """Returns the sums of all instructions except collectives, by kind, arithmetic and size."""
-    runs = collections.Counter[tuple[str, str, int]]()
-    flops = collections.Counter[tuple[str, str, int]]()
-    transcendentals = collections.Counter[tuple[str, str, int]]()
-    num_bytes = collections.Counter[tuple[str, str, int]]()
+    """Returns the sums of all instructions except collectives, by their class."""
+    runs = collections.Counter[_Class]()
+    flops = collections.Counter[_Class]()
+    transcendentals = collections.Counter[_Class]()
+    num_bytes = collections.Counter[_Class]()
     for cost in costs:
         if cost.opcode.removesuffix("-start") in COLLECTIVES or not cost.times:
             continue
@@ -55,17 +57,18 @@ def sums(costs: Iterable[Cost]) -> tuple[WorkSum, ...]:
     found = []
     for key, count in sorted(runs.items()):
         amounts = (flops[key], num_bytes[key], transcendentals[key])
-        found.append(WorkSum(*key, count, *amounts))
+        kind, arithmetic, form, size = key
+        found.append(WorkSum(kind, arithmetic, size, count, *amounts, form=form))
     return tuple(found)
 
 
-def _class(cost: Cost) -> tuple[str, str, int]:
-    """Returns the kind, arithmetic and size of an instruction."""
+def _class(cost: Cost) -> _Class:
+    """Returns the kind, arithmetic, form and size of an instruction."""
     if not cost.flops:
-        kind = _TRANSCENDENTAL if cost.transcendentals else ""
-        return Work.OTHERS, kind, size_of(cost.accessed_bytes)
+        arithmetic = _TRANSCENDENTAL if cost.transcendentals else ""
+        return Work.OTHERS, arithmetic, cost.form, size_of(cost.accessed_bytes)
     kind = Work.ATTENTION if is_attention_kernel(cost) else Work.PRODUCTS
-    return kind, cost.arithmetic, size_of(cost.pair_flops)
+    return kind, cost.arithmetic, cost.form, size_of(cost.pair_flops)
 
 
 def size_of(amount: float) -> int:

@@ -1,4 +1,4 @@
-"""Measures the rates of one device: products by size, memory, attention's kernel, and starts.
+"""Measures the rates of one device: products by form and size, memory, transposes, and starts.
 
 A rate is measured with a chain of equal operations, each of which needs the result of the last one.
 A loop runs the chain as often as it takes to outlast the clock's noise, and of several measurements
@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from xla_plan.measured.rates import MeasuredRates, Rate
+from xla_plan.cost import work
+from xla_plan.measured.rates import MeasuredRates, Rate, product_name
+from xla_spmd.hlo import hlo_cost, hlo_module
 from xla_spmd.runtime import versions
 
 Tell = Callable[[str], None]
@@ -21,13 +23,18 @@ Clock = Callable[[], float]
 wall_clock: Clock = time.perf_counter
 cpu_clock: Clock = time.process_time  # It counts all threads of this process.
 
-_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+# Where a compiler converts products of bfloat16 to float32, the ones of float32 come first.
+_DTYPES = (jnp.float32, jnp.bfloat16)
 _PRODUCT_SIDES = (128, 256, 512, 1024, 2048, 4096, 8192)
+# Products of square matrices in all forms. Then a gradient of weights as JAX writes it, with two
+# contracted dims and a transpose: compilers rewrite it after they have chosen its arithmetic.
+_GRADIENT = "sba,sbc->ac"
+_EQUATIONS = ("ab,bc->ac", "ab,cb->ac", "ba,bc->ac", "ba,cb->ac", _GRADIENT)
 _MEMORY_SIZES = (16, 18, 20, 22, 24, 26, 28)  # Exponents of the bytes that an operation moves.
 _MEMORY_BYTES = 2**29  # More than any cache holds.
+_TRANSPOSED_SIZES = (16, 18, 20, 22, 24, 26)
 _TRANSCENDENTAL_SIZE = 22
 _CHAIN = 8  # The operations of a trip, so that the loop itself hardly counts.
-_STARTS = 100
 _LEAST_SECS = 0.05  # Loops that take less are repeated.
 _REPEATS = 3
 _LONGEST_SECS = 0.2  # An operation that takes longer is the last of its kind.
@@ -48,10 +55,14 @@ def measure(tell: Tell, clock: Clock = wall_clock) -> MeasuredRates:
     start_secs = _start_secs(clock)
     tell(f"start of an instruction: {1e6 * start_secs:.3g} us")
 
-    products = {}
-    for arithmetic, dtype in _DTYPES.items():
-        products[arithmetic] = _product_rates(arithmetic, dtype, start_secs, clock, tell)
+    products: dict[str, tuple[Rate, ...]] = {}
+    for dtype in _DTYPES:
+        for equation in _EQUATIONS:
+            form = _form(equation, dtype)
+            if form not in products:
+                products[form] = _product_rates(form, equation, dtype, start_secs, clock, tell)
     memory = _memory_rates(start_secs, clock, tell)
+    transposes = _transpose_rates(start_secs, clock, tell)
     transcendentals_per_sec = _transcendentals_per_sec(start_secs, clock)
     tell(f"transcendental functions: {transcendentals_per_sec / 1e9:.4g} G/s")
     attention_per_sec = None
@@ -63,16 +74,17 @@ def measure(tell: Tell, clock: Clock = wall_clock) -> MeasuredRates:
         versions=versions.installed(versions.COMPILING),
         products=products,
         memory=memory,
+        transposes=transposes,
         transcendentals_per_sec=transcendentals_per_sec,
         start_secs=start_secs,
         attention_per_sec=attention_per_sec,
     )
 
 
-def chain_secs(step: Callable[[Any], Any], first: Any, length: int, clock: Clock) -> float:
-    """Returns the seconds of one operation in a chain of `length` operations per trip of a loop.
+def chain(step: Callable[[Any], Any], first: Any, length: int) -> Any:
+    """Returns a compiled run(trips, value), which donates `value`, of type `first`, of a loop.
 
-    `step` returns a value of the type of `first`, its argument.
+    Each trip has a chain of `length` operations. `step` returns a value of its argument's type.
     """
 
     def trip(_: int, value: Any) -> Any:
@@ -81,14 +93,24 @@ def chain_secs(step: Callable[[Any], Any], first: Any, length: int, clock: Clock
             value = jax.lax.optimization_barrier(step(value))
         return value
 
-    run = jax.jit(lambda trips, value: jax.lax.fori_loop(0, trips, trip, value))
+    def run(trips: jax.Array, value: Any) -> Any:
+        return jax.lax.fori_loop(0, trips, trip, value)
+
+    # Without donation, every call would copy the value.
+    return jax.jit(run, donate_argnums=1).lower(jnp.int32(1), first).compile()
+
+
+def chain_secs(run: Callable[[Any, Any], Any], first: Any, length: int, clock: Clock) -> float:
+    """Returns the seconds of one operation of a chain; see `chain`."""
+    value = jax.tree.map(jnp.copy, first)
 
     def secs(trips: int) -> float:
+        nonlocal value
         started = clock()
-        jax.block_until_ready(run(trips, first))
+        value = jax.block_until_ready(run(jnp.int32(trips), value))
         return clock() - started
 
-    secs(1)  # Compiles it.
+    secs(1)  # The first call also loads the program.
     trips = 1
     while (once := secs(trips)) < _LEAST_SECS:
         trips *= max(2, min(16, math.ceil(_LEAST_SECS / max(once, 1e-6))))
@@ -99,35 +121,57 @@ def chain_secs(step: Callable[[Any], Any], first: Any, length: int, clock: Clock
     return max(long - short, 1e-12) / (2 * trips * length)
 
 
+def _secs(step: Callable[[Any], Any], first: Any, length: int, clock: Clock) -> float:
+    return chain_secs(chain(step, first, length), first, length, clock)
+
+
 def _start_secs(clock: Clock) -> float:
     """Returns the seconds of a product that is too small to take any."""
+
+    def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, weights = state
+        return x @ weights, weights
+
     one = jnp.eye(2)
-    secs = chain_secs(_three_products, (one, one), _STARTS, clock)
-    return secs / 3
+    return _secs(step, (one, one), _CHAIN, clock)
+
+
+def _form(equation: str, dtype: Any) -> str:
+    """Returns the name in MeasuredRates.products of what the compiler makes of an equation."""
+    weights = _orthogonal(_PRODUCT_SIDES[0]).astype(dtype)
+    compiled = chain(_product(equation), (weights, weights), 1)
+    (cost,) = (cost for cost in hlo_cost.costs(hlo_module.read(compiled)) if cost.flops)
+    return product_name(cost.arithmetic, cost.form)
+
+
+def _product(equation: str) -> Callable[[Any], Any]:
+    """Returns the step of a chain that multiplies its state by square weights."""
+
+    def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, weights = state
+        if equation != _GRADIENT:
+            return jnp.einsum(equation, x, weights), weights
+        rows = (2, len(x) // 2, len(x))
+        return jnp.einsum(equation, x.reshape(rows), weights.reshape(rows)).T, weights
+
+    return step
 
 
 def _product_rates(
-    arithmetic: str, dtype: Any, start_secs: float, clock: Clock, tell: Tell
+    form: str, equation: str, dtype: Any, start_secs: float, clock: Clock, tell: Tell
 ) -> tuple[Rate, ...]:
+    """Returns the rates of an equation's products by size."""
     rates = []
     for side in _PRODUCT_SIDES:
         weights = _orthogonal(side).astype(dtype)
-        secs = chain_secs(_three_products, (weights, weights), 2, clock) / 3
+        secs = _secs(_product(equation), (weights, weights), 2, clock)
         flops = 2 * side**3
         rate = Rate(round(math.log2(flops)), flops / _without_start(secs, start_secs))
-        tell(f"products of {arithmetic}, {side} x {side}: {rate.per_sec / 1e12:.4g} Tflop/s")
+        tell(f"products of {form}, {side} x {side}: {rate.per_sec / 1e12:.4g} Tflop/s")
         rates.append(rate)
         if 8 * secs > _LONGEST_SECS:  # The next one has eight times the flops.
             break
     return tuple(rates)
-
-
-def _three_products(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Multiplies in a training step's forms: the inputs, and both gradients by the weights."""
-    x, weights = state
-    for equation in ("ab,bc->ac", "ab,cb->ac", "ab,ac->bc"):
-        x = jax.lax.optimization_barrier(jnp.einsum(equation, x, weights))
-    return x, weights
 
 
 def _orthogonal(side: int) -> jax.Array:
@@ -144,7 +188,7 @@ def _memory_rates(start_secs: float, clock: Clock, tell: Tell) -> tuple[Rate, ..
         # Half of an operation's bytes are read, and half are written.
         shape = (max(1, 2 * _MEMORY_BYTES // 2**size), 2**size // 8)
         rows = jnp.ones(shape, jnp.float32)
-        secs = chain_secs(_next_row, (jnp.int32(0), rows), _CHAIN, clock)
+        secs = _secs(_next_row, (jnp.int32(0), rows), _CHAIN, clock)
         rate = Rate(size, 2**size / _without_start(secs, start_secs))
         tell(f"memory, 2^{size} bytes: {rate.per_sec / 1e9:.4g} GB/s")
         rates.append(rate)
@@ -158,10 +202,28 @@ def _next_row(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]
     return (row + 1) % len(rows), rows.at[row].set(changed)
 
 
+def _transpose_rates(start_secs: float, clock: Clock, tell: Tell) -> tuple[Rate, ...]:
+    """Returns rates of the bytes that transposes read and write."""
+
+    def step(x: jax.Array) -> jax.Array:
+        return x.T * 0.5 + 0.5
+
+    rates = []
+    for size in _TRANSPOSED_SIZES:
+        side = 2 ** ((size - 3) // 2)
+        x = jnp.ones((side, side), jnp.float32)
+        secs = _secs(step, x, 2, clock)
+        num_bytes = 8 * side**2
+        rate = Rate(work.size_of(num_bytes), num_bytes / _without_start(secs, start_secs))
+        tell(f"transposes, 2^{rate.size} bytes: {rate.per_sec / 1e9:.4g} GB/s")
+        rates.append(rate)
+    return tuple(rates)
+
+
 def _transcendentals_per_sec(start_secs: float, clock: Clock) -> float:
     """Returns the logistic functions of a second, as in SiLU, in the memory's usual traffic."""
     values = jnp.ones(2**_TRANSCENDENTAL_SIZE, jnp.float32)
-    secs = chain_secs(jax.nn.silu, values, _CHAIN, clock)
+    secs = _secs(jax.nn.silu, values, _CHAIN, clock)
     return 2**_TRANSCENDENTAL_SIZE / _without_start(secs, start_secs)
 
 
@@ -175,7 +237,7 @@ def _attention_per_sec(clock: Clock) -> float:
     shape = (_ROWS, _LENGTH, _HEADS, _WIDTH)
     keys = jax.random.split(jax.random.key(0), 3)
     values = tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
-    secs = chain_secs(jax.grad(attend), values, 1, clock)
+    secs = _secs(jax.grad(attend), values, 1, clock)
 
     # 2 products forward and 5 backward, of each query with the keys up to its own position.
     pairs = _ROWS * _HEADS * _LENGTH * (_LENGTH + 1) // 2

@@ -2,7 +2,7 @@
 
 A plan keeps its work by size (xla_plan/cost/work.py). An instruction takes a fixed time to start,
 and then the longest of the times of its flops, of its bytes and of its exponentials and the like,
-at the rates measured for its size.
+at the rates measured for its form and its size.
 Collectives keep the time that the plan gives them: one device cannot measure a network.
 """
 
@@ -17,6 +17,7 @@ from xla_plan.cost.work import Work, WorkSum
 from xla_plan.cost.work import size_of as work_size
 from xla_plan.machines import hardware
 from xla_spmd.files import atomic_file, digests, json_records
+from xla_spmd.hlo.forms import FORMS, TRANSPOSING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,19 +34,20 @@ class MeasuredRates:
 
     device: str  # JAX's device_kind.
     versions: dict[str, str]  # The packages that compiled the measured programs.
-    products: dict[str, tuple[Rate, ...]]  # By arithmetic, such as `bf16`; by growing size.
-    memory: tuple[Rate, ...]  # By growing size.
+    products: dict[str, tuple[Rate, ...]]  # By product_name, such as `bf16 nt`; by growing size.
+    memory: tuple[Rate, ...]  # By growing size, as the next one.
+    transposes: tuple[Rate, ...]  # Of copies with another order of dims, and what is fused in.
     transcendentals_per_sec: float  # The elements of exponentials and the like.
     start_secs: float  # The time to start an instruction.
     # The flops of a second of attention's kernel; None if it was not measured.
     attention_per_sec: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.products or not self.memory or not all(self.products.values()):
-            raise ValueError("expected rates of products and of the memory.")
-        rates = [rate.per_sec for rate in self.memory]
+        by_size = [self.memory, self.transposes, *self.products.values()]
+        if not self.products or not all(by_size):
+            raise ValueError("expected rates of products, of the memory and of transposes.")
+        rates = [rate.per_sec for of_kind in by_size for rate in of_kind]
         rates.append(self.transcendentals_per_sec)
-        rates += [rate.per_sec for by_size in self.products.values() for rate in by_size]
         if self.attention_per_sec is not None:
             rates.append(self.attention_per_sec)
         if min(rates) <= 0 or self.start_secs < 0:
@@ -86,8 +88,9 @@ def _secs(work: WorkSum, rates: MeasuredRates) -> float:
     """Returns the seconds of instructions of one kind and size, without their starts."""
     # Every instruction of the class has about the mean's bytes.
     bytes_size = work_size(work.accessed_bytes / work.runs)
+    traffic = rates.transposes if work.form == TRANSPOSING else rates.memory
     secs = [
-        work.accessed_bytes / per_sec(rates.memory, bytes_size),
+        work.accessed_bytes / per_sec(traffic, bytes_size),
         work.transcendentals / rates.transcendentals_per_sec,
     ]
     if work.flops:
@@ -98,16 +101,23 @@ def _secs(work: WorkSum, rates: MeasuredRates) -> float:
 def _flops_per_sec(work: WorkSum, rates: MeasuredRates) -> float:
     if work.kind == Work.ATTENTION and rates.attention_per_sec is not None:
         return rates.attention_per_sec
-    return per_sec(_of_arithmetic(work.arithmetic, rates), work.size)
+    return per_sec(_of_product(work, rates), work.size)
 
 
-def _of_arithmetic(arithmetic: str, rates: MeasuredRates) -> Sequence[Rate]:
-    """Returns the rates of an arithmetic, or of the most similar one that was measured."""
+def _of_product(work: WorkSum, rates: MeasuredRates) -> Sequence[Rate]:
+    """Returns the rates of a product, or of the most similar one that was measured."""
     # `f32 highest` was not measured apart from `f32`; others are multiplied like bfloat16.
-    for name in (arithmetic, arithmetic.split()[0], "bf16"):
-        if name in rates.products:
-            return rates.products[name]
+    for arithmetic in (work.arithmetic, work.arithmetic.split()[0], "bf16"):
+        for form in (work.form, *FORMS, ""):
+            name = product_name(arithmetic, form)
+            if name in rates.products:
+                return rates.products[name]
     return next(iter(rates.products.values()))
+
+
+def product_name(arithmetic: str, form: str) -> str:
+    """Returns the name of a product's rates, such as `bf16 nt`, or `bf16` without a form."""
+    return f"{arithmetic} {form}".strip()
 
 
 def per_sec(by_size: Sequence[Rate], size: float) -> float:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from xla_spmd.hlo import accessed, data_dependence, products
+from xla_spmd.hlo import accessed, data_dependence, forms, products
 from xla_spmd.hlo.hlo_module import Array, Computation, Instruction, Module
 from xla_spmd.hlo.products import Product
 
@@ -79,6 +79,7 @@ class Cost:
     least_times: int | None = None  # The fewest runs; None if equal to `times`.
     transcendentals: int = 0  # The elements of exponentials, logarithms and the like.
     pair_flops: int = 0  # The flops of one pair of matrices of its largest product.
+    form: str = ""  # Its largest product's form, or `transposing`; see forms.py.
 
 
 def costs(module: Module, kernel_flops: Mapping[str, int] | None = None) -> tuple[Cost, ...]:
@@ -111,11 +112,13 @@ def _cost(
     found = list(products.of(instruction, kernel_flops))
     arithmetic = "bf16"
     pair_flops = 0
+    form = forms.TRANSPOSING if forms.is_transposing(instruction) else ""
     if found:
         largest = max(found, key=_flops)
         op_name = largest.instruction.op_name or op_name
         arithmetic = largest.arithmetic
         pair_flops = largest.flops // largest.pairs
+        form = forms.of_product(largest.instruction)
 
     return Cost(
         name=instruction.name,
@@ -128,6 +131,7 @@ def _cost(
         arithmetic=arithmetic,
         transcendentals=_transcendentals(instruction),
         pair_flops=pair_flops,
+        form=form,
     )
 
 

@@ -15,6 +15,7 @@ _RATES = MeasuredRates(
     versions={"jax": "1.2.3"},
     products={"bf16": (Rate(20, 1e12), Rate(30, 5e12)), "f32": (Rate(20, 2e12),)},
     memory=(Rate(10, 1e9), Rate(20, 2e9)),
+    transposes=(Rate(20, 5e8),),
     transcendentals_per_sec=1e9,
     start_secs=1e-6,
     attention_per_sec=3e12,
@@ -58,6 +59,25 @@ def test_arithmetic_that_was_not_measured_has_the_rate_of_the_most_similar():
     assert secs("int8") == secs("bf16") == pytest.approx(2.0)
 
 
+def test_a_product_has_the_rate_of_its_form():
+    products = {"bf16 nn": (Rate(20, 4e12),), "bf16 tt": (Rate(20, 1e12),)}
+
+    def secs(form):
+        work = WorkSum("products", "bf16", 20, 1, 4e12, 0.0, 0.0, form)
+        return _predicted(work, products=products).products
+
+    assert secs("nn") == pytest.approx(1.0)
+    assert secs("tt") == pytest.approx(4.0)
+    assert secs("tn") == secs("") == pytest.approx(1.0)  # Neither was measured.
+
+
+def test_transposes_have_a_rate_of_their_own():
+    work = WorkSum("others", "", 20, 1, 0.0, 2**20, 0.0)
+    assert _predicted(work).others == pytest.approx(2**20 / 2e9)
+    work = dataclasses.replace(work, form="transposing")
+    assert _predicted(work).others == pytest.approx(2**20 / 5e8)
+
+
 def test_attention_has_its_own_rate_if_it_was_measured():
     work = WorkSum("attention", "bf16", 20, 1, 6e12, accessed_bytes=0, transcendentals=0)
     assert _predicted(work).attention == pytest.approx(2.0)
@@ -96,7 +116,13 @@ def test_a_wrong_file_is_named_in_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"memory": ()}, {"products": {}}, {"start_secs": -1.0}, {"transcendentals_per_sec": 0.0}],
+    [
+        {"memory": ()},
+        {"transposes": ()},
+        {"products": {}},
+        {"start_secs": -1.0},
+        {"transcendentals_per_sec": 0.0},
+    ],
 )
 def test_rates_that_cannot_be_are_refused(changes):
     with pytest.raises(ValueError, match="expected rates"):
