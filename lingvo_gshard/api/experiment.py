@@ -62,8 +62,8 @@ def experiment(
         device.
 
     The call does not compute anything or start a device. Raises ValueError if the model or a
-    setting is unknown, if a value has the wrong type, if the data was not prepared or lacks a file,
-    or if neither a model nor a run is given.
+    setting is unknown, if a value has the wrong type, if the data was not prepared, or if neither a
+    model nor a run is given.
     """
     made = Experiment(
         model,
@@ -91,10 +91,7 @@ class Experiment:
         main_module.end_if_imported_again()
         is_recorded = self.logdir is not None and storage.is_bucket(self.logdir)
         if self.model is not None or not is_recorded:
-            params = self._params()
-            # The data of a run that is only decoded may be gone.
-            if self.data_dir is not None:
-                params.input.cls.CheckFiles(params.input)
+            self._params()
 
     @property
     def params(self) -> Params:

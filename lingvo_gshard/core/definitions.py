@@ -15,6 +15,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
+import numpy as np
+
 _T = TypeVar("_T")
 
 
@@ -71,7 +73,7 @@ class Definition:
     def _accepts(self, kind: type, value: Any) -> bool:
         if value is None:
             return self.is_optional
-        if isinstance(value, bool):  # A subclass of int.
+        if isinstance(value, bool | np.bool_):  # bool is a subclass of int.
             return kind is bool
         return isinstance(value, _VALUES.get(kind, kind))
 

@@ -54,7 +54,8 @@ def _token(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     # Process 0 chooses for all: it may make the folder before another process has looked for it.
     above = [folder, *folder.parents]
     exists = [candidate.is_dir() for candidate in above]
-    parent = above[processes.of_first(exists.index(True))]
+    # A shallower path of another process ends there, too, and then does not see the file.
+    parent = above[min(processes.of_first(exists.index(True)), len(above) - 1)]
     number = processes.of_first(secrets.randbelow(2**31 - 1))
     path = parent / f".lingvo_gshard-{number}"
     if processes.is_first():

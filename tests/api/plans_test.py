@@ -69,7 +69,6 @@ def test_a_plan_has_the_datas_vocabularies(monkeypatch, tmp_path):
     compilers.need("v5e")
     facts = DataFacts(kind="parallel", source_vocab_size=340, target_vocab_size=330)
     monkeypatch.setattr(TranslationInput, "Facts", lambda data_dir: facts)
-    monkeypatch.setattr(TranslationInput, "CheckFiles", lambda p: None)
     requests = []
     monkeypatch.setattr(
         kept_plans, "load_or_make", lambda request, folder: requests.append(request)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.attention import segment_mask
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import SecondExpert
@@ -120,6 +121,71 @@ def test_routing_equals_numpy(capacity):
     is_padding = arrays.segments_BL == 0
     assert not y_BLM.numpy()[is_padding].any()
     assert (routing.overflow_second.numpy() > 0) == (capacity < S)
+
+
+def test_logits_equal_numpy(monkeypatch):
+    arrays = _arrays()
+    layer = _params().Instantiate(building.Unannotated(), "moe")
+    theta = building.random_theta(layer)
+    passed = []
+    top2_gating = gating.top2_gating
+
+    def noted(logits_GSE, *args, **kwargs):
+        passed.append(logits_GSE)
+        return top2_gating(logits_GSE, *args, **kwargs)
+
+    monkeypatch.setattr(gating, "top2_gating", noted)
+    _output(layer, theta.Transform(tf.constant), arrays.Transform(tf.constant))
+    (logits_GSE,) = passed
+    want_BLE = _sentence_logits(arrays.x_BLM, arrays.segments_BL, theta.wg)
+    np.testing.assert_allclose(logits_GSE, want_BLE.reshape(-1, S, E), rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sentences_are_routed_as_rows_of_their_own():
+    layer = _params().Instantiate(building.Unannotated(), "moe")
+    theta = building.random_theta(layer).Transform(tf.constant)
+    x_M = _arrays().x_BLM[0]
+
+    def output(segments):
+        segments_BL = np.array(segments, np.int32)
+        rows = NestedMap(
+            x_BLM=np.tile(x_M, (len(segments), 1, 1)), segments_BL=segments_BL
+        ).Transform(tf.constant)
+        return _output(layer, theta, rows)[0].numpy()
+
+    packed = output([[1, 1, 2, 2, 2, 0], [0] * L])
+    first, second = output([[1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 0]])
+    np.testing.assert_allclose(packed[0], first + second, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["wg", "x_BLM"])
+@pytest.mark.parametrize("which", ["output", "aux_loss"])
+def test_gradients_agree_with_finite_differences(name, which):
+    layer = _params(second_expert=SecondExpert.ALL).Instantiate(building.Unannotated(), "moe")
+    arrays = _arrays().Transform(tf.constant)
+    theta = building.random_theta(layer).Transform(tf.constant)
+    inputs = NestedMap(theta, x_BLM=arrays.x_BLM)
+
+    def loss(inputs):
+        y_BLM, routing = _output(layer, inputs, NestedMap(arrays, x_BLM=inputs.x_BLM))
+        output = tf.reduce_sum(y_BLM * arrays.out_BLM)
+        return output if which == "output" else routing.aux_loss
+
+    with tf.GradientTape() as tape:
+        tape.watch(inputs[name])
+        value = loss(inputs)
+    gradient = tape.gradient(value, inputs[name])
+    # In this direction no terms cancel, so that rounding is small beside the slope.
+    direction = tf.sign(gradient)
+
+    def moved(step):
+        return loss(NestedMap(inputs, **{name: inputs[name] + step * direction}))
+
+    # So small that no sentence changes its experts, where the loss is discontinuous.
+    width = 2e-4
+    slope = (moved(width) - moved(-width)) / (2 * width)
+    assert abs(slope) > 1e-4
+    np.testing.assert_allclose(tf.reduce_sum(gradient * direction), slope, rtol=0.02)
 
 
 def _forward_backward(layer):
