@@ -15,8 +15,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
-import numpy as np
-
 _T = TypeVar("_T")
 
 
@@ -30,7 +28,7 @@ REQUIRED: Any = _Required.REQUIRED
 
 # The types of the values that text can set, besides enums.
 _KINDS = (bool, int, float, str, tuple, list, dict)
-# Values in Python may be NumPy's numbers, and any sequence of settings may be a list.
+# Values in Python may be NumPy's numbers (but not its bools), and any sequence may be a list.
 _VALUES: dict[type, Any] = {
     int: numbers.Integral,
     float: numbers.Real,
@@ -73,7 +71,7 @@ class Definition:
     def _accepts(self, kind: type, value: Any) -> bool:
         if value is None:
             return self.is_optional
-        if isinstance(value, bool | np.bool_):  # bool is a subclass of int.
+        if isinstance(value, bool):  # A subclass of int.
             return kind is bool
         return isinstance(value, _VALUES.get(kind, kind))
 
