@@ -84,20 +84,20 @@ class Stream(Protocol):
 
 
 def run(
-    command: str, beginning_of: Callable[[Languages], str] = lambda languages: "", seed: int = 0
+    command: str, beginning_of: Callable[[Languages], str] | None = None, seed: int = 0
 ) -> None:
     """Decodes the lines of standard input or of --input; raises ValueError for a user's mistake.
 
     Args:
       command: The program's name; a model of another kind is refused.
-      beginning_of: Returns what all lines have to begin with.
+      beginning_of: Returns the text that all lines have to begin with; by default, none.
       seed: Of samples.
     """
     decoder_flags.check()
     _check_files()
 
     with decoder_flags.text_decoder(command, beginning_of) as text_decoder:
-        beginning = beginning_of(text_decoder.spec.spoken)
+        beginning = "" if beginning_of is None else beginning_of(text_decoder.spec.spoken)
         if _INPUT.value and _OUTPUT.value:
             source = pathlib.Path(_INPUT.value)
             target = pathlib.Path(_OUTPUT.value)

@@ -92,7 +92,7 @@ class BaseParams:
     def SetDefaults(self, **values: Any) -> Self:
         """Sets values by name, and makes them the defaults that DefaultsText() lists.
 
-        Raises AttributeError for an unknown name, and ValueError if frozen.
+        Raises the errors of Set.
         """
         self.Set(**values)
         for name, value in values.items():

@@ -24,7 +24,7 @@ import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import bundle_spec
-from lingvo_gshard.decoding.bundle_spec import Contents, DecoderSpec
+from lingvo_gshard.decoding.bundle_spec import BELOW, PINS, WEIGHTS, Contents, DecoderSpec
 from lingvo_gshard.files import finite, safetensors_file
 from lingvo_gshard.input.bpe_tokenizer import loaded
 from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
@@ -34,10 +34,7 @@ from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.specs import WHOLE, Share
 from xla_spmd.files import atomic_file, digests, storage
 
-_WEIGHTS = "weights.safetensors"
-_PINS = "requirements.txt"
 _PACKAGE = pathlib.Path(__file__).parents[1]
-_BELOW = "xla_spmd"  # The package below this one; a bundle contains all of it.
 _REQUIREMENTS = ("absl-py", "jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers", "tqdm")
 
 # The part of the library that a bundle contains: its programs, and all modules that they import.
@@ -106,8 +103,8 @@ def save(
             decoder.program_for(length).save(partial / name)
             names.append(name)
 
-        safetensors_file.write(partial / _WEIGHTS, dict(decoder.theta.FlattenItems()), {})
-        names.append(_WEIGHTS)
+        safetensors_file.write(partial / WEIGHTS, dict(decoder.theta.FlattenItems()), {})
+        names.append(WEIGHTS)
 
         (partial / "vocab").mkdir()
         copies = vocabulary_files("", decoder.spec.kind)
@@ -130,7 +127,7 @@ def _write_library(folder: pathlib.Path) -> None:
     copy.mkdir()
     for name in (*_PROGRAMS, *_MODULES):
         shutil.copyfile(_PACKAGE / name, copy / name)
-    for room in (*(f"{_PACKAGE.name}/{room}" for room in _ROOMS), _BELOW):
+    for room in (*(f"{_PACKAGE.name}/{room}" for room in _ROOMS), BELOW):
         shutil.copytree(
             _PACKAGE.parent / room,
             folder / room,
@@ -140,7 +137,7 @@ def _write_library(folder: pathlib.Path) -> None:
 
     # JAX promises to read its exported programs for six months only.
     pins = [f"{name}=={importlib.metadata.version(name)}\n" for name in _REQUIREMENTS]
-    (folder / _PINS).write_text("".join(pins), encoding="utf-8")
+    (folder / PINS).write_text("".join(pins), encoding="utf-8")
 
 
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
@@ -157,7 +154,7 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
         programs = {}
         for length in contents.spec.input_lengths:
             programs[length] = program.load(local_folder / _program_file(contents.spec, length))
-        weights = safetensors_file.read(local_folder / _WEIGHTS).arrays
+        weights = safetensors_file.read(local_folder / WEIGHTS).arrays
         counts = {name: finite.num_not_finite(array) for name, array in weights.items()}
         finite.check(str(folder), counts)
         source, target = map(loaded, vocabulary_files(local_folder, contents.spec.kind))

@@ -11,14 +11,17 @@ from xla_spmd.files import atomic_file, digests, json_records, storage
 from xla_spmd.files.digests import File
 
 FILE_NAME = "bundle.json"
+WEIGHTS = "weights.safetensors"
+PINS = "requirements.txt"
+BELOW = "xla_spmd"  # The package below this one; a bundle contains all of it.
 _VERSION = 2
 # The files and folders of a bundle; see bundle.py.
 _ENTRIES = {
     FILE_NAME,
-    "weights.safetensors",
-    "requirements.txt",
+    WEIGHTS,
+    PINS,
     "lingvo_gshard",
-    "xla_spmd",
+    BELOW,
     "programs",
     "vocab",
 }

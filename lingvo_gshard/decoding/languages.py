@@ -10,7 +10,7 @@ from lingvo_gshard.input.manifest import Kind
 
 @dataclasses.dataclass(frozen=True)
 class Languages:
-    """The languages of a model, by their codes; see DecoderSpec, which has the same fields."""
+    """The languages of a model, by their codes; DecoderSpec.spoken makes it."""
 
     kind: str  # The Kind of the data that the model learned from.
     trained_on: tuple[str, ...]  # For a language model, names of corpora.

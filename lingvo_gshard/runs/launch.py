@@ -16,7 +16,7 @@ from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
 from lingvo_gshard.decoding.languages import Languages
 from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
-from lingvo_gshard.input.bpe_tokenizer import loaded
+from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.train import config as train_config
 from xla_spmd.files import atomic_file, digests, json_records, storage
@@ -299,12 +299,10 @@ def trained_on(launch: Launch, params: Params) -> tuple[str, ...]:
     return params.input.languages or launch.facts.languages
 
 
-def languages(launch: Launch, params: Params, logdir: str) -> Languages:
-    """Returns the languages that the model of a run translates between.
-
-    Raises ValueError if a vocabulary's file is missing or damaged.
-    """
-    source, target = map(loaded, vocabularies(logdir))
+def model_languages(
+    launch: Launch, params: Params, source: Tokenizer, target: Tokenizer
+) -> Languages:
+    """Returns the languages that the model of a run translates between, given its tokenizers."""
     kind = launch.facts.kind
     assert kind is not None, "check_decoded"
     return Languages(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lingvo_gshard.decoding import reading
 from lingvo_gshard.decoding.languages import Languages
 from lingvo_gshard.input import example_codec
+from lingvo_gshard.input.bpe_tokenizer import loaded
 from lingvo_gshard.model.decode_params import SearchParams
 from lingvo_gshard.runs import launch as launches
 from xla_spmd.files import storage
@@ -87,7 +88,8 @@ def to_decode(
         if isinstance(changed, SearchParams):
             changed.search().check_vocabulary(launch.facts.target_vocab_size)
         if check is not None:
-            check(launches.languages(launch, params, str(folder)))
+            source, target = map(loaded, launches.vocabularies(str(folder)))
+            check(launches.model_languages(launch, params, source, target))
         num_partitions, _ = start(launch.model)
 
         # A mistake has been reported by now, before the slow imports.

@@ -26,7 +26,7 @@ from lingvo_gshard.runs.launch import (
     Launch,
     check_decoded,
     experiment_params,
-    languages,
+    model_languages,
     vocabularies,
     with_product_dtype,
 )
@@ -93,7 +93,7 @@ class Run:
         restored = self.estimator.restore(**self.averaged, weights_alone=True)
         source, target = map(loaded, vocabularies(self.logdir))
 
-        spoken = languages(self.launch, p, self.logdir)
+        spoken = model_languages(self.launch, p, source, target)
         longest = p.task.cls.DecodeLength(p.decode)
         input_name = READINGS[spoken.kind].input_name
         spec = DecoderSpec(

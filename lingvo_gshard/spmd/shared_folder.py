@@ -35,16 +35,25 @@ def check(folder: str | os.PathLike[str]) -> None:
         # The folder may be missing, and then its name must be the same, too.
         name = zlib.crc32(str(pathlib.Path(folder).relative_to(token.parent)).encode()) >> 1
         has_same_name = processes.of_first(name) == name
-        sees_it = has_same_name and _appears(token)
-        missing = [0] * jax.process_count()
-        missing[processes.index()] = int(not sees_it)
-        blind = np.flatnonzero(processes.largest(missing)).tolist()
-    if blind:
-        names = ", ".join(map(str, blind))
+        others = _where(not has_same_name)
+        blind = _where(has_same_name and not _appears(token))
+    if others:
         raise ValueError(
-            f"{folder}: process 0 wrote a file there, which process {names} does not see: give all "
+            f"{folder}: process {others} has another folder than process 0: give all the same "
+            "folder, on a disk that they share."
+        )
+    if blind:
+        raise ValueError(
+            f"{folder}: process 0 wrote a file there, which process {blind} does not see: give all "
             "the same folder, on a disk that they share."
         )
+
+
+def _where(is_here: bool) -> str:
+    """Returns the numbers of the processes where something is true, such as `1, 3`, or ""."""
+    found = [0] * jax.process_count()
+    found[processes.index()] = int(is_here)
+    return ", ".join(map(str, np.flatnonzero(processes.largest(found))))
 
 
 @contextlib.contextmanager

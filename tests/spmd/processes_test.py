@@ -368,15 +368,15 @@ environment.prepare(num_devices=1)
 from lingvo_gshard.spmd import processes, shared_folder
 here, coordinator, process_id = sys.argv[1:]
 with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeout_secs=60)):
-    shared_folder.check(f"{here}/run{process_id}")
+    shared_folder.check([f"{here}/a/b/c/run", "/not/there"][int(process_id)])
 """
 
 
-def test_a_new_folder_of_another_name_is_not_shared(tmp_path):
+def test_a_new_folder_of_another_name_and_depth_is_not_shared(tmp_path):
     started = _start(_OTHER_NAME, str(tmp_path))
     printed = _finish(started)
     for i, (_, err) in enumerate(printed):
-        assert "which process 1 does not see: give all the same folder" in err.splitlines()[-1], i
+        assert "process 1 has another folder than process 0" in err.splitlines()[-1], (i, err)
     assert not list(tmp_path.iterdir())
 
 
