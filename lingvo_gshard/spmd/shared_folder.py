@@ -39,8 +39,8 @@ def check(folder: str | os.PathLike[str]) -> None:
         blind = _where(has_same_name and not _appears(token))
     if others:
         raise ValueError(
-            f"{folder}: process {others} has another folder than process 0: give all the same "
-            "folder, on a disk that they share."
+            f"{folder}: process {others} and process 0 have different folders: give all "
+            "the same folder, on a disk that they share."
         )
     if blind:
         raise ValueError(

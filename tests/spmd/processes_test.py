@@ -376,7 +376,7 @@ def test_a_new_folder_of_another_name_and_depth_is_not_shared(tmp_path):
     started = _start(_OTHER_NAME, str(tmp_path))
     printed = _finish(started)
     for i, (_, err) in enumerate(printed):
-        assert "process 1 has another folder than process 0" in err.splitlines()[-1], (i, err)
+        assert "process 1 and process 0 have different folders" in err.splitlines()[-1], (i, err)
     assert not list(tmp_path.iterdir())
 
 
