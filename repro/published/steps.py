@@ -1,6 +1,7 @@
 """Published training steps, planned and compared with the measured times.
 
 FOLDER/records/ID      dense decoders in plain JAX (rebuilt.py)
+FOLDER/layers/SIZES    a layer of experts alone (mixture_layer.py)
 FOLDER/lm/MODEL        Lingvo's language models and GLaM, experiments of this project
 FOLDER/family/MODEL    the models of GShard's Table 3; FOLDER/family/half has plans of half of the
 rows
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from lingvo_gshard.plans import kept_plans
 from lingvo_gshard.plans.plan import Plan
 from lingvo_gshard.plans.request import Ask
-from repro.published import rebuilt, records
+from repro.published import mixture_layer, rebuilt, records
+from repro.published.mixture_layer import LayerRecord
 from repro.published.records import Record
 from repro.tables import as_printed, family, language_models
 from repro.tables.as_printed import PaperRun
@@ -31,6 +33,7 @@ BOUNDS_JSON = "bounds.json"
 _LM = "lm"
 _FAMILY = "family"
 _RECORDS = "records"
+_LAYERS = "layers"
 _PAPERS_MACHINE = "v3"
 
 _LINGVO_SOURCE = "tensorflow/lingvo lingvo/tasks/lm/params/synthetic_packed_input.py@e0be5dc4"
@@ -38,6 +41,7 @@ _GLAM_SOURCE = "GLaM, arXiv:2112.06905"
 _GSHARD_SOURCE = "GShard, arXiv:2006.16668, Table 3"
 
 _PERMUTES = "products are loops of CollectivePermutes, and the plan adds up both"
+_LAYER_ALONE = "a layer alone is not a step"
 _ALL_ROWS = "the batch counts target tokens alone"
 _HALF_ROWS = "the batch counts the tokens of both sides"
 
@@ -115,6 +119,9 @@ def plan_all(ask: Ask, folder: pathlib.Path, progress: Callable[[Step], None]) -
     for record in records.load():
         add(_of_record(record, rebuilt.load_or_make(record, folder / _RECORDS)))
 
+    for layer in mixture_layer.PUBLISHED:
+        add(_of_layer(layer, mixture_layer.load_or_make(layer, folder / _LAYERS)))
+
     for run in language_models.PUBLISHED:
         if run.tokens_per_sec is not None:
             request = ask(run.model, run.topology).step_only()
@@ -164,6 +171,11 @@ def _kept(folder: pathlib.Path) -> Iterator[Step]:
         if made is not None:
             yield _of_record(record, made)
 
+    for layer in mixture_layer.PUBLISHED:
+        made = mixture_layer.load(layer, folder / _LAYERS)
+        if made is not None:
+            yield _of_layer(layer, made)
+
     for run in language_models.PUBLISHED:
         kept = family.load(folder / _LM, run.model)
         if kept is not None and run.tokens_per_sec is not None:
@@ -197,6 +209,25 @@ def _of_record(record: Record, made: ProgramPlan) -> Step:
         ran=record.fits,
         differs=record.differs,
         no_bound=no_bound,
+    )
+
+
+def _of_layer(record: LayerRecord, made: ProgramPlan) -> Step:
+    layer = record.layer
+    return Step(
+        id=record.id,
+        topology=mixture_layer.TOPOLOGY,
+        model=f"a layer of {layer.E} experts, of which {layer.K}",
+        devices=made.cores,
+        row_tokens=layer.tokens,
+        measured_secs=record.measured_secs,
+        source=record.source,
+        cost=made.cost,
+        gib=made.memory_gib.peak,
+        capacity_gib=made.memory_gib.capacity,
+        compile_secs=made.compile_secs,
+        differs=record.differs,
+        no_bound=_LAYER_ALONE,
     )
 
 
