@@ -325,6 +325,49 @@ def test_a_process_that_counts_more_processes_is_refused():
     assert [process.returncode for process in started] == [1, 1]
 
 
+_TWICE = """
+import sys
+from xla_spmd.runtime import environment
+environment.prepare(num_devices=1)
+from lingvo_gshard.spmd import processes
+count, coordinator, process_id = sys.argv[1:]
+with processes.joined(processes.Processes(coordinator, int(count), int(process_id))):
+    processes.of_first(1)
+    print("computed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_process_with_a_number_that_is_taken_or_beyond_the_last_is_refused():
+    coordinator = f"127.0.0.1:{ports.free()}"
+
+    def start(count, process_id):
+        command = [sys.executable, "-c", _TWICE, str(count), coordinator, str(process_id)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(command, text=True, **pipes)
+
+    # The run of two computes; the others come later, and change nothing for it.
+    run = [start(2, 0), start(2, 1)]
+    for process in run:
+        while "computed" not in (line := process.stdout.readline()):
+            assert line, process.communicate()
+    refused = {
+        f"--coordinator={coordinator}: another process 0 has started there; give": start(2, 0),
+        "Another process has --process_id=1; give each process its own, from 0 to 1": start(2, 1),
+        "The processes have different --num_processes: process 0 has 2, process 2 has 3": start(
+            3, 2
+        ),
+    }
+    for message, process in refused.items():
+        _, err = process.communicate(timeout=60)
+        assert f"ValueError: {message}" in err.splitlines()[-1] and process.returncode == 1, err
+
+    for process in run:
+        process.stdin.close()
+    statuses = [process.wait(timeout=60) for process in run]
+    assert statuses == [0, 0], [process.stderr.read() for process in run]
+
+
 _FOLDERS = """
 import os, sys, time
 from xla_spmd.runtime import environment
