@@ -7,7 +7,6 @@ import pytest
 
 from lingvo_gshard.spmd import coordination
 
-
 _SERVICE_PORT = 8476
 
 
