@@ -15,6 +15,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
+from xla_spmd import checks
+
 _T = TypeVar("_T")
 
 
@@ -118,7 +120,7 @@ def declared(params_class: type, inherited: Mapping[str, Definition]) -> dict[st
             near = difflib.get_close_matches(name, inherited, n=3) or sorted(inherited)
             raise ValueError(
                 f"{params_class.__qualname__}.{name} = {value!r}: no inherited setting has this "
-                f"name; did you mean {', '.join(near)}? A new one is declared by {name}: TYPE = "
+                f"name; did you mean {checks.either(near)}? A new one is declared by {name}: TYPE = "
                 "setting(DEFAULT, DESCRIPTION)."
             )
     return definitions
