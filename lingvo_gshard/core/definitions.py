@@ -120,8 +120,8 @@ def declared(params_class: type, inherited: Mapping[str, Definition]) -> dict[st
             near = difflib.get_close_matches(name, inherited, n=3) or sorted(inherited)
             raise ValueError(
                 f"{params_class.__qualname__}.{name} = {value!r}: no inherited setting has this "
-                f"name; did you mean {checks.either(near)}? A new one is declared by {name}: TYPE = "
-                "setting(DEFAULT, DESCRIPTION)."
+                f"name; did you mean {checks.either(near)}? A new one is declared by {name}: "
+                "TYPE = setting(DEFAULT, DESCRIPTION)."
             )
     return definitions
 
