@@ -11,7 +11,6 @@ a death; if a host disappears without closing its connections, its heartbeats ar
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import os
@@ -32,6 +31,7 @@ from jax.experimental import multihost_utils
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import coordination, padded
 from lingvo_gshard.spmd.padded import PaddedArray
+from lingvo_gshard.spmd.process_flags import Processes
 from xla_spmd.files import lock
 from xla_spmd.runtime import environment, jax_runtime, log_lines, progress
 
@@ -52,30 +52,6 @@ _DAY_MS = 86_400_000
 
 
 _membership: _Membership | None = None  # Set while this process works with others.
-
-
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """This process's place among the cooperating processes."""
-
-    coordinator: str  # `host:port` of process 0, reachable for the others.
-    num_processes: int
-    process_id: int  # This process's number, from 0.
-    timeout_secs: int = 300  # How long to wait for the others.
-    heartbeat_timeout_secs: int = 20  # A process without heartbeats for this long is dead.
-
-    def __post_init__(self) -> None:
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-            raise ValueError(
-                f"Processes: the coordinator must be host:port, got {self.coordinator!r}."
-            )
-
-        if not 0 <= self.process_id < self.num_processes:
-            raise ValueError(
-                f"Processes: process_id must be 0 to {self.num_processes - 1}, "
-                f"got {self.process_id}."
-            )
 
 
 def detected(port: int | None, timeout_secs: int) -> Processes:

@@ -15,6 +15,7 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import lowering, processes
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.spmd.process_flags import Processes
 from tests import ports
 from tests.spmd import functions
 
@@ -121,17 +122,18 @@ def test_to_host_gives_whole_arrays_in_one_process_too():
 @pytest.mark.parametrize(
     ("coordinator", "process_id", "message"),
     [
-        ("localhost", 0, "must be host:port, got 'localhost'"),
-        (":80", 0, "must be host:port, got ':80'"),
-        ("localhost:65536", 0, "must be host:port, got 'localhost:65536'"),
-        ("localhost:x", 0, "must be host:port, got 'localhost:x'"),
-        ("localhost:80", 2, "process_id must be 0 to 1, got 2"),
-        ("localhost:80", -1, "process_id must be 0 to 1, got -1"),
+        ("localhost", 0, "--coordinator=localhost: expected HOST:PORT"),
+        (":80", 0, "--coordinator=:80: expected HOST:PORT"),
+        ("localhost:65536", 0, "--coordinator=localhost:65536: expected HOST:PORT"),
+        ("localhost:x", 0, "--coordinator=localhost:x: expected HOST:PORT"),
+        ("fd00::7:80", 0, r"an IPv6 address needs brackets, as in \[fd00::7\]:80"),
+        ("localhost:80", 2, "--process_id=2: expected 0 to 1 for --num_processes=2"),
+        ("localhost:80", -1, "--process_id=-1: expected 0 to 1"),
     ],
 )
 def test_an_invalid_address_or_number_is_refused(coordinator, process_id, message):
     with pytest.raises(ValueError, match=message):
-        processes.Processes(coordinator, 2, process_id)
+        Processes(coordinator, 2, process_id)
 
 
 _SLURM = {
@@ -161,7 +163,7 @@ def test_the_processes_of_a_cluster_are_found(monkeypatch):
         assert (found.num_processes, found.process_id) == (2, 1)
     for name, value in _SLURM.items():
         monkeypatch.setenv(name, value)
-    assert processes.detected(None, 300) == processes.Processes("node07:61441", 3, 2, 300)
+    assert processes.detected(None, 300) == Processes("node07:61441", 3, 2, 300)
     assert processes.detected(1234, 300).coordinator == "node07:1234"
 
 
