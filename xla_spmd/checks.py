@@ -22,12 +22,6 @@ def check_each(what: str, values: Any, kind: type, example: str) -> None:
         check_type(f"{what}[{i}]", value, kind, kind.__name__)
 
 
-def either(names: Sequence[str]) -> str:
-    """Returns names as alternatives: `a`, `a or b`, or `a, b or c`."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
-
-
 def check_count(what: str, value: Any) -> None:
     """Raises ValueError unless `value` is a whole number, 1 or more."""
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

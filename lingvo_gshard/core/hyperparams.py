@@ -27,7 +27,6 @@ from lingvo_gshard.core import definitions
 from lingvo_gshard.core.definitions import REQUIRED as REQUIRED
 from lingvo_gshard.core.definitions import Definition
 from lingvo_gshard.core.definitions import setting as setting
-from xla_spmd import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,11 +189,8 @@ class BaseParams:
     def _check_defined(self, name: str, path: str) -> None:
         """Raises AttributeError for an unknown name; `path` is where the user wrote it."""
         if name not in self._values:
-            # If no name is similar, all names are listed.
-            near = difflib.get_close_matches(name, self._values, n=3) or sorted(self._values)
-            group = path.removesuffix(name)
-            paths = checks.either([f"{group}{other}" for other in near])
-            raise AttributeError(f"No hyperparameter {path!r}; did you mean {paths}?")
+            suggestion = definitions.suggestion(name, self._values, path.removesuffix(name))
+            raise AttributeError(f"No hyperparameter {path!r}; {suggestion}")
 
     def _assign(self, name: str, value: Any, path: str) -> None:
         """Sets a defined name; an error names `path`."""
@@ -325,7 +321,7 @@ def apply_setting(params: BaseParams, setting: str) -> None:
         if not near:
             raise ValueError(f"--set={setting}: {error}") from error
         raise ValueError(
-            f"--set={setting}: No hyperparameter {path!r}; did you mean {checks.either(near)}?"
+            f"--set={setting}: No hyperparameter {path!r}; did you mean {' or '.join(near)}?"
         ) from error
 
     if isinstance(old, BaseParams):

@@ -68,8 +68,9 @@ def test_set_and_get_by_dotted_path():
     [
         ("lamp.wats", r"^No hyperparameter 'lamp.wats'; did you mean lamp.watts\?$"),
         ("lmp", "No hyperparameter 'lmp'; did you mean lamp"),
+        ("lamp.col", "did you mean lamp.color or lamp.cls"),
         ("lmp.watts", r"No hyperparameter 'lmp'; did you mean lamp\?"),
-        ("zzz", r"No hyperparameter 'zzz'; did you mean lamp, size or table\?"),
+        ("zzz", r"^No hyperparameter 'zzz'; expected one of lamp, size, table\.$"),
         ("size.x", r"'size.x': 'size' is \(3, 4\), not a group of settings"),
     ],
 )

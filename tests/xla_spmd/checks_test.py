@@ -26,11 +26,6 @@ def test_each_value_of_a_list_has_the_type(hooks, message):
         checks.check_each("hooks", hooks, int, "a list of hooks")
 
 
-def test_names_are_listed_as_alternatives():
-    texts = [checks.either(names) for names in (["a"], ["a", "b"], ["a", "b", "c"])]
-    assert texts == ["a", "a or b", "a, b or c"]
-
-
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2", None, True])
 def test_a_count_is_a_whole_number(count):
     checks.check_count("rows", 1)

@@ -10,7 +10,6 @@ from typing import Any
 
 from absl import flags
 
-from xla_spmd import checks
 from xla_spmd.files import storage
 
 _HELP = frozenset({"-h", "-?", "-help", "--help", "--helpfull", "--helpshort"})
@@ -71,7 +70,7 @@ def similar_flags(error: flags.Error) -> str | None:
     names = re.search(r"Did you mean: (.*) \?", str(error))
     if not isinstance(error, flags.UnrecognizedFlagError) or names is None:
         return None
-    similar = checks.either([f"--{name}" for name in names[1].split(", ")])
+    similar = " or ".join(f"--{name}" for name in names[1].split(", "))
     return f"--{error.flagname} is not a flag of this program (did you mean {similar}?)"
 
 
