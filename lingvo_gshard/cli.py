@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+from typing import TYPE_CHECKING
 
 from absl import flags
 
-from lingvo_gshard.spmd.process_flags import Processes
 from xla_spmd.runtime import command_line
+
+if TYPE_CHECKING:
+    from lingvo_gshard.spmd.process_flags import Processes
 
 # The flags of several processes, which some programs refuse.
 OF_PROCESSES = (
@@ -145,6 +148,8 @@ def processes() -> Processes | None:
 
     Raises ValueError for flags that do not go together, and as spmd.processes.detected.
     """
+    from lingvo_gshard.spmd.process_flags import Processes
+
     # One process, unless flags speak of others.
     values = flags.FLAGS
     if values.cluster == "none" and values.num_processes == 1:
