@@ -89,6 +89,19 @@ def run_dir(tmp_path_factory):
         ("trainer --logdir=RUN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
         ("trainer --logdir=RUN --set=bogus=1", "--set=bogus=1: No hyperparameter 'bogus'"),
         ("plan_model PLAN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
+        (
+            "plan_model --model=toy.Dense4L --topology=v1:2 --out=/none",
+            "topology 'v1:2' is unknown;",
+        ),
+        ("plan_search --model=toy.Dense4L --topology=v1:2 --out=/none", "topology 'v1:2' is unkn"),
+        (
+            "plan_model --from=RUN --topology=v3:2x2 --out=/none",
+            "run0/config.json is missing: give the folder of a model of transformers.",
+        ),
+        (
+            "import_model --from=RUN --logdir=/none",
+            "run0/config.json is missing: give the folder of a model of transformers.",
+        ),
         ("translate --logdir=/no", "/no: no experiment.json; give the --logdir of a trained model"),
         (
             "translate --bundle=/no --serve=8080",
