@@ -37,6 +37,11 @@ def run_dir(tmp_path_factory):
         "files": [],
     }
     digests.write_json(folder / "experiment.json", 1, record)
+
+    # Without overrides, and with experts.
+    (folder / "moe").mkdir()
+    record["launch"] = {"model": "toy.MoE8E4L", "overrides": [], "data_dir": "/data"}
+    digests.write_json(folder / "moe/experiment.json", 1, record)
     return folder
 
 
@@ -97,6 +102,15 @@ def run_dir(tmp_path_factory):
         (
             "plan_model --from=RUN --topology=v3:2x2 --out=/none",
             "run0/config.json is missing: give the folder of a model of transformers.",
+        ),
+        (
+            "prune --logdir=RUN --languages=de --keep=0.5 --out=/new",
+            "toy.Dense4L has no experts",
+        ),
+        ("prune --logdir=RUN/moe --languages=de --keep=2 --out=/new", "keep=2.0: expected a share"),
+        (
+            "prune --logdir=RUN/moe --languages=de --keep=0.5 --out=/new",
+            "run0/moe has no loads of experts by language: evaluate it with --mode=eval first.",
         ),
         (
             "import_model --from=RUN --logdir=/none",
