@@ -28,13 +28,15 @@ import sys
 import threading
 import time
 
-_GREETING = b"lingvo_gshard"  # The process's number follows, in _NUMBER_BYTES.
+# A process's number follows in _NUMBER_BYTES; in the answer, two numbers as in Watch.
+_GREETING = b"lingvo_gshard"
 _NUMBER_BYTES = 4
 _NOBODY = 2 ** (8 * _NUMBER_BYTES) - 1  # Not the number of a process.
 _GRACE_SECS = 3.0
 # How long the service of a run that has just ended may still hold a port.
 _BIND_SECS = 2 * _GRACE_SECS
 _CONNECT_SECS = 10.0
+_PROBE_SECS = 3.0
 _RETRY_SECS = 0.1
 
 
@@ -77,15 +79,16 @@ def _ask(host: str, port: int, process: int, timeout_secs: float | None = None) 
     """
     connection = socket.create_connection((host, port), timeout=_CONNECT_SECS)
     connection.settimeout(timeout_secs)
-    with contextlib.suppress(OSError):  # If the other end was reset, there is no answer.
-        connection.sendall(_GREETING + process.to_bytes(_NUMBER_BYTES))
-    answer = _received(connection, 2 * _NUMBER_BYTES)
-    if len(answer) < 2 * _NUMBER_BYTES:
+    _send(connection, _GREETING + _bytes(process))
+    size = len(_GREETING) + 2 * _NUMBER_BYTES
+    answer = _received(connection, size)
+    if len(answer) < size or not answer.startswith(_GREETING):
         connection.close()
         return None
 
-    service_port = int.from_bytes(answer[:_NUMBER_BYTES])
-    return Watch(connection, service_port, int.from_bytes(answer[_NUMBER_BYTES:]))
+    numbers = answer[len(_GREETING) :]
+    service_port = int.from_bytes(numbers[:_NUMBER_BYTES])
+    return Watch(connection, service_port, int.from_bytes(numbers[_NUMBER_BYTES:]))
 
 
 def read_death(connection: socket.socket) -> int | None:
@@ -128,7 +131,7 @@ class _Watches:
             del self._connections[process]
             self._dead.append(process)
             for other in self._connections.values():
-                _tell(other, process)
+                _send(other, _bytes(process))
 
     def _accept(self, process: int, connection: socket.socket) -> bool:
         """Answers a process's greeting; returns whether the connection now represents it."""
@@ -137,21 +140,25 @@ class _Watches:
                 return False
 
             is_taken = process in self._connections
-            _tell(connection, 0 if is_taken else self._service_port, self._num_processes)
+            service_port = 0 if is_taken else self._service_port
+            _send(connection, _GREETING + _bytes(service_port) + _bytes(self._num_processes))
             if is_taken or process >= self._num_processes:
                 return False
 
             self._connections[process] = connection
             for dead in self._dead:  # They died before this process connected.
-                _tell(connection, dead)
+                _send(connection, _bytes(dead))
             return True
 
 
-def _tell(connection: socket.socket, *numbers: int) -> None:
-    """Sends numbers, such as the number of a dead process."""
-    # If the other end has died, too, its own thread notices.
+def _bytes(number: int) -> bytes:
+    return number.to_bytes(_NUMBER_BYTES)
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    """Sends a message, unless the other end is gone, which whoever receives from it notices."""
     with contextlib.suppress(OSError):
-        connection.sendall(b"".join(number.to_bytes(_NUMBER_BYTES) for number in numbers))
+        connection.sendall(message)
 
 
 def _received(connection: socket.socket, num_bytes: int) -> bytes:
@@ -189,7 +196,7 @@ def _reason(error: OSError, port: int) -> str:
     """Returns why this process cannot listen on a port."""
     if error.errno == errno.EADDRINUSE:
         with contextlib.suppress(OSError):
-            if _ask("localhost", port, _NOBODY, timeout_secs=_CONNECT_SECS) is not None:
+            if _ask("localhost", port, _NOBODY, timeout_secs=_PROBE_SECS) is not None:
                 return (
                     "another process 0 has started there; give each process its own --process_id, "
                     "and each run its own port"

@@ -73,6 +73,16 @@ def test_a_number_that_has_died_waits_for_a_new_service(port):
     assert coordination._ask("127.0.0.1", port, 1) is None
 
 
+def test_another_service_on_the_port_is_not_an_answer():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        other = threading.Thread(
+            target=lambda: listener.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.6p1 Debian-4\r\n")
+        )
+        other.start()
+        assert coordination._ask(*listener.getsockname(), 0) is None
+        other.join()
+
+
 def test_a_number_beyond_the_last_is_told_how_many_there_are(port):
     other = _connected(port, 0)
     beyond = coordination.watch("127.0.0.1", port, 301)
