@@ -16,7 +16,7 @@ from absl import flags
 from xla_spmd.runtime import command_line
 
 if TYPE_CHECKING:
-    from lingvo_gshard.spmd.processes import Processes
+    from lingvo_gshard.spmd.process_flags import Processes
 
 # The flags of several processes, which some programs refuse.
 OF_PROCESSES = (
@@ -148,6 +148,8 @@ def processes() -> Processes | None:
 
     Raises ValueError for flags that do not go together, and as spmd.processes.detected.
     """
+    from lingvo_gshard.spmd.process_flags import Processes
+
     # One process, unless flags speak of others.
     values = flags.FLAGS
     if values.cluster == "none" and values.num_processes == 1:
@@ -158,40 +160,20 @@ def processes() -> Processes | None:
             raise ValueError(f"--process_id={values.process_id}: expected 0 for --num_processes=1.")
         return None
 
+    timeout_secs = values.join_timeout_secs
     if values.cluster == "none":
-        _check_flags_of_processes(values)
-    from lingvo_gshard.spmd import processes as spmd_processes
+        if values.coordinator is None:
+            raise ValueError(
+                "--num_processes needs --coordinator=HOST:PORT, the address of process 0."
+            )
+        return Processes(
+            values.coordinator, values.num_processes, values.process_id, timeout_secs=timeout_secs
+        )
 
     # The cluster knows all of it, and may have started this process alone.
-    timeout_secs = values.join_timeout_secs
-    if values.cluster == "auto":
-        if values.coordinator is not None or values.num_processes != 1 or values.process_id:
-            raise ValueError("--cluster=auto: omit --coordinator, --num_processes, --process_id.")
-        detected = spmd_processes.detected(values.coordinator_port, timeout_secs)
-        return detected if detected.num_processes > 1 else None
+    if values.coordinator is not None or values.num_processes != 1 or values.process_id:
+        raise ValueError("--cluster=auto: omit --coordinator, --num_processes, --process_id.")
+    from lingvo_gshard.spmd import processes as spmd_processes
 
-    return spmd_processes.Processes(
-        values.coordinator, values.num_processes, values.process_id, timeout_secs=timeout_secs
-    )
-
-
-def _check_flags_of_processes(values: flags.FlagValues) -> None:
-    """Raises ValueError for a wrong place among several processes, before JAX is imported."""
-    coordinator = values.coordinator
-    if coordinator is None:
-        raise ValueError("--num_processes needs --coordinator=HOST:PORT, the address of process 0.")
-
-    host, _, port = coordinator.rpartition(":")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError(
-            f"--coordinator={coordinator}: an IPv6 address needs brackets, as in [{host}]:{port}."
-        )
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ValueError(
-            f"--coordinator={coordinator}: expected HOST:PORT, the address of process 0."
-        )
-    if not 0 <= values.process_id < values.num_processes:
-        raise ValueError(
-            f"--process_id={values.process_id}: expected 0 to {values.num_processes - 1} for "
-            f"--num_processes={values.num_processes}."
-        )
+    detected = spmd_processes.detected(values.coordinator_port, timeout_secs)
+    return detected if detected.num_processes > 1 else None

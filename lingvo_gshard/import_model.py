@@ -30,11 +30,16 @@ _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; re
 
 def main() -> None:
     """Imports the model; raises ValueError for a user's mistake."""
-    # A part at a time is hashed, which needs no accelerator.
-    environment.prepare(1, "cpu")
-    from lingvo_gshard.hugging_face import importing
+    from lingvo_gshard.hugging_face import families
 
     with storage.working(_FROM.value) as folder, storage.working(_LOGDIR.value) as logdir:
+        # A model that we do not support is reported before JAX is imported.
+        families.read(folder).launched_model()
+
+        # A part at a time is hashed, which needs no accelerator.
+        environment.prepare(1, "cpu")
+        from lingvo_gshard.hugging_face import importing
+
         done = importing.import_folder(folder, logdir, tuple(_SET.value))
 
     continued = f", of which {done.num_continued} were there" if done.num_continued else ""

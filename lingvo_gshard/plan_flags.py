@@ -8,7 +8,6 @@ from absl import flags
 
 from lingvo_gshard import experiment_flags, registry
 from xla_plan.plans import plan_folder
-from xla_spmd.runtime import environment
 
 if TYPE_CHECKING:
     from lingvo_gshard.plans.request import Request
@@ -51,7 +50,6 @@ def check(*needed: flags.FlagHolder[str | None]) -> str:
     if PROGRAMS.value == []:
         raise ValueError("--programs is empty; expected some of a run's programs, or all.")
 
-    # Before JAX is imported, so that a wrong name is reported within a second.
     name = MODEL.value or ""
     registry.get_params(name, _SET.value)
     return name
@@ -67,7 +65,6 @@ def _read_from() -> None:
         return
     if MODEL.value is not None:
         raise ValueError("give --model, or a config.json by --from, not both.")
-    environment.prepare()  # The reader of models imports JAX.
     from lingvo_gshard.hugging_face import families
 
     model, settings = families.read(pathlib.Path(_FROM.value)).launched_model()

@@ -12,6 +12,7 @@ import os
 from absl import flags
 
 from lingvo_gshard import cli, plan_flags
+from xla_plan.machines import topology_names
 from xla_spmd.files import storage
 from xla_spmd.runtime import environment
 
@@ -31,6 +32,7 @@ flags.adopt_module_key_flags(plan_flags)
 def main() -> None:
     """Prints the plan, and changes that would make a training step fit if it does not."""
     model = plan_flags.check(_TOPOLOGY)
+    topology_names.check(_TOPOLOGY.value or "")
     environment.prepare()
     from lingvo_gshard.plans import commands
     from xla_plan.measured import rates

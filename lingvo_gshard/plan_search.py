@@ -11,6 +11,7 @@ import os
 from absl import flags
 
 from lingvo_gshard import cli, plan_flags
+from xla_plan.machines import topology_names
 from xla_spmd.runtime import environment
 
 _TOPOLOGY = plan_flags.define_topology()
@@ -20,6 +21,7 @@ flags.adopt_module_key_flags(plan_flags)
 def main() -> None:
     """Prints each candidate once it is compiled, their ranking, and the plan of the best."""
     model = plan_flags.check(_TOPOLOGY)
+    topology_names.check(_TOPOLOGY.value or "")
     environment.prepare()
     from lingvo_gshard.plans import commands
 

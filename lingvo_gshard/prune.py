@@ -38,21 +38,25 @@ flags.adopt_module_key_flags(cli)
 
 def main() -> None:
     """Prunes the run; raises ValueError for a user's mistake."""
-    # Without a run, nothing needs to start.
+    from lingvo_gshard.runs.prune_request import Request
+
+    request = Request(
+        languages=tuple(dict.fromkeys(_LANGUAGES.value)),
+        keep=_KEEP.value,
+        is_merged=_MERGE.value,
+        multiple_of=_MULTIPLE_OF.value,
+    )
     with storage.working(_LOGDIR.value) as logdir, storage.working(_OUT.value) as out:
+        # Without a run, or with a wrong request, nothing needs to start.
         launch = launches.recorded(str(logdir))
+        request.num_kept(launch.model, launches.experiment_params(launch), str(logdir))
+        request.loads(str(logdir))
 
         # Experts are copied and hashed, which needs no accelerator.
         environment.prepare(1, "cpu")
         from lingvo_gshard.runs import pruning
         from lingvo_gshard.runs.run import open_run
 
-        request = pruning.Request(
-            languages=tuple(dict.fromkeys(_LANGUAGES.value)),
-            keep=_KEEP.value,
-            is_merged=_MERGE.value,
-            multiple_of=_MULTIPLE_OF.value,
-        )
         done = pruning.prune(open_run(launch, str(logdir), 1), out, request)
 
     rows = [("layer", "experts", "of", "their share of choices, %")]

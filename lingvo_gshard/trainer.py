@@ -27,6 +27,12 @@ from xla_spmd.files import storage
 from xla_spmd.runtime import environment
 
 _MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval", "export", "report")
+# The settings of the data that a mode reads again and again.
+_INPUTS = {
+    "train": ["input"],
+    "train_and_eval": ["input", "eval_input"],
+    "continuous_eval": ["eval_input"],
+}
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.", required=True)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that `gshard prepare` wrote.")
@@ -117,9 +123,9 @@ def _check(launch: launches.Launch, folder: str) -> None:
             launches.check_to_decode(launch, folder, _split())
         case "eval":
             launches.check_to_evaluate(launch, folder, _split())
-        case "train" | "train_and_eval" if cli.processes() is None:
-            # Several processes share this work when they open the input.
-            launches.check_to_train(launch, folder)
+        # Several processes share this work when they open the input.
+        case "train" | "train_and_eval" | "continuous_eval" if cli.processes() is None:
+            launches.check_files(launch, folder, _INPUTS[_MODE.value])
 
 
 def _profiled() -> tuple[int, int] | None:

@@ -37,6 +37,11 @@ def run_dir(tmp_path_factory):
         "files": [],
     }
     digests.write_json(folder / "experiment.json", 1, record)
+
+    # Without overrides, and with experts.
+    (folder / "moe").mkdir()
+    record["launch"] = {"model": "toy.MoE8E4L", "overrides": [], "data_dir": "/data"}
+    digests.write_json(folder / "moe/experiment.json", 1, record)
     return folder
 
 
@@ -89,6 +94,28 @@ def run_dir(tmp_path_factory):
         ("trainer --logdir=RUN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
         ("trainer --logdir=RUN --set=bogus=1", "--set=bogus=1: No hyperparameter 'bogus'"),
         ("plan_model PLAN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
+        (
+            "plan_model --model=toy.Dense4L --topology=v1:2 --out=/none",
+            "topology 'v1:2' is unknown;",
+        ),
+        ("plan_search --model=toy.Dense4L --topology=v1:2 --out=/none", "topology 'v1:2' is unkn"),
+        (
+            "plan_model --from=RUN --topology=v3:2x2 --out=/none",
+            "run0/config.json is missing: give the folder of a model of transformers.",
+        ),
+        (
+            "prune --logdir=RUN --languages=de --keep=0.5 --out=/new",
+            "toy.Dense4L has no experts",
+        ),
+        ("prune --logdir=RUN/moe --languages=de --keep=2 --out=/new", "keep=2.0: expected a share"),
+        (
+            "prune --logdir=RUN/moe --languages=de --keep=0.5 --out=/new",
+            "run0/moe has no loads of experts by language: evaluate it with --mode=eval first.",
+        ),
+        (
+            "import_model --from=RUN --logdir=/none",
+            "run0/config.json is missing: give the folder of a model of transformers.",
+        ),
         ("translate --logdir=/no", "/no: no experiment.json; give the --logdir of a trained model"),
         (
             "translate --bundle=/no --serve=8080",

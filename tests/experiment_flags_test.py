@@ -64,6 +64,14 @@ def test_models_and_settings_are_listed_without_anything_slow(config):
         (("settings", "--config=/none.toml"), "--config=/none.toml: there is no such file."),
         (("train", "--train.max_steps=10"), "is a setting: write --set=train.max_steps=10; see"),
         (("train", "--batch_size=8"), "`gshard settings MODEL batch_size` finds its path"),
+        (
+            ("train", "--dat=D"),
+            "train: --dat is not a flag of this program (did you mean --data_dir?); see --help.",
+        ),
+        (
+            ("train", "--num=4"),
+            "program (did you mean --num_partitions or --num_processes?); see --help.",
+        ),
         (("train", "logdir=R", "--logdir=R"), "unexpected logdir=R: a flag begins with --, as in"),
     ],
 )

@@ -4,6 +4,7 @@ import pathlib
 
 from absl import flags
 
+from xla_plan.machines import topology_names
 from xla_spmd.files import storage
 
 TOPOLOGY = flags.DEFINE_string(
@@ -32,8 +33,13 @@ _PROGRAM = flags.DEFINE_string(
 
 
 def program() -> pathlib.Path:
-    """Returns the program's path. Raises ValueError if a required flag is missing."""
+    """Returns the program's path.
+
+    Raises ValueError if a required flag is missing, or for an unknown topology or one whose
+    compiler is not installed.
+    """
     for flag in (_PROGRAM, TOPOLOGY, OUT):
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see --help.")
+    topology_names.check(TOPOLOGY.value or "")
     return storage.path(_PROGRAM.value or "")

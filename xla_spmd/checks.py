@@ -13,10 +13,13 @@ def check_type(what: str, value: Any, kind: type | tuple[type, ...], example: st
 
 
 def check_each(what: str, values: Any, kind: type, example: str) -> None:
-    """Raises ValueError unless `values` is a list or tuple of values of the type."""
+    """Raises ValueError unless `values` is a list or tuple of values of the type.
+
+    A wrong element is named by its position, from 0.
+    """
     check_type(what, values, (list, tuple), example)
-    for value in values:
-        check_type(what, value, kind, example)
+    for i, value in enumerate(values):
+        check_type(f"{what}[{i}]", value, kind, kind.__name__)
 
 
 def check_count(what: str, value: Any) -> None:

@@ -106,7 +106,8 @@ class Experiment:
         from the run's, and while another process trains in the folder.
         """
         checks.check_each("train: hooks", hooks, TrainHook, "a list of TrainHooks")
-        with self._opened(launches.check_to_train) as run:
+        inputs = ["input", "eval_input"] if evaluate else ["input"]
+        with self._opened(functools.partial(launches.check_files, inputs=inputs)) as run:
             from lingvo_gshard.runs import modes
 
             metrics = None

@@ -18,7 +18,7 @@ rules = (
     (r"theta\..*", "SAME"),
 )
 
-The old run's stacks may have another form, UNROLLED or LOOP: see stack_forms.py.
+The old run's stacks may have another form, UNROLLED or LOOP: see restacked.py.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ import numpy as np
 import tensorstore
 from tensorstore import TensorStore
 
-from lingvo_gshard.checkpoints import exported, stack_forms
+from lingvo_gshard.checkpoints import exported, restacked
 from lingvo_gshard.checkpoints.checked_array import CheckedArray, Index
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.core.nested_map import NestedMap
@@ -89,7 +89,7 @@ class WarmStart:
         has no checkpoint or is damaged, or if an array is missing or does not fit;
         FileNotFoundError if an exported file is missing.
         """
-        old = stack_forms.Renamed(self.arrays(), dict(state.FlattenItems()))
+        old = restacked.Renamed(self.arrays(), dict(state.FlattenItems()))
         leaves = []
         num_new = 0
         for (path, leaf), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):

@@ -12,7 +12,7 @@ import inspect
 import numbers
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Self, TypeVar
 
 _T = TypeVar("_T")
@@ -80,6 +80,13 @@ class Definition:
         return self
 
 
+def suggestion(name: str, names: Collection[str], group: str = "") -> str:
+    """Returns the names that `name` may mean, or all names if none is similar, in a group."""
+    near = difflib.get_close_matches(name, names, n=3)
+    paths = [f"{group}{other}" for other in near or sorted(names)]
+    return f"did you mean {' or '.join(paths)}?" if near else f"expected one of {', '.join(paths)}."
+
+
 def setting(default: _T, description: str) -> _T:
     """Declares a setting in the body of a class of Params, beside its name and type.
 
@@ -115,10 +122,9 @@ def declared(params_class: type, inherited: Mapping[str, Definition]) -> dict[st
             # Values are in the instances.
             delattr(params_class, name)
         elif not hasattr(value, "__get__") and not isinstance(value, type):  # Not a method.
-            near = difflib.get_close_matches(name, inherited, n=3) or sorted(inherited)
             raise ValueError(
                 f"{params_class.__qualname__}.{name} = {value!r}: no inherited setting has this "
-                f"name; did you mean {', '.join(near)}? A new one is declared by {name}: TYPE = "
+                f"name; {suggestion(name, inherited)} A new one is declared by {name}: TYPE = "
                 "setting(DEFAULT, DESCRIPTION)."
             )
     return definitions

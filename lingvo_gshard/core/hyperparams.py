@@ -86,7 +86,7 @@ class BaseParams:
         """
         for path, value in values.items():
             owner, name = self._owner(path)
-            setattr(owner, name, value)
+            owner._assign(name, value, path)
         return self
 
     def SetDefaults(self, **values: Any) -> Self:
@@ -103,7 +103,7 @@ class BaseParams:
     def Get(self, path: str) -> Any:
         """Returns the value at a dotted path. Raises AttributeError for an unknown path."""
         owner, name = self._owner(path)
-        return getattr(owner, name)
+        return owner._values[name]
 
     def Copy(self) -> Self:
         """Returns a deep copy that is not frozen."""
@@ -157,17 +157,22 @@ class BaseParams:
 
     def Describe(self, name: str) -> str:
         """Returns the description given to Define. Raises AttributeError for an unknown name."""
-        self._check_defined(name)
+        self._check_defined(name, name)
         return self._definitions[name].description
 
     def _owner(self, path: str) -> tuple["BaseParams", str]:
-        """Returns the Params that define the last name of a dotted path, and that name."""
+        """Returns the Params that define the last name of a dotted path, and that name.
+
+        Raises AttributeError for an unknown path.
+        """
         owner: Any = self
         *parents, name = path.split(".")
-        for parent in parents:
-            owner = getattr(owner, parent)
+        for i, parent in enumerate(parents):
+            owner._check_defined(parent, ".".join(parents[: i + 1]))
+            owner = owner._values[parent]
             if not isinstance(owner, BaseParams):
                 raise AttributeError(f"{path!r}: {parent!r} is {owner!r}, not a group of settings.")
+        owner._check_defined(name, path)
         return owner, name
 
     def _set_frozen(self, frozen: bool) -> Self:
@@ -181,25 +186,29 @@ class BaseParams:
         if self._frozen:
             raise ValueError("These Params are frozen: Copy() them to change a value.")
 
-    def _check_defined(self, name: str) -> None:
+    def _check_defined(self, name: str, path: str) -> None:
+        """Raises AttributeError for an unknown name; `path` is where the user wrote it."""
         if name not in self._values:
-            # If no name is similar, all names are listed.
-            near = difflib.get_close_matches(name, self._values, n=3) or sorted(self._values)
-            raise AttributeError(f"No hyperparameter {name!r}; did you mean {', '.join(near)}?")
+            suggestion = definitions.suggestion(name, self._values, path.removesuffix(name))
+            raise AttributeError(f"No hyperparameter {path!r}; {suggestion}")
+
+    def _assign(self, name: str, value: Any, path: str) -> None:
+        """Sets a defined name; an error names `path`."""
+        self._check_mutable()
+        self._definitions[name].check(path, value)
+        self._values[name] = value
 
     # mypy does not see these, so it reports an attribute that no class declares.
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
-            self._check_mutable()
-            self._check_defined(name)
-            self._definitions[name].check(name, value)
-            self._values[name] = value
+            self._check_defined(name, name)
+            self._assign(name, value, name)
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):  # copy and pickle look up such names before __init__ has run.
                 raise AttributeError(name)
-            self._check_defined(name)
+            self._check_defined(name, name)
             return self._values[name]
 
     def __contains__(self, name: str) -> bool:
@@ -306,13 +315,13 @@ def apply_setting(params: BaseParams, setting: str) -> None:
     # An unknown path is an AttributeError.
     try:
         owner, name = params._owner(path)
-        old = getattr(owner, name)
+        old = owner._values[name]
     except AttributeError as error:
         near = similar(params, path)
         if not near:
             raise ValueError(f"--set={setting}: {error}") from error
         raise ValueError(
-            f"--set={setting}: No hyperparameter {path!r}; did you mean {', '.join(near)}?"
+            f"--set={setting}: No hyperparameter {path!r}; did you mean {' or '.join(near)}?"
         ) from error
 
     if isinstance(old, BaseParams):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lingvo_gshard.core.late import figure as mpl_figure
-from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
+from lingvo_gshard.train.metrics_files import EVAL_METRICS, TRAIN_METRICS, read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

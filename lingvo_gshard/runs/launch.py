@@ -243,20 +243,27 @@ def evaluated_input(launch: Launch, params: Params, split: str) -> Params:
     return _bind(inputs.eval_input, launch)
 
 
-def check_to_train(launch: Launch, logdir: str) -> None:
-    """Raises ValueError if a file of the training data is missing or has another size."""
+def check_files(launch: Launch, logdir: str, inputs: Sequence[str]) -> None:
+    """Raises ValueError if a file that `inputs` read is missing or has another size.
+
+    `inputs` are names of an experiment's settings, such as input and eval_input.
+    """
     del logdir
-    p = experiment_params(launch).input
-    p.cls.CheckFiles(p)
+    params = experiment_params(launch)
+    for name in inputs:
+        p = params.Get(name)
+        p.cls.CheckFiles(p)
 
 
 def check_to_evaluate(launch: Launch, logdir: str, split: str) -> None:
     """Raises ValueError if the run in `logdir` cannot be evaluated on a split; see evaluated_input.
 
-    It can't if nothing was trained in the folder, either.
+    It can't if nothing was trained in the folder, or if a file of the split is missing or has
+    another size, either.
     """
     recorded(logdir)
-    evaluated_input(launch, experiment_params(launch), split)
+    p = evaluated_input(launch, experiment_params(launch), split)
+    p.cls.CheckFiles(p)
 
 
 def check_to_decode(launch: Launch, logdir: str, split: str) -> None:

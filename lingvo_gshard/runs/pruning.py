@@ -28,30 +28,20 @@ from lingvo_gshard.checkpoints.stack_forms import Form
 from lingvo_gshard.core.base_layer import STACKED, Use
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import moe_sizes
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import expert_load, kept_experts, new_run
+from lingvo_gshard.runs import kept_experts, new_run
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.kept_experts import KeptExperts
 from lingvo_gshard.runs.launch import Launch, Pruned
+from lingvo_gshard.runs.prune_request import Request, moe_stacks
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
+from lingvo_gshard.train.metrics_files import EVAL_METRICS
 from xla_spmd.files import digests, storage
 
 _THETA = "theta."
 _EXPERTS = "E"
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """How many experts to keep, and for which languages."""
-
-    languages: tuple[str, ...]  # The names that evaluation gives them.
-    keep: float  # The share of a layer's experts that remain.
-    is_merged: bool = False  # Whether the other experts are merged into these.
-    multiple_of: int = 1  # The number of remaining experts is a multiple of it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +62,9 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     out of its range, a run or a language without loads, a folder that exists, and a damaged
     checkpoint; then it removes `out`.
     """
-    stacks = _moe_stacks(run.params)
-    if not stacks:
-        raise ValueError(f"{run.logdir}: {run.launch.model} has no experts to prune.")
-    counts = {}
-    for stack, p in stacks.items():
-        counts[stack] = kept_experts.num_kept(
-            p.moe.num_experts, request.keep, moe_sizes.num_choices(p.moe), request.multiple_of
-        )
-    loads = _loads(run, request.languages)
+    counts = request.num_kept(run.launch.model, run.params, run.logdir)
+    loads = request.loads(run.logdir)
+    stacks = moe_stacks(run.params)
     _check_new(pathlib.Path(out))
 
     # The arrays themselves are only read while the new run's are written.
@@ -118,12 +102,6 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     )
 
 
-def _moe_stacks(params: Params) -> dict[str, Params]:
-    """Returns the settings of the stacks that have experts, by name."""
-    stacks = {name: params.task.Get(name) for name in params.task.cls.STACKS}
-    return {name: p for name, p in stacks.items() if p.moe is not None}
-
-
 def _router_paths(params: Params) -> list[str]:
     """Returns the paths of the weights that are declared as routers, the encoder's first."""
     task = TaskModel(params, placement.partitioning(params, 1)).task
@@ -136,27 +114,6 @@ def _check_new(out: pathlib.Path) -> None:
     unfinished = streamed.partial_folder(out, new_run.STEP)
     if out.exists() and not unfinished.is_dir() and (out.is_file() or any(out.iterdir())):
         raise ValueError(f"{out} exists already: choose a new folder.")
-
-
-def _loads(run: Run, languages: Sequence[str]) -> dict[str, dict[str, list[float]]]:
-    """Returns {layer: {language: load by expert}} of all MoE layers and the languages.
-
-    Raises ValueError for languages on which dev was not evaluated.
-    """
-    evaluations = read_lines(pathlib.Path(run.logdir, EVAL_METRICS))
-    evaluated = expert_load.evaluated_languages(evaluations)
-    if not evaluated:
-        raise ValueError(
-            f"{run.logdir} has no loads of experts by language: evaluate it with --mode=eval first."
-        )
-    missing = [language for language in languages if language not in evaluated]
-    if missing or not languages:
-        given = ", ".join(missing) or "none"
-        raise ValueError(
-            f"languages={','.join(languages)}: no loads of {given} in {run.logdir}; it has the "
-            f"loads of {', '.join(evaluated)}."
-        )
-    return expert_load.by_language(evaluations, languages)
 
 
 def _kept(

@@ -11,7 +11,6 @@ a death; if a host disappears without closing its connections, its heartbeats ar
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import os
@@ -32,6 +31,7 @@ from jax.experimental import multihost_utils
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import coordination, padded
 from lingvo_gshard.spmd.padded import PaddedArray
+from lingvo_gshard.spmd.process_flags import Processes
 from xla_spmd.files import lock
 from xla_spmd.runtime import environment, jax_runtime, log_lines, progress
 
@@ -40,7 +40,6 @@ EXIT_STATUS = 69
 # Keys and barriers in JAX's coordination service.
 _FAILURES = "lingvo_gshard/failures/"  # The reason why each process failed.
 _COUNTS = "lingvo_gshard/counts/"  # How many devices and processes each one counts.
-_WATCH_PORT = "lingvo_gshard/watch_port"
 _COUNTED = "lingvo_gshard/counted"
 _ALIKE = "lingvo_gshard/alike/"  # What process 0 has, by name.
 _COMPARED = "lingvo_gshard/compared"
@@ -53,30 +52,6 @@ _DAY_MS = 86_400_000
 
 
 _membership: _Membership | None = None  # Set while this process works with others.
-
-
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """This process's place among the cooperating processes."""
-
-    coordinator: str  # `host:port` of process 0, reachable for the others.
-    num_processes: int
-    process_id: int  # This process's number, from 0.
-    timeout_secs: int = 300  # How long to wait for the others.
-    heartbeat_timeout_secs: int = 20  # A process without heartbeats for this long is dead.
-
-    def __post_init__(self) -> None:
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-            raise ValueError(
-                f"Processes: the coordinator must be host:port, got {self.coordinator!r}."
-            )
-
-        if not 0 <= self.process_id < self.num_processes:
-            raise ValueError(
-                f"Processes: process_id must be 0 to {self.num_processes - 1}, "
-                f"got {self.process_id}."
-            )
 
 
 def detected(port: int | None, timeout_secs: int) -> Processes:
@@ -113,11 +88,13 @@ def joined(processes: Processes) -> Iterator[None]:
 
     CPU devices communicate through Gloo. On leaving, each process waits for all others.
 
+    Raises ValueError if another process has this process's number, and RuntimeError if JAX has
+    started already.
+
     Prints one line and exits with status 1 if the processes count different numbers of devices or
     of processes, or with EXIT_STATUS if a process does not join in time, dies or fails. If this
     process fails, it prints its own error in one line and exits with status 1 at once, because an
     orderly exit would wait for the others, while they wait for this process in a collective.
-    Raises RuntimeError if JAX has started already.
     """
     global _membership
     membership = _Membership(processes)
@@ -163,7 +140,10 @@ class _Membership:
         self._exits = threading.Lock()  # Only one thread ends this process.
 
     def join(self) -> None:
-        """Starts JAX's distributed runtime, and watches the other processes from then on."""
+        """Starts JAX's distributed runtime, and watches the other processes.
+
+        Raises ValueError if the service cannot start, or if another process has the same number.
+        """
         coordinator = self._processes.coordinator
         timeout_secs = self._processes.timeout_secs
         # Until all have joined, the service cannot spread a reason, so each process has a timer.
@@ -175,29 +155,37 @@ class _Membership:
         timer.daemon = True
         timer.start()
 
-        # JAX's own way to join would start the service inside process 0.
-        watch_port = self._start_service() if self._id == 0 else None
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        self._client = jax_runtime.join(
-            coordinator,
-            self._processes.num_processes,
-            self._id,
-            init_timeout_secs=2 * timeout_secs,  # JAX would abort; our timer ends first.
-            heartbeat_timeout_secs=self._processes.heartbeat_timeout_secs,
-        )
+        try:
+            # JAX's own way to join would start the service inside process 0.
+            if self._id == 0:
+                self._start_service()
+            host, _, port = coordinator.rpartition(":")
+            watch = coordination.watch(host.strip("[]"), int(port), self._id)
+            self._check_number(watch.num_processes)
+            _start_thread(self._await_deaths, watch.connection)
 
-        # Only process 0 knows the port for the watches.
-        if watch_port is not None:
-            self._client.key_value_set(_WATCH_PORT, watch_port)
-        port = int(self._client.blocking_key_value_get(_WATCH_PORT, timeout_secs * 1000))
-        host = coordinator.rpartition(":")[0].strip("[]")
-        connection = coordination.watch(host, port, self._id)
-        timer.cancel()
+            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+            self._client = jax_runtime.join(
+                f"{host}:{watch.service_port}",
+                self._processes.num_processes,
+                self._id,
+                init_timeout_secs=2 * timeout_secs,  # JAX would abort; our timer ends first.
+                heartbeat_timeout_secs=self._processes.heartbeat_timeout_secs,
+            )
+        finally:
+            timer.cancel()
 
-        # Three ways to learn of a lost process, the quickest first.
-        _start_thread(self._await_deaths, connection)
+        # Beside the watch, two slower ways to learn of a lost process.
         _start_thread(self._await_missed_heartbeats)
         _start_thread(self._await_failures)
+
+    def _check_number(self, num_processes: int) -> None:
+        """Raises ValueError unless process 0, which counts so many processes, counts this one."""
+        if self._id >= num_processes:
+            raise ValueError(
+                f"The processes have different --num_processes: process 0 has {num_processes}, "
+                f"process {self._id} has {self._processes.num_processes}; give each the same."
+            )
 
     def check_counts(self) -> None:
         """Ends every process with one line unless all count as many devices, and processes."""
@@ -284,6 +272,8 @@ class _Membership:
 
     def _end_by_failure(self) -> None:
         """Ends this process if another has told the service why it failed."""
+        if self._client is None:  # It has not joined yet.
+            return
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             for key, failure in self._client.key_value_dir_get(_FAILURES):
                 if key != f"{_FAILURES}{self._id}":
@@ -322,11 +312,8 @@ class _Membership:
             time.sleep(3)
         os._exit(status)
 
-    def _start_service(self) -> str:
-        """Starts JAX's coordination service; returns the port of its watches.
-
-        Raises ValueError if it cannot listen on the coordinator's port.
-        """
+    def _start_service(self) -> None:
+        """Starts JAX's coordination service, or raises ValueError if it cannot start."""
         port = self._processes.coordinator.rpartition(":")[2]
 
         # A separate session, so that a signal to this process's group does not end it. With -P it
@@ -355,13 +342,12 @@ class _Membership:
         assert self._service.stderr is not None
         self._messages = _start_thread(_show, self._service.stderr)
 
-        # Its first line is the port, or the reason why it did not start.
+        # Its first line says that it is ready, or why it did not start.
         assert self._service.stdout is not None
         answer = self._service.stdout.readline().strip()
-        if not answer.isdigit():
+        if answer != "ready":
             reason = answer or "the coordination service has ended"
             raise ValueError(f"--coordinator={self._processes.coordinator}: {reason}.")
-        return answer
 
 
 def _start_thread(target: Callable[..., None], *args: Any) -> threading.Thread:

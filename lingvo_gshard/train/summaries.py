@@ -14,12 +14,11 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import called
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
+from lingvo_gshard.train.metrics_files import EVAL_METRICS as EVAL_METRICS
+from lingvo_gshard.train.metrics_files import TRAIN_METRICS as TRAIN_METRICS
+from lingvo_gshard.train.metrics_files import read_lines as read_lines
 from lingvo_gshard.train.writers import Writer
-from xla_spmd.files import atomic_file, json_records, storage
-
-TRAIN_METRICS = "train_metrics.jsonl"  # A line for each call; see MetricsLog.
-EVAL_METRICS = "eval_metrics.jsonl"  # A line for each evaluation; see write_evaluation.
-
+from xla_spmd.files import atomic_file, storage
 
 # The function of a host_call: numbers by name, or None.
 HostFn = Callable[..., Mapping[str, float] | None]
@@ -170,17 +169,3 @@ def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
             file.truncate(end_of_whole_lines)
 
         file.write(json.dumps(line).encode() + b"\n")
-
-
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a file's JSON lines, [] if the file is missing. An incomplete last line is left out.
-
-    Raises ValueError if a line is damaged.
-    """
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines(keepends=True)
-    try:
-        return [dict(json_records.parse(line)) for line in lines if line.endswith(b"\n")]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}; delete the line, or the file.") from error

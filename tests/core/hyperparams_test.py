@@ -66,9 +66,11 @@ def test_set_and_get_by_dotted_path():
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("lamp.wats", "No hyperparameter 'wats'; did you mean watts"),
+        ("lamp.wats", r"^No hyperparameter 'lamp.wats'; did you mean lamp.watts\?$"),
         ("lmp", "No hyperparameter 'lmp'; did you mean lamp"),
-        ("zzz", "No hyperparameter 'zzz'; did you mean lamp, size, table"),
+        ("lamp.col", "did you mean lamp.color or lamp.cls"),
+        ("lmp.watts", r"No hyperparameter 'lmp'; did you mean lamp\?"),
+        ("zzz", r"^No hyperparameter 'zzz'; expected one of lamp, size, table\.$"),
         ("size.x", r"'size.x': 'size' is \(3, 4\), not a group of settings"),
     ],
 )
@@ -117,6 +119,13 @@ def test_a_value_of_another_type_than_the_declared_one_is_refused(name, value, m
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             change(p)
         assert p.Get(name) == before
+
+
+def test_a_value_of_another_type_is_named_with_its_whole_path():
+    p = Params()
+    p.Define("inner", _Typed(), "")
+    with pytest.raises(ValueError, match="^inner.num_layers: expected int, got str '8'"):
+        p.Set(**{"inner.num_layers": "8"})
 
 
 @pytest.mark.parametrize(

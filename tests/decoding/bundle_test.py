@@ -25,6 +25,7 @@ from lingvo_gshard.train.programs import Programs
 from tests.decoding import vocabularies
 from tests.layers import building
 from tests.spmd import functions
+from xla_spmd.files import digests
 
 _LINES = [
     "ba ke lixmo",
@@ -280,6 +281,20 @@ def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made,
     (folder / "mine.txt").touch()
     with pytest.raises(ValueError, match="copy holds mine.txt, which is not part of a bundle"):
         bundle.save(folder, decoder, vocabulary_files(made[0], "parallel"))
+
+
+def test_a_bundle_that_calls_its_lengths_otherwise_is_refused_in_one_line(tmp_path):
+    spec = dataclasses.asdict(DecoderSpec("toy.MoE8E4L", ("de",), 2, (16,), 2, 2))
+    contents = {"spec": spec, "files": [], "origin": {}}
+    path = tmp_path / bundle_spec.FILE_NAME
+    digests.write_json(path, 2, contents)
+    assert bundle_spec.load_spec(tmp_path).input_lengths == (16,)
+
+    # An unreleased version wrote this name.
+    spec["source_lengths"] = spec.pop("input_lengths")
+    digests.write_json(path, 2, contents)
+    with pytest.raises(ValueError, match=f"^{path} has no 'input_lengths'; make the folder again"):
+        bundle_spec.load_spec(tmp_path)
 
 
 def test_other_folders_are_refused(tmp_path):

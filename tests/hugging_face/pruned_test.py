@@ -9,7 +9,7 @@ from lingvo_gshard.files import safetensors_file
 from lingvo_gshard.hugging_face import exporting, importing
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import pruning
-from lingvo_gshard.runs.pruning import Request
+from lingvo_gshard.runs.prune_request import Request
 from lingvo_gshard.runs.run import open_run
 from tests.hugging_face import models
 

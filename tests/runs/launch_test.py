@@ -1,6 +1,7 @@
 """Launches: their settings, and the record in a run's folder."""
 
 import dataclasses
+import functools
 import json
 import shutil
 import types
@@ -69,16 +70,30 @@ def test_a_folder_without_a_run_is_not_decoded(tmp_path, check):
         check(launch, str(tmp_path / "none"), "test")
 
 
-def test_missing_records_are_named_before_training(tmp_path):
+@pytest.mark.parametrize(
+    ("split", "check"),
+    [
+        ("train", functools.partial(launches.check_files, inputs=["input", "eval_input"])),
+        ("dev", functools.partial(launches.check_files, inputs=["input", "eval_input"])),
+        ("dev", functools.partial(launches.check_to_evaluate, split="dev")),
+        ("test", functools.partial(launches.check_to_evaluate, split="test")),
+    ],
+)
+def test_missing_records_are_named_before_the_devices_start(tmp_path, split, check):
     launch = data_folder.prepare(tmp_path / "data", b"source", b"target", _LAUNCH)
+    launches.record(launch, str(tmp_path / "run"))
     data = manifest.load(tmp_path / "data")
-    missing = digests.File("records/train/de.array_record", 1, "")
-    shard = manifest.Shard(missing, data.source_vocabulary.file, 5)
-    records = {"train": manifest.Records((shard,), 1, 1, 0)}
+    records = {}
+    for name in ("train", "dev", "test"):
+        file = data.source_vocabulary.file  # It is there.
+        if name == split:
+            file = digests.File(f"records/{split}/de.array_record", 1, "")
+        shard = manifest.Shard(file, data.source_vocabulary.file, 5)
+        records[name] = manifest.Records((shard,), 1, 1, 0)
     languages = (manifest.Language("de", records, {}, {}),)
     manifest.save(dataclasses.replace(data, languages=languages), tmp_path / "data")
-    with pytest.raises(ValueError, match="records/train/de.array_record is missing; put it back"):
-        launches.check_to_train(launch, str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=f"records/{split}/de.array_record is missing; put it"):
+        check(launch, str(tmp_path / "run"))
 
 
 def test_an_experiment_without_test_is_not_evaluated_on_it(monkeypatch):

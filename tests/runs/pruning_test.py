@@ -19,7 +19,7 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.runs import kept_experts, pruning
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.runs.pruning import Request
+from lingvo_gshard.runs.prune_request import Request
 from lingvo_gshard.runs.run import open_run
 from lingvo_gshard.sharding.layout import TensorSpec
 from params.toy import MoE8E12L

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.checkpoints import stack_forms
+from lingvo_gshard.checkpoints import restacked
 from lingvo_gshard.checkpoints.warm_start import WarmStart
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
@@ -88,7 +88,7 @@ def test_an_upcycled_model_has_the_logits_of_the_dense_one(before, after, gating
 
     theta = building.random_theta(dense)
     first = building.random_theta(upcycled, seed=2)
-    old = stack_forms.Renamed(
+    old = restacked.Renamed(
         _saved(NestedMap(theta=theta), NestedMap(theta=dense.weight_specs)),
         dict(NestedMap(theta=first).FlattenItems()),
     )

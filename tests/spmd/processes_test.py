@@ -15,6 +15,7 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import lowering, processes
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.spmd.process_flags import Processes
 from tests import ports
 from tests.spmd import functions
 
@@ -84,6 +85,13 @@ def _finish(started: list[subprocess.Popen]) -> list[tuple[str, str]]:
             process.kill()
 
 
+def _assert_ends(printed: list[tuple[str, str]], process: int, line: str) -> None:
+    """Asserts that a process says once why it ends, whatever its libraries say after that."""
+    err = printed[process][1]
+    own = [each for each in err.splitlines() if each.startswith(f"Process {process} ")]
+    assert own == [line], f"process {process}: {printed}"
+
+
 def test_two_processes_equal_one(tmp_path):
     parts = functions.partitioning(4)
     fns = {"moe": functions.moe_dispatch(parts), "sgd": functions.sgd_step()}
@@ -121,17 +129,18 @@ def test_to_host_gives_whole_arrays_in_one_process_too():
 @pytest.mark.parametrize(
     ("coordinator", "process_id", "message"),
     [
-        ("localhost", 0, "must be host:port, got 'localhost'"),
-        (":80", 0, "must be host:port, got ':80'"),
-        ("localhost:65536", 0, "must be host:port, got 'localhost:65536'"),
-        ("localhost:x", 0, "must be host:port, got 'localhost:x'"),
-        ("localhost:80", 2, "process_id must be 0 to 1, got 2"),
-        ("localhost:80", -1, "process_id must be 0 to 1, got -1"),
+        ("localhost", 0, "--coordinator=localhost: expected HOST:PORT"),
+        (":80", 0, "--coordinator=:80: expected HOST:PORT"),
+        ("localhost:65536", 0, "--coordinator=localhost:65536: expected HOST:PORT"),
+        ("localhost:x", 0, "--coordinator=localhost:x: expected HOST:PORT"),
+        ("fd00::7:80", 0, r"an IPv6 address needs brackets, as in \[fd00::7\]:80"),
+        ("localhost:80", 2, "--process_id=2: expected 0 to 1 for --num_processes=2"),
+        ("localhost:80", -1, "--process_id=-1: expected 0 to 1"),
     ],
 )
 def test_an_invalid_address_or_number_is_refused(coordinator, process_id, message):
     with pytest.raises(ValueError, match=message):
-        processes.Processes(coordinator, 2, process_id)
+        Processes(coordinator, 2, process_id)
 
 
 _SLURM = {
@@ -161,7 +170,7 @@ def test_the_processes_of_a_cluster_are_found(monkeypatch):
         assert (found.num_processes, found.process_id) == (2, 1)
     for name, value in _SLURM.items():
         monkeypatch.setenv(name, value)
-    assert processes.detected(None, 300) == processes.Processes("node07:61441", 3, 2, 300)
+    assert processes.detected(None, 300) == Processes("node07:61441", 3, 2, 300)
     assert processes.detected(1234, 300).coordinator == "node07:1234"
 
 
@@ -206,11 +215,11 @@ def test_when_one_process_ends_the_other_names_it_and_ends(which, ends, status, 
     ended = time.monotonic()
     assert started[1 - which].wait(timeout=60) == processes.EXIT_STATUS
     assert time.monotonic() - ended < 5
-    errors = [err.splitlines() for _, err in _finish(started)]
+    printed = _finish(started)
     line = f"Process {1 - which} ends: process {which} {why}. Start all of them again."
-    assert errors[1 - which][-1] == line
+    _assert_ends(printed, 1 - which, line)
     if ends == "fails":
-        assert errors[which][-1] == f"Process {which} of 2 ends: the disk is full"
+        _assert_ends(printed, which, f"Process {which} of 2 ends: the disk is full")
 
 
 def test_when_one_of_three_dies_both_others_name_it_at_once():
@@ -222,7 +231,7 @@ def test_when_one_of_three_dies_both_others_name_it_at_once():
     for i in (0, 2):
         assert started[i].returncode == processes.EXIT_STATUS
         line = f"Process {i} ends: process 1 has died. Start all of them again."
-        assert printed[i][1].splitlines()[-1] == line
+        _assert_ends(printed, i, line)
 
 
 def test_a_strangers_connection_changes_nothing():
@@ -293,12 +302,10 @@ def test_a_process_with_other_settings_is_named_before_anything_is_computed():
     printed = _finish(started)
     reason = "settings unlike process 0's: task.dim : 16 here, task.dim : 8 there."
     assert [out for out, _ in printed] == ["", "", ""], printed
-    ends = [err.splitlines()[-1] for _, err in printed]
-    assert ends[1] == f"Process 1 of 3 ends: {reason}"
+    _assert_ends(printed, 1, f"Process 1 of 3 ends: {reason}")
     for i in (0, 2):
-        assert (
-            ends[i] == f"Process {i} ends: process 1 has failed: {reason} Start all of them again."
-        )
+        line = f"Process {i} ends: process 1 has failed: {reason} Start all of them again."
+        _assert_ends(printed, i, line)
     statuses = [process.returncode for process in started]
     assert statuses == [processes.EXIT_STATUS, 1, processes.EXIT_STATUS]
 
@@ -323,6 +330,49 @@ def test_a_process_that_counts_more_processes_is_refused():
             "process 1 has 3; give each the same."
         )
     assert [process.returncode for process in started] == [1, 1]
+
+
+_TWICE = """
+import sys
+from xla_spmd.runtime import environment
+environment.prepare(num_devices=1)
+from lingvo_gshard.spmd import processes
+count, coordinator, process_id = sys.argv[1:]
+with processes.joined(processes.Processes(coordinator, int(count), int(process_id))):
+    processes.of_first(1)
+    print("computed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_process_with_a_number_that_is_taken_or_beyond_the_last_is_refused():
+    coordinator = f"127.0.0.1:{ports.free()}"
+
+    def start(count, process_id):
+        command = [sys.executable, "-c", _TWICE, str(count), coordinator, str(process_id)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(command, text=True, **pipes)
+
+    # The run of two computes; the others come later, and change nothing for it.
+    run = [start(2, 0), start(2, 1)]
+    for process in run:
+        while "computed" not in (line := process.stdout.readline()):
+            assert line, process.communicate()
+    refused = {
+        f"--coordinator={coordinator}: another process 0 has started there; give": start(2, 0),
+        "Another process has --process_id=1; give each process its own, from 0 to 1": start(2, 1),
+        "The processes have different --num_processes: process 0 has 2, process 2 has 3": start(
+            3, 2
+        ),
+    }
+    for message, process in refused.items():
+        _, err = process.communicate(timeout=60)
+        assert f"ValueError: {message}" in err.splitlines()[-1] and process.returncode == 1, err
+
+    for process in run:
+        process.stdin.close()
+    statuses = [process.wait(timeout=60) for process in run]
+    assert statuses == [0, 0], [process.stderr.read() for process in run]
 
 
 _FOLDERS = """

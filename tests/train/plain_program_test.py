@@ -133,7 +133,7 @@ def test_input_fn_hooks_and_model_dir_of_another_kind_are_refused(tmp_path):
     estimator = _estimator(tmp_path)
     with pytest.raises(ValueError, match=r"input_fn: expected a function of \(params\), got "):
         estimator.train(_dataset({}), max_steps=2)
-    with pytest.raises(ValueError, match="hooks: expected a list of TrainHooks, got builtin"):
+    with pytest.raises(ValueError, match=r"hooks\[0\]: expected TrainHook, got builtin"):
         estimator.train(_dataset, max_steps=2, hooks=[print])
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="file is a file; a folder is expected"):

@@ -63,8 +63,9 @@ def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"
     """Trains with the arguments of the command line."""
     environment.prepare(num_devices=_PARTITIONS // int(num_processes))
     from lingvo_gshard.spmd import processes
+    from lingvo_gshard.spmd.process_flags import Processes
 
-    settings = processes.Processes(
+    settings = Processes(
         coordinator, int(num_processes), int(process_id), timeout_secs=60, heartbeat_timeout_secs=10
     )
     alone = int(num_processes) == 1

@@ -1,4 +1,5 @@
 import functools
+import re
 
 import pytest
 
@@ -12,12 +13,16 @@ def test_a_value_of_another_type_is_refused_in_one_line():
 
 
 @pytest.mark.parametrize(
-    ("hooks", "got"),
-    [(print, "builtin"), ([print], "builtin"), ("a", "str 'a'")],
+    ("hooks", "message"),
+    [
+        (print, "hooks: expected a list of hooks, got builtin_function"),
+        ("a", "hooks: expected a list of hooks, got str 'a'."),
+        ([3, 4, "a", print], "hooks[2]: expected int, got str 'a'."),
+    ],
 )
-def test_each_value_of_a_list_has_the_type(hooks, got):
+def test_each_value_of_a_list_has_the_type(hooks, message):
     checks.check_each("hooks", ["a"], str, "a list of hooks")
-    with pytest.raises(ValueError, match=f"^hooks: expected a list of hooks, got {got}"):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         checks.check_each("hooks", hooks, int, "a list of hooks")
 
 

@@ -34,9 +34,6 @@ _PLAIN = {
     r"flag (--.*: expected .*)": r"\1",
     r"Unknown command line flag 'serve'.*": "--serve: serving is a program, gshard serve",
     r"Unknown command line flag 'export'.*": ("--export: exporting is a program, gshard export"),
-    r"Unknown command line flag '(.*)'\. Did you mean: (.*) \?": (
-        r"--\1 is not a flag of this program. Did you mean --\2?"
-    ),
     r"Unknown command line flag '(.*)'": r"--\1 is not a flag of this program",
 }
 
@@ -149,7 +146,8 @@ def _parse(program: str, argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
-        reason = usage.setting_hint(error, argv) or str(error).rstrip(".")
+        hint = usage.similar_flags(error) or usage.setting_hint(error, argv)
+        reason = hint or str(error).rstrip(".")
         for absls, plain in _PLAIN.items():
             reason = re.sub(absls, plain, reason)
         # absl has a line for each flag.

@@ -65,13 +65,19 @@ def _help_of(flag: flags.Flag) -> list[str]:
     return [f"  {name}", *lines]
 
 
+def similar_flags(error: flags.Error) -> str | None:
+    """Returns the flags that an unknown flag may mean; None if absl knows no similar ones."""
+    names = re.search(r"Did you mean: (.*) \?", str(error))
+    if not isinstance(error, flags.UnrecognizedFlagError) or names is None:
+        return None
+    similar = " or ".join(f"--{name}" for name in names[1].split(", "))
+    return f"--{error.flagname} is not a flag of this program (did you mean {similar}?)"
+
+
 def setting_hint(error: flags.Error, argv: Sequence[str]) -> str | None:
     """Returns how to give a setting, if an unknown flag of `argv` may be a setting; else None."""
     if not isinstance(error, flags.UnrecognizedFlagError) or "set" not in flags.FLAGS:
         return None
-    if "Did you mean" in str(error):  # absl knows a similar flag.
-        return None
-
     # A path contains dots, which flags never contain.
     name = error.flagname
     if "." not in name:

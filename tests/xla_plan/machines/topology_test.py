@@ -16,7 +16,7 @@ from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
 from tests.xla_spmd import compilers
-from xla_plan.machines import topology
+from xla_plan.machines import topology, topology_names
 
 _ABSENT = (
     "topology v3:2x2: the TPU compiler is not installed; `pip install "
@@ -68,7 +68,7 @@ def test_devices_come_slice_by_slice_with_the_places_of_their_slice(monkeypatch)
         found = [_Device(i % 2, (i // 2, 0, 0)) for i in range(4)]
         return types.SimpleNamespace(devices=found)
 
-    monkeypatch.setattr(topology, "is_installed", lambda name: True)
+    monkeypatch.setattr(topology_names, "is_installed", lambda name: True)
     monkeypatch.setattr(topology.topologies, "get_topology_desc", description)
     assert topology.places("v5e:2x1x2slices") == ((0, 0), (1, 0), (0, 0), (1, 0))
     assert [device.slice_index for device in topology.devices("v5e:2x1x2slices")] == [0, 0, 1, 1]

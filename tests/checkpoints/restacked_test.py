@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lingvo_gshard.checkpoints import stack_forms
+from lingvo_gshard.checkpoints import restacked
 from tests.checkpoints import in_memory
 
 # The number of layers of a block, perhaps after the number of layers before the first block; None
@@ -44,7 +44,7 @@ def _files(arrays):
 
 def _renamed(old, new):
     files = _files(old)
-    return stack_forms.Renamed({path: file.array for path, file in files.items()}, new), files
+    return restacked.Renamed({path: file.array for path, file in files.items()}, new), files
 
 
 @pytest.mark.parametrize(("before", "after"), itertools.product(_FORMS, _FORMS))
