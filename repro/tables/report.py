@@ -11,6 +11,7 @@ from repro.tables import (
     figure9,
     language_models,
     late_sums,
+    mpmd,
     paper_text,
     sbp,
     table4,
@@ -46,6 +47,25 @@ def compilations_table(plans: Mapping[str, Plan]) -> str:
     return program_figures.side_by_side(
         {name: plan_text.figures(plan) for name, plan in plans.items()}
     )
+
+
+def mpmd_table(rows: Iterable[mpmd.Row]) -> str:
+    """Returns Figure 2's two ways to compile for D devices, in CPU seconds and instructions."""
+    cells = [["D", "with partitioner s", "SPMD s", "MPMD s", "ratio"]]
+    cells[0] += ["SPMD instructions", "MPMD instructions"]
+    for row in rows:
+        cells.append(
+            [
+                str(len(row.mpmd)),
+                f"{row.whole_cpu_secs:.2f}",
+                f"{row.spmd.cpu_secs:.2f}",
+                f"{row.mpmd_cpu_secs:.2f}",
+                f"{row.cpu_ratio:.1f}",
+                str(row.spmd.instructions),
+                str(row.mpmd_instructions),
+            ]
+        )
+    return table.text(cells)
 
 
 # Table 3 and Figures 7 and 8.
