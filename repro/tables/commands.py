@@ -133,7 +133,8 @@ def compile_growing(over: str, tell: Tell) -> None:
 def compile_each_device(tell: Tell) -> None:
     """Prints Figure 2: the cost of one program for D devices, and of one for each device."""
     tell("CPU seconds to compile an MoE layer for D virtual devices of a CPU")
-    tell(report.mpmd_table(mpmd.over_devices()))
+    for row in mpmd.over_devices():
+        tell(report.mpmd_line(row))
 
 
 def simulate_capacities(tell: Tell) -> None:

@@ -41,8 +41,8 @@ _SIZES = moe_layer.Sizes(model_dim=64, hidden_dim=256, tokens=128, experts=1)
 class Compilation:
     """One program that was compiled."""
 
-    cpu_secs: float  # Of all threads of this process.
-    instructions: int  # Of the compiled program.
+    cpu_secs: float  # The compiler's, in all threads of this process.
+    instructions: int  # After the compiler, in all computations.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +55,6 @@ class Row:
     mpmd: tuple[Compilation, ...]  # The same, for each device's program.
 
     @property
-    def cpu_ratio(self) -> float:
-        """The CPU seconds of all devices' programs over the SPMD program's."""
-        return self.mpmd_cpu_secs / self.spmd.cpu_secs
-
-    @property
     def mpmd_cpu_secs(self) -> float:
         """The CPU seconds of all devices' programs."""
         return sum(compilation.cpu_secs for compilation in self.mpmd)
@@ -68,6 +63,16 @@ class Row:
     def mpmd_instructions(self) -> int:
         """The instructions of all devices' programs."""
         return sum(compilation.instructions for compilation in self.mpmd)
+
+    @property
+    def cpu_ratio(self) -> float:
+        """The CPU seconds of all devices' programs over the SPMD program's."""
+        return self.mpmd_cpu_secs / self.spmd.cpu_secs
+
+    @property
+    def instruction_ratio(self) -> float:
+        """The instructions of all devices' programs over the SPMD program's."""
+        return self.mpmd_instructions / self.spmd.instructions
 
 
 def over_devices() -> Iterator[Row]:

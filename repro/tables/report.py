@@ -49,23 +49,14 @@ def compilations_table(plans: Mapping[str, Plan]) -> str:
     )
 
 
-def mpmd_table(rows: Iterable[mpmd.Row]) -> str:
-    """Returns Figure 2's two ways to compile for D devices, in CPU seconds and instructions."""
-    cells = [["D", "with partitioner s", "SPMD s", "MPMD s", "ratio"]]
-    cells[0] += ["SPMD instructions", "MPMD instructions"]
-    for row in rows:
-        cells.append(
-            [
-                str(len(row.mpmd)),
-                f"{row.whole_cpu_secs:.2f}",
-                f"{row.spmd.cpu_secs:.2f}",
-                f"{row.mpmd_cpu_secs:.2f}",
-                f"{row.cpu_ratio:.1f}",
-                str(row.spmd.instructions),
-                str(row.mpmd_instructions),
-            ]
-        )
-    return table.text(cells)
+def mpmd_line(row: mpmd.Row) -> str:
+    """Returns both of Figure 2's costs for D devices, in one line."""
+    return (
+        f"D = {len(row.mpmd)}: one program {row.spmd.cpu_secs:.2f} s "
+        f"({row.whole_cpu_secs:.2f} s with the partitioner), {row.spmd.instructions} instructions; "
+        f"D programs {row.mpmd_cpu_secs:.2f} s, {row.mpmd_instructions} instructions; "
+        f"x{row.cpu_ratio:.1f} s, x{row.instruction_ratio:.1f} instructions"
+    )
 
 
 # Table 3 and Figures 7 and 8.

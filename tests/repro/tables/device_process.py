@@ -1,4 +1,4 @@
-"""One device of several, each of which runs a program of its own; run by tests.
+"""One device of several, which runs a separate program; run by tests.
 
     python -m tests.repro.tables.device_process FOLDER COORDINATOR NUM_DEVICES DEVICE
 
