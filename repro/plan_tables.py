@@ -1,6 +1,6 @@
 """Tables and figures of the paper, and of other publications, made here from plans.
 
-python -m repro.plan_tables --table=operators    # or compile, layers, capacity
+python -m repro.plan_tables --table=operators    # or compile, layers, mpmd, capacity
 python -m repro.plan_tables --table=sbp --topology=h100:1x8
 python -m repro.plan_tables --table=scaling --out=FAMILY --both_readings
 python -m repro.plan_tables --table=paper --plans=FAMILY
@@ -22,10 +22,21 @@ from xla_spmd.runtime import environment
 _TABLE = flags.DEFINE_enum(
     "table",
     None,
-    ["operators", "sbp", "compile", "layers", "capacity", "paper", "scaling", "lm", "published"],
-    "The paper's operators, compile times and family (operators, compile, layers, scaling, paper); "
-    "OneFlow's tables (sbp); the tokens that full experts drop (capacity); language models beside "
-    "published rates (lm); all published steps that can be rebuilt (published).",
+    [
+        "operators",
+        "sbp",
+        "compile",
+        "layers",
+        "mpmd",
+        "capacity",
+        "paper",
+        "scaling",
+        "lm",
+        "published",
+    ],
+    "The paper's operators, compile times and family (operators, compile, layers, mpmd, scaling, "
+    "paper); OneFlow's tables (sbp); the tokens that full experts drop (capacity); language models "
+    "beside published rates (lm); all published steps that can be rebuilt (published).",
 )
 _OUT = flags.DEFINE_string("out", None, "The folder for plans and pictures.")
 _PLANS = flags.DEFINE_string(
@@ -51,7 +62,8 @@ _FROM_PLANS = ("paper", "scaling", "lm", "published")
 def main() -> None:
     """Prints the table, and compiles the programs that it needs."""
     _check_flags()
-    environment.prepare(8)  # Table 4's operators are compiled for these virtual devices.
+    # Virtual devices: as many as Figure 2's largest program needs, or Table 4's operators.
+    environment.prepare(64 if _TABLE.value == "mpmd" else 8)
     tell = functools.partial(print, flush=True)
     with storage.working(_OUT.value or "") as out, _locked(out):
         if _PLANS.value or _TABLE.value == "paper":
@@ -72,6 +84,8 @@ def main() -> None:
                 commands.compile_states(_TOPOLOGY.value, tell)
             case "compile" | "layers":
                 commands.compile_growing(_TABLE.value, tell)
+            case "mpmd":
+                commands.compile_each_device(tell)
             case "capacity":
                 commands.simulate_capacities(tell)
             case "scaling":

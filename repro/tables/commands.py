@@ -18,6 +18,7 @@ from repro.tables import (
     family,
     language_models,
     late_sums,
+    mpmd,
     paper,
     paper_text,
     report,
@@ -127,6 +128,13 @@ def compile_growing(over: str, tell: Tell) -> None:
     else:
         plans = compilation_growth.over_layers()
     tell(report.compilations_table(plans))
+
+
+def compile_each_device(tell: Tell) -> None:
+    """Prints Figure 2: the cost of one program for D devices, and of one for each device."""
+    tell("CPU seconds to compile an MoE layer for D virtual devices of a CPU")
+    for row in mpmd.over_devices():
+        tell(report.mpmd_line(row))
 
 
 def simulate_capacities(tell: Tell) -> None:

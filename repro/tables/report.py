@@ -11,6 +11,7 @@ from repro.tables import (
     figure9,
     language_models,
     late_sums,
+    mpmd,
     paper_text,
     sbp,
     table4,
@@ -45,6 +46,16 @@ def compilations_table(plans: Mapping[str, Plan]) -> str:
     """Returns plans side by side, with the growth from the first to the last."""
     return program_figures.side_by_side(
         {name: plan_text.figures(plan) for name, plan in plans.items()}
+    )
+
+
+def mpmd_line(row: mpmd.Row) -> str:
+    """Returns both of Figure 2's costs for D devices, in one line."""
+    return (
+        f"D = {len(row.mpmd)}: one program {row.spmd.cpu_secs:.2f} s "
+        f"({row.whole_cpu_secs:.2f} s with the partitioner), {row.spmd.instructions} instructions; "
+        f"D programs {row.mpmd_cpu_secs:.2f} s, {row.mpmd_instructions} instructions; "
+        f"x{row.cpu_ratio:.1f} s, x{row.instruction_ratio:.1f} instructions"
     )
 
 

@@ -44,9 +44,9 @@ counts = collections.Counter()
 monitoring.register_event_listener(lambda event, **_: counts.update([event.split("/")[-1]]))
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.executable import compile_program
-from tests.layers import moe_programs
-annotated = moe_programs.forward_and_backward(2, moe_programs.Sizes(8, 12, 16, 2))
-compile_program(lowering.export(annotated, moe_programs.partitioning(2)))
+from repro.tables import moe_layer
+annotated = moe_layer.forward_and_backward(2, moe_layer.Sizes(8, 12, 16, 2))
+compile_program(lowering.export(annotated, moe_layer.partitioning(2)))
 print(json.dumps(counts))
 """
 

@@ -342,7 +342,35 @@ def compile_stablehlo(
     are Shardy's rather than GSPMD's. Returns an executable for hlo_module.read and
     compiled_report.read. Raises JaxRuntimeError if XLA refuses the module.
     """
-    compile_options = jax_names.get("jax._src.compiler.get_compile_options")
+    # One replica with as many partitions as devices.
+    grid = np.array(devices, dtype=object).reshape(1, -1)
+    options = _compile_options(grid, compiler_options)
+    build_options = options.executable_build_options
+    build_options.allow_spmd_sharding_propagation_to_output = list(free_results)
+    # Shardy aborts the process if it finds GSPMD's shardings.
+    if not is_shardys:
+        build_options.use_shardy_partitioner = False
+
+    return _compile(module, devices, options)
+
+
+def compile_replicas(module: Any, devices: Sequence[Any]) -> Any:
+    """Compiles an ir.Module that is one device's program, for `devices`, one per replica.
+
+    XLA's partitioner does not run. Returns an executable, as compile_stablehlo does. Raises
+    JaxRuntimeError if XLA refuses the module.
+    """
+    grid = np.array(devices, dtype=object).reshape(-1, 1)
+    return _compile(module, devices, _compile_options(grid, {}))
+
+
+def _compile_options(grid: Any, compiler_options: Mapping[str, str]) -> Any:
+    """Returns the options for a grid of devices [replicas, partitions]."""
+    make = jax_names.get("jax._src.compiler.get_compile_options")
+    return make(*grid.shape, device_assignment=grid, env_options_overrides=dict(compiler_options))
+
+
+def _compile(module: Any, devices: Sequence[Any], options: Any) -> Any:
     compile_module = jax_names.get("jax._src.compiler.backend_compile_and_load")
     device_list = jax_names.get("jax._src.lib.xla_client.DeviceList")
 
@@ -350,17 +378,6 @@ def compile_stablehlo(
     if "sym_name" not in module.operation.attributes:
         with module.context:
             module.operation.attributes["sym_name"] = ir.StringAttr.get("main")
-
-    # One replica with as many partitions as devices.
-    grid = np.array(devices, dtype=object).reshape(1, -1)
-    options = compile_options(
-        1, grid.size, device_assignment=grid, env_options_overrides=dict(compiler_options)
-    )
-    build_options = options.executable_build_options
-    build_options.allow_spmd_sharding_propagation_to_output = list(free_results)
-    # Shardy aborts the process if it finds GSPMD's shardings.
-    if not is_shardys:
-        build_options.use_shardy_partitioner = False
 
     client = devices[0].client
     return _Read(compile_module(client, module, device_list(tuple(devices)), options, []))

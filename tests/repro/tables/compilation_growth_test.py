@@ -8,19 +8,16 @@ from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.plans import topology_executable
 from lingvo_gshard.spmd import lowering
-from repro.tables import compilation_growth
-from tests.layers import moe_programs
+from repro.tables import compilation_growth, moe_layer
 from xla_plan.machines import topology
 
 # Large enough that sending tokens costs less than sending experts. With two experts per group, the
 # experts' shapes differ from all of the groups' shapes.
-_SMALL = moe_programs.Sizes(model_dim=32, hidden_dim=96, tokens=52, experts=2)
+_SMALL = moe_layer.Sizes(model_dim=32, hidden_dim=96, tokens=52, experts=2)
 
 
 def _compiled(make, num_partitions):
-    exported = lowering.export(
-        make(num_partitions, _SMALL), moe_programs.partitioning(num_partitions)
-    )
+    exported = lowering.export(make(num_partitions, _SMALL), moe_layer.partitioning(num_partitions))
     return topology_executable.compile_program(exported, topology.tpu("v3", num_partitions))
 
 
@@ -40,13 +37,13 @@ def _arrays(module):
 def test_two_all_to_alls_forward_and_four_with_backward(num_partitions):
     if not topology.is_installed("v3"):
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
-            _compiled(moe_programs.forward, num_partitions)
+            _compiled(moe_layer.forward, num_partitions)
         return
     d = num_partitions
-    forward = _compiled(moe_programs.forward, d)
+    forward = _compiled(moe_layer.forward, d)
     ops = forward.report().collective_ops
     assert [(op.kind, op.group_size) for op in ops] == [("all-to-all", d)] * 2
-    both = _compiled(moe_programs.forward_and_backward, d)
+    both = _compiled(moe_layer.forward_and_backward, d)
     report = both.report()
     assert report.count("all-to-all") == 4
     others = [op for op in report.collective_ops if op.kind != "all-to-all"]
@@ -63,10 +60,10 @@ def test_two_all_to_alls_forward_and_four_with_backward(num_partitions):
 def test_neither_program_nor_memory_grows():
     if not topology.is_installed("v3"):
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
-            _compiled(moe_programs.forward_and_backward, 8)
+            _compiled(moe_layer.forward_and_backward, 8)
         return
     cores = (8, 128, 2048)
-    reports = [_compiled(moe_programs.forward_and_backward, d).report() for d in cores]
+    reports = [_compiled(moe_layer.forward_and_backward, d).report() for d in cores]
     instructions = [report.num_instructions for report in reports]
     assert max(instructions) < 1.5 * min(instructions)
     # Of weights, tokens and their gradients, only the replicated gate grows with the experts.
