@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import logging
 import pathlib
 from typing import Any
+
+import jax
 
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, rows_by_piece
@@ -18,10 +21,11 @@ from lingvo_gshard.input import sentences
 from lingvo_gshard.input.base_input import DATA_DIR
 from lingvo_gshard.input.bpe_tokenizer import loaded
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
+from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.layers.stored_weights import Numbers
-from lingvo_gshard.model import placement
+from lingvo_gshard.model import placement, remats
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import saved_model
+from lingvo_gshard.runs import loss_products, saved_model
 from lingvo_gshard.runs.launch import (
     Launch,
     check_decoded,
@@ -29,8 +33,10 @@ from lingvo_gshard.runs.launch import (
     model_languages,
     vocabularies,
     with_product_dtype,
+    with_recorded_remats,
+    with_remat,
 )
-from lingvo_gshard.spmd import processes
+from lingvo_gshard.spmd import devices, processes
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train.estimator import Estimator
 from lingvo_gshard.train.programs import Programs
@@ -39,6 +45,9 @@ from xla_spmd.runtime import versions
 
 # In a decoder's origin: the launch, from which a bundle can be made again.
 _LAUNCH = "launch"
+# The beginning of the compiler's refusal of a program that is too large for a device.
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+_GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +73,15 @@ class Run:
         return max(checkpoints.whole_steps(self.logdir), default=0)
 
     @property
-    def product_dtype(self) -> str:
-        """Returns the dtype of the factors of products."""
+    def computing(self) -> str:
+        """Returns the dtype of products, and what gradients recompute in a task with stacks.
+
+        For example `float32 products, remat BLOCK`.
+        """
         task = self.params.task
-        return str(task.cls.ProductDtype(task))
+        products = f"{task.cls.ProductDtype(task)} products"
+        remat = placement.remat(self.params)
+        return products if remat is None else f"{products}, remat {remat}"
 
     @property
     def averaged(self) -> dict[str, Any]:
@@ -217,8 +231,53 @@ def open_run(
 
     Raises ValueError if a setting or the data does not fit the model, or a size the devices.
     """
-    launch, params = with_product_dtype(launch, logdir)
+    launch, _ = with_product_dtype(launch, logdir)
+    launch, params = with_recorded_remats(launch, logdir)
+    if remats.automatic(params):
+        return _with_least_remat(launch, params, logdir, num_partitions, executables)
     return Run(launch, make_estimator(params, logdir, num_partitions, executables))
+
+
+def _with_least_remat(
+    launch: Launch, params: Params, logdir: str, num_partitions: int, executables: str | None
+) -> Run:
+    """Returns a run with the least recomputation whose training step fits, in place of AUTO.
+
+    Process 0 decides what fits for all. Raises ValueError if nothing fits.
+    """
+    capacity_bytes = devices.memory_bytes()
+    batch: NestedMap = params.input.cls.batch_specs(params.input)
+    outcome = ""
+    # The compiled program of the one that fits is trained with.
+    fitting: dict[Remat, Estimator] = {}
+
+    def fits(remat: Remat) -> bool:
+        nonlocal outcome
+        made = make_estimator(remats.replaced(params, remat), logdir, num_partitions, executables)
+        try:
+            needed_bytes = made.training_bytes(batch)
+            has_room = needed_bytes <= capacity_bytes
+            outcome = f"needs {needed_bytes / _GIB:.3f} GiB"
+        except jax.errors.JaxRuntimeError as error:
+            if not str(error).startswith(_OUT_OF_MEMORY):
+                raise
+            has_room = False
+            outcome = f"is refused ({str(error).splitlines()[0]})"
+
+        logging.info("remat=%s: a training step %s", remat.name, outcome)
+        if processes.of_first(has_room):
+            fitting[remat] = made
+        return remat in fitting
+
+    partitioning = placement.partitioning(params, num_partitions)
+    chosen = remats.least(params, loss_products.of_experiment, partitioning, capacity_bytes, fits)
+    if chosen is None:
+        raise ValueError(
+            f"remat=AUTO: nothing fits; with BLOCK, a training step {outcome}, and a device has "
+            f"{capacity_bytes / _GIB:.3f} GiB. Train on more devices, or with fewer rows "
+            "(input.batch_size) or in parts (train.gradient_accumulation_steps)."
+        )
+    return Run(with_remat(launch, chosen), fitting[chosen])
 
 
 def make_estimator(
