@@ -41,8 +41,8 @@ def plan_model(
 
     If a stack has remat=AUTO, first prints each Remat that is tried in its place. `save` saves the
     trainer's executables below `folder`. `measured` gives the programs one more time. Raises
-    ValueError if they are to be saved and the training step does not fit or was not requested, and if a process that compiles a
-    program dies.
+    ValueError if they are to be saved and the training step does not fit or was not requested, and
+    if a process that compiles a program dies.
     """
     trains = TRAIN in request.programs
     if save and not trains:
