@@ -247,25 +247,16 @@ def _with_least_remat(
     """
     capacity_bytes = devices.memory_bytes()
     batch: NestedMap = params.input.cls.batch_specs(params.input)
-    outcome = ""
-    # The compiled program of the one that fits is trained with.
-    fitting: dict[Remat, Estimator] = {}
+    needs: dict[Remat, str] = {}
+    fitting: dict[Remat, Estimator] = {}  # The program of the one that fits is trained with.
 
     def fits(remat: Remat) -> bool:
-        nonlocal outcome
         made = make_estimator(remats.replaced(params, remat), logdir, num_partitions, executables)
-        try:
-            needed_bytes = made.training_bytes(batch)
-            has_room = needed_bytes <= capacity_bytes
-            outcome = f"needs {needed_bytes / _GIB:.3f} GiB"
-        except jax.errors.JaxRuntimeError as error:
-            if not str(error).startswith(_OUT_OF_MEMORY):
-                raise
-            has_room = False
-            outcome = f"is refused ({str(error).splitlines()[0]})"
+        needed = _training_bytes(made, batch)
+        needs[remat] = "too much" if needed is None else f"{needed / _GIB:.3f} GiB"
+        logging.info("remat=%s: a training step needs %s", remat.name, needs[remat])
 
-        logging.info("remat=%s: a training step %s", remat.name, outcome)
-        if processes.of_first(has_room):
+        if processes.of_first(needed is not None and needed <= capacity_bytes):
             fitting[remat] = made
         return remat in fitting
 
@@ -273,11 +264,22 @@ def _with_least_remat(
     chosen = remats.least(params, loss_products.of_experiment, partitioning, capacity_bytes, fits)
     if chosen is None:
         raise ValueError(
-            f"remat=AUTO: nothing fits; with BLOCK, a training step {outcome}, and a device has "
-            f"{capacity_bytes / _GIB:.3f} GiB. Train on more devices, or with fewer rows "
-            "(input.batch_size) or in parts (train.gradient_accumulation_steps)."
+            f"remat=AUTO: nothing fits. With BLOCK, a training step needs {needs[Remat.BLOCK]}, "
+            f"and a device has {capacity_bytes / _GIB:.3f} GiB: use more devices, fewer rows "
+            "(input.batch_size), or parts (train.gradient_accumulation_steps)."
         )
     return Run(with_remat(launch, chosen), fitting[chosen])
+
+
+def _training_bytes(estimator: Estimator, batch: NestedMap) -> int | None:
+    """Returns the memory that training needs; None if the compiler refuses it as too much."""
+    try:
+        return estimator.training_bytes(batch)
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith(_OUT_OF_MEMORY):
+            raise
+        logging.info("%s", error)
+        return None
 
 
 def make_estimator(

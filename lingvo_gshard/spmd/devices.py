@@ -87,7 +87,7 @@ def start(num_partitions: int | None = None) -> tuple[int, str]:
 def memory_bytes() -> int:
     """Returns the memory that a program may use on each device, as process 0 sees it, to a MiB.
 
-    It is the limit that JAX reports. CPU devices have none, and share the memory of their host, or
+    It is the limit that JAX reports. CPU devices lack one, and share the memory of their host, or
     of its container, in equal parts. All processes must call it. Raises ValueError if an
     accelerator reports no limit.
     """

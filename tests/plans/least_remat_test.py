@@ -21,7 +21,7 @@ def _request(*settings, programs=(plan.TRAIN,)):
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Makes plans at once, of which some fit; returns what was planned, and what fits."""
+    """Makes plans at once; returns the planned programs with their remats, and a set that fits."""
     made = []
     fitting = set()
 
