@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import pathlib
 from typing import Any
 
@@ -156,6 +157,14 @@ class Run:
             saved_model.save(local_folder, decoder, self.params, vocabularies(self.logdir))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Need:
+    """The memory that training needs on each device: infinite if the compiler refuses it."""
+
+    num_bytes: float
+    text: str
+
+
 def converted_weights(model: TaskModel, theta: NestedMap) -> NestedMap:
     """Returns float32 weights, converted to the numbers of decode.weights."""
     if model.params.decode.weights is Numbers.FLOAT32:
@@ -247,39 +256,39 @@ def _with_least_remat(
     """
     capacity_bytes = devices.memory_bytes()
     batch: NestedMap = params.input.cls.batch_specs(params.input)
-    needs: dict[Remat, str] = {}
+    needs: dict[Remat, _Need] = {}
     fitting: dict[Remat, Estimator] = {}  # The program of the one that fits is trained with.
 
     def fits(remat: Remat) -> bool:
         made = make_estimator(remats.replaced(params, remat), logdir, num_partitions, executables)
-        needed = _training_bytes(made, batch)
-        needs[remat] = "too much" if needed is None else f"{needed / _GIB:.3f} GiB"
-        logging.info("remat=%s: a training step needs %s", remat.name, needs[remat])
-
-        if processes.of_first(needed is not None and needed <= capacity_bytes):
+        need = needs[remat] = _training_need(made, batch)
+        logging.info("remat=%s: a training step needs %s", remat.name, need.text)
+        if processes.of_first(need.num_bytes <= capacity_bytes):
             fitting[remat] = made
         return remat in fitting
 
     partitioning = placement.partitioning(params, num_partitions)
     chosen = remats.least(params, loss_products.of_experiment, partitioning, capacity_bytes, fits)
     if chosen is None:
+        least_need = needs[Remat.BLOCK].text
         raise ValueError(
-            f"remat=AUTO: nothing fits. With BLOCK, a training step needs {needs[Remat.BLOCK]}, "
-            f"and a device has {capacity_bytes / _GIB:.3f} GiB: use more devices, fewer rows "
-            "(input.batch_size), or parts (train.gradient_accumulation_steps)."
+            f"remat=AUTO: nothing fits. With BLOCK, a training step needs {least_need}, and a device "
+            f"has {capacity_bytes / _GIB:.3f} GiB: use more devices, fewer rows (input.batch_size), "
+            "or parts (train.gradient_accumulation_steps)."
         )
     return Run(with_remat(launch, chosen), fitting[chosen])
 
 
-def _training_bytes(estimator: Estimator, batch: NestedMap) -> int | None:
-    """Returns the memory that training needs; None if the compiler refuses it as too much."""
+def _training_need(estimator: Estimator, batch: NestedMap) -> _Need:
+    """Returns what training needs, if the compiler does not refuse it for its memory."""
     try:
-        return estimator.training_bytes(batch)
+        num_bytes = estimator.training_bytes(batch)
     except jax.errors.JaxRuntimeError as error:
-        if not str(error).startswith(_OUT_OF_MEMORY):
+        reason = str(error).splitlines()[0]
+        if not reason.startswith(_OUT_OF_MEMORY):
             raise
-        logging.info("%s", error)
-        return None
+        return _Need(math.inf, f"more than the compiler accepts ({reason})")
+    return _Need(num_bytes, f"{num_bytes / _GIB:.3f} GiB")
 
 
 def make_estimator(

@@ -119,7 +119,7 @@ def test_a_compiler_may_refuse_what_is_too_large(launched, monkeypatch):
     made, _ = launched(_AUTO, 1)
     assert made.computing.endswith("remat BLOCK")
     errors[Remat.BLOCK] = "RESOURCE_EXHAUSTED: Used 15.6G of 15.5G hbm."
-    with pytest.raises(ValueError, match="With BLOCK, a training step needs too much, and a"):
+    with pytest.raises(ValueError, match=r"BLOCK, .* needs more than the compiler .* 15\.6G of"):
         launched(_AUTO, 1)
     errors[Remat.BLOCK] = "INTERNAL: no such instruction"
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
