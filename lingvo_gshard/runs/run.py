@@ -272,9 +272,9 @@ def _with_least_remat(
     if chosen is None:
         least_need = needs[Remat.BLOCK].text
         raise ValueError(
-            f"remat=AUTO: nothing fits. With BLOCK, a training step needs {least_need}, and a device "
-            f"has {capacity_bytes / _GIB:.3f} GiB: use more devices, fewer rows (input.batch_size), "
-            "or parts (train.gradient_accumulation_steps)."
+            f"remat=AUTO: nothing fits. With BLOCK, a training step needs {least_need}, and a "
+            f"device has {capacity_bytes / _GIB:.3f} GiB: use more devices, fewer rows "
+            "(input.batch_size), or parts (train.gradient_accumulation_steps)."
         )
     return Run(with_remat(launch, chosen), fitting[chosen])
 
