@@ -74,7 +74,7 @@ def main() -> None:
         from lingvo_gshard.runs import modes
         from lingvo_gshard.spmd import shared_folder
 
-        modes.print_once(f"{devices}, {run.product_dtype} products")
+        modes.print_once(f"{devices}, {run.computing}")
         shared_folder.check(run.logdir)
         if _VERIFY_DATA.value:
             modes.verify_data(run)

@@ -414,7 +414,8 @@ def test_verify_data_hashes_all_files_before_anything_is_written(data_dir, tmp_p
     where = f"--data_dir={tmp_path}/data", f"--logdir={tmp_path}/run"
     products = "--set=task.product_dtype=bfloat16"
     done = _binary("trainer", "--model=toy.MoE8E4L", "--verify_data", products, *where)
-    assert re.fullmatch(rb"1 virtual CPU device on \d+ cores?, bfloat16 products\n", done.stdout)
+    computing = rb"1 virtual CPU device on \d+ cores?, bfloat16 products, remat NONE\n"
+    assert re.fullmatch(computing, done.stdout)
     assert f"trainer: {path} has SHA-256" in _one_line(done, "trainer")
     assert not (tmp_path / "run").exists()
 

@@ -53,7 +53,7 @@ def of_experiment(
     The plan is kept in `folder`, if it is given. Raises ValueError for an unknown model, setting,
     topology or program, for a vocabulary without a size, or if the mesh does not fit the cores.
     """
-    from lingvo_gshard.plans import kept_plans, plan_text
+    from lingvo_gshard.plans import kept_plans, least_remat, plan_text
     from lingvo_gshard.plans.request import make_request
 
     request = make_request(model, topology, settings, None)
@@ -61,7 +61,8 @@ def of_experiment(
         request = request.only(programs)
 
     with tempfile.TemporaryDirectory() as temporary, _on_cpu():
-        made = kept_plans.load_or_make(request, pathlib.Path(folder or temporary))
+        kept_in = pathlib.Path(folder or temporary)
+        made = kept_plans.load_or_make(least_remat.resolved(request, kept_in), kept_in)
     return PlanReport(made, plan_text.screen(made))
 
 

@@ -32,20 +32,24 @@ _MERGED_DIMS = re.compile(r"\((\w)\w*\)")
 
 
 class Remat(enum.Enum):
-    """How much the backward pass recomputes to save memory (rematerialization, section 5.1).
-
-    Each saves more than the one before it.
-    """
+    """How much the backward pass recomputes to save memory (rematerialization, section 5.1)."""
 
     NONE = "none"
     # As ALL_BUT_PRODUCTS, except queries, keys and values, and the experts and places of tokens.
     ALL_BUT_PROJECTIONS = "all_but_projections"
     ALL_BUT_PRODUCTS = "all_but_products"  # As BLOCK, except products with M or H in the result.
     BLOCK = "block"  # Each block of layers, from its input.
+    # The first of the others whose step fits; model/remats.py finds it before layers are made.
+    AUTO = "auto"
+
+    @classmethod
+    def order(cls) -> tuple[Remat, ...]:
+        """Returns all except AUTO; each saves more memory than the one before it."""
+        return (cls.NONE, cls.ALL_BUT_PROJECTIONS, cls.ALL_BUT_PRODUCTS, cls.BLOCK)
 
     def keeps(self, kept_by: Remat) -> bool:
         """Returns whether this keeps a tensor, given the most saving Remat that does."""
-        order = list(Remat)
+        order = Remat.order()
         return order.index(self) <= order.index(kept_by)
 
 

@@ -64,7 +64,9 @@ class TransformerStack(BaseLayer):
             None, "The layers with experts, counted from 0: (1, 2, 5), say; None by moe_every."
         )
         layers_as: Layers = setting(Layers.UNROLLED, "How the program applies the layers.")
-        remat: Remat = setting(Remat.NONE, "What the backward pass recomputes.")
+        remat: Remat = setting(
+            Remat.NONE, "What the backward pass recomputes; AUTO, the least that fits the memory."
+        )
         kept_hidden_dtype: str | None = setting(
             None, "The dtype in which remat keeps what is inside a layer; None for its own."
         )
@@ -77,6 +79,12 @@ class TransformerStack(BaseLayer):
         # The table may have rows for this stack alone, by its path.
         super().__init__(params, annotator.in_stack(path), path)
         p = self.p
+        if p.remat is Remat.AUTO:
+            names = ", ".join(remat.name for remat in Remat.order())
+            raise ValueError(
+                f"{self.path}: remat=AUTO is replaced only where a run or a plan begins; expected "
+                f"one of {names} here."
+            )
         self._order = order = layer_order(p, self.path)
         _check_pipeline(self.path, p, order.num_blocks)
 

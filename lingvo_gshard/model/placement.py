@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers import moe_sizes
@@ -107,11 +107,28 @@ def dispatch(params: Params) -> str | None:
 
     If the stacks differ, each is named: `EINSUM (encoder), GATHER (decoder)`.
     """
-    stacks: dict[str, list[str]] = {}
+    names = {}
     for stack in params.task.cls.STACKS:
         moe = params.task.Get(stack).moe
         if moe is not None:
-            stacks.setdefault(moe.dispatch.name, []).append(stack)
+            names[stack] = moe.dispatch.name
+    return _described(names)
+
+
+def remat(params: Params) -> str | None:
+    """Returns what the backward pass recomputes, such as `BLOCK`; None without stacks.
+
+    If the stacks differ, each is named: `NONE (encoder), BLOCK (decoder)`.
+    """
+    stacks = params.task.cls.STACKS
+    return _described({stack: params.task.Get(stack).remat.name for stack in stacks})
+
+
+def _described(names: Mapping[str, str]) -> str | None:
+    """Returns the names of all stacks' choices, in one text."""
+    stacks: dict[str, list[str]] = {}
+    for stack, name in names.items():
+        stacks.setdefault(name, []).append(stack)
     if len(stacks) > 1:
         return ", ".join(f"{name} ({' and '.join(where)})" for name, where in stacks.items())
     return next(iter(stacks), None)

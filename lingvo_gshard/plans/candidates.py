@@ -13,13 +13,15 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.model import placement
+from lingvo_gshard.model import placement, remats
+from lingvo_gshard.model.step_memory import StepMemory
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.plans.cost_model import CostModel
 from lingvo_gshard.plans.request import Request
 from lingvo_gshard.runs import loss_products
 from lingvo_gshard.sharding.layout import Partitioning
 from xla_plan.machines import networks
+from xla_plan.machines.hardware import GIB
 from xla_spmd.mesh import Mesh
 
 _BATCH_AXES = ("data", "experts")  # They always split the batch.
@@ -61,9 +63,10 @@ def candidates(request: Request) -> list[Candidate]:
     mesh = request.partitioning.mesh
     network = networks.network(request.topology, mesh)
     unpartitioned = Partitioning(Mesh.flat(1), ())
-    task_model = TaskModel(request.params, unpartitioned)
+    task_model = TaskModel(remats.replaced(request.params, Remat.BLOCK), unpartitioned)
     products = loss_products.of_experiment(request.params)
-    model = CostModel(request.params, task_model, products, network)
+    memory = StepMemory(request.params, task_model, products)
+    costs = CostModel(request.params, task_model, products, network)
 
     # Memory is checked first: most meshes have too little.
     letter_sizes = _letter_sizes(request, task_model.state_spec.theta)
@@ -72,15 +75,16 @@ def candidates(request: Request) -> list[Candidate]:
     for layout in layouts(letter_sizes, stacks, mesh.num_partitions):
         partitioning = request.changed(layout).partitioning
         for schedule in _schedules(request.params, partitioning):
-            estimate = model.estimate(
-                partitioning, schedule.remat, schedule.microbatches, schedule.scatter_gradients
-            )
-            if estimate.gib > network.generation.capacity_gib:
+            by_stack = dict.fromkeys(stacks, schedule.remat)
+            options = (schedule.microbatches, schedule.scatter_gradients)
+            num_bytes = memory.num_bytes(partitioning, by_stack, *options)
+            if num_bytes > network.generation.capacity_gib * GIB:
                 continue
 
             settings = (*layout, *_schedule_settings(request.params, partitioning, schedule))
             if _is_divisible(request.changed(settings)):
-                fitting.append(Candidate(settings, estimate.secs.step))
+                secs = costs.estimate(partitioning, schedule.remat, *options)
+                fitting.append(Candidate(settings, secs.step))
 
     if not fitting:
         raise ValueError(

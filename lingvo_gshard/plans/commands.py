@@ -10,6 +10,7 @@ from collections.abc import Callable
 from lingvo_gshard.plans import (
     commands_text,
     kept_plans,
+    least_remat,
     machines,
     plan_text,
     remedies,
@@ -38,14 +39,17 @@ def plan_model(
 ) -> None:
     """Prints the plan. If the training step does not fit, also prints changes that would help.
 
-    `save` saves the trainer's executables below `folder`. `measured` gives the programs one more
-    time. Raises ValueError if they are to be saved
-    and the training step does not fit or was not requested, and if a process that compiles a
-    program dies.
+    If a stack has remat=AUTO, first prints each Remat that is tried in its place. `save` saves the
+    trainer's executables below `folder`. `measured` gives the programs one more time. Raises
+    ValueError if they are to be saved and the training step does not fit or was not requested, and
+    if a process that compiles a program dies.
     """
     trains = TRAIN in request.programs
     if save and not trains:
         raise ValueError("--save saves training steps; expected train among --programs.")
+    request = least_remat.resolved(
+        request, folder, lambda trial: show(trials_text.trial_line(trial))
+    )
     plan = kept_plans.load_or_make(request, folder)
     show(plan_text.screen(plan))
     for name, program in plan.programs.items():

@@ -1,4 +1,4 @@
-"""A quick estimate of a training step, from an experiment's numbers and its table alone.
+"""A quick estimate of a training step's time, from an experiment's numbers and its table alone.
 
 The forward pass is a list of einsums, and each has two gradients, which are einsums as well. The
 axes of the letters determine the size of a core's part and the collectives: a sum over a split dim
@@ -9,28 +9,26 @@ Stacks may have their own tables, and the softmax splits its rows as U. Activati
 one of them to another are resharded, and so are their gradients on the way back.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.numerics import Remat
-from lingvo_gshard.model.step_products import StepProduct
-from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.plans import state_memory
-from lingvo_gshard.plans.forward_pass import (
+from lingvo_gshard.model import step_memory
+from lingvo_gshard.model.forward_pass import (
     SOFTMAX,
     Einsum,
     Product,
     forward_products,
     sizes_of,
-    stack_of,
 )
+from lingvo_gshard.model.step_memory import FLOAT32_BYTES, OUTSIDE, CoreParts
+from lingvo_gshard.model.step_products import StepProduct
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from xla_plan.cost.step_cost import Times
 from xla_plan.machines import networks
-from xla_plan.machines.hardware import GIB
 from xla_plan.machines.networks import Network, Torus
 from xla_spmd.mesh import names_of
 
@@ -43,21 +41,9 @@ _WEIGHT_PASSES = 10
 # as long.
 _SUMMED_FROM = {"reduce-scatter": 1, "all-gather": 64}
 
-_OUTSIDE = ""  # The name for embeddings, which are outside all stacks.
-_FLOAT32_BYTES = 4
-_FLOAT32_ACTIVATIONS = ("BNLT", "BLV")  # Probabilities and logits.
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A training step by the cost model: GiB of a core, and its times at the roofline."""
-
-    gib: float
-    secs: Times
-
 
 class CostModel:
-    """Estimates training steps of an experiment for different tables and remats."""
+    """Estimates the times of an experiment's training step for different tables and remats."""
 
     def __init__(
         self,
@@ -74,16 +60,11 @@ class CostModel:
           products: The products of its loss on a batch.
           network: The machine; its devices hold the partitions in their order.
         """
-        # The state's tensors are split by the table of their stack.
-        specs = [
-            dataclasses.replace(spec, stack=stack_of(params, path.partition(".")[2]))
-            for path, spec in model.state_spec.FlattenItems()
-        ]
-        self._state = model.state_spec.Pack(specs)
-        self._are_matrices = [spec.is_matrix for spec in model.task.weight_specs.Flatten()]
+        self._weights = step_memory.state_of_stacks(params, model).theta.Flatten()
         self._network = network
         self._products = forward_products(products)
-        self._activation_bytes = 2 if params.task.activation_dtype == "bfloat16" else 4
+        self._activation_bytes = step_memory.activation_bytes(params)
+        self._sent_on = step_memory.sent_on(params)
 
         # Activations [B, L, M] pass from stack to stack. Each stack reads its embedded tokens and
         # the output of the stack before it; the softmax reads the last stack's output.
@@ -91,17 +72,9 @@ class CostModel:
         rows = {"B": batch.batch_size, "M": params.task.dim}
         self._stacks = tuple(params.task.cls.STACKS)
         self._passed_on = []
-        # A pipeline sends a block's output from stage to stage, together with the encoded source in
-        # a stack that reads it.
-        self._sent_on = {}
-
-        length_before = 0
         for stack, following in zip(self._stacks, (*self._stacks[1:], SOFTMAX), strict=True):
-            length = batch.Get(params.task.cls.STACKS[stack])
-            own = {**rows, "L": length}
-            self._passed_on += [(_OUTSIDE, stack, own), (stack, following, own)]
-            self._sent_on[stack] = {**rows, "L": length_before + length}
-            length_before += length
+            own = {**rows, "L": batch.Get(params.task.cls.STACKS[stack])}
+            self._passed_on += [(OUTSIDE, stack, own), (stack, following, own)]
 
     def estimate(
         self,
@@ -109,123 +82,61 @@ class CostModel:
         remat: Remat,
         microbatches: int = 1,
         scatter_gradients: bool = True,
-    ) -> Estimate:
-        """Returns the estimate of a step with this table and number of microbatches.
+    ) -> Times:
+        """Returns a core's times of a step at the roofline, with this table and remat.
 
         `scatter_gradients` has the same meaning as in Annotator.
         """
-        # Stacks with the same table share its cached lookups.
-        tables = _tables(self._stacks, partitioning)
-        by_table = {}
-        for table in set(tables.values()):
-            by_table[table] = _CoreCosts(
+        cores = step_memory.by_stack(
+            self._stacks,
+            partitioning,
+            lambda table: _CoreCosts(
                 table, self._network, self._activation_bytes, microbatches, scatter_gradients
-            )
-        cores = {stack: by_table[table] for stack, table in tables.items()}
+            ),
+        )
 
         secs = Times()
-        kept_bytes = 0.0
-        largest_bytes = 0.0
-
         for product in self._products:
             core = cores[product.stack]
-            is_kept = remat.keeps(product.kept)
-            is_staged = core.stages > 1 and "R" in product.einsum.sizes
-            run = core.in_stages(product) if is_staged else product
+            run = core.in_stages(product) if core.is_staged(product) else product
 
             # The backward pass recomputes all results that are not kept.
-            forward_runs = 1 if is_kept else 2
+            forward_runs = 1 if remat.keeps(product.kept) else 2
             secs += core.product(run, forward_runs).scaled(run.times)
-
-            result_bytes = core.activation_bytes(run.moved or run.einsum.result, run.einsum.sizes)
-            largest_bytes = max(largest_bytes, result_bytes)
-            if is_staged:
-                # A stage holds the results of one microbatch for each of its blocks.
-                kept_bytes += product.times // core.stages * result_bytes
-            elif is_kept:
-                kept_bytes += product.times * result_bytes
 
         # The costs outside products: activations and gradients that move from one table to another,
         # a pipeline's sends between stages, and the optimizer.
         for before, after, sizes in self._passed_on:
             secs += cores[before].move_to(cores[after], sizes)
             secs += cores[after].move_to(cores[before], sizes)
-
         for stack, sizes in self._sent_on.items():
-            shift = cores[stack].stage_shifts(sizes)
-            secs += shift.secs
-            kept_bytes += shift.kept_bytes
-
-        weights = self._state.theta.Flatten()
-        for spec, is_matrix in zip(weights, self._are_matrices, strict=True):
-            update = cores[spec.stack].update(spec, is_matrix)
-            secs += update.secs
-            kept_bytes += update.kept_bytes
-
-        # Besides the kept results, memory holds the largest result while it is computed.
-        held_gib = state_memory.total_gib(self._state, partitioning)
-        return Estimate(held_gib + (kept_bytes + largest_bytes) / GIB, secs)
+            secs += cores[stack].stage_shifts(sizes)
+        for spec in self._weights:
+            secs += cores[spec.stack].update(spec)
+        return secs
 
 
-def _tables(stacks: Sequence[str], partitioning: Partitioning) -> dict[str, Partitioning]:
-    """Returns the tables of embeddings, of each stack, and of the softmax, where B has U's row."""
-    tables = {stack: partitioning.in_stack(stack) for stack in (_OUTSIDE, *stacks)}
-
-    rows = dict(partitioning.table)
-    if "U" in rows:
-        rows["B"] = rows["U"]
-    tables[SOFTMAX] = Partitioning.from_dict(partitioning.mesh, rows)
-    return tables
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cost:
-    """The times of a part of a step, and the bytes that stay in memory for it."""
-
-    secs: Times
-    kept_bytes: float
-
-
-class _CoreCosts:
+class _CoreCosts(CoreParts):
     """What products and updates cost one core under one table."""
 
     def __init__(
         self,
         partitioning: Partitioning,
         network: Network,
-        activation_bytes: int,
+        scalar_bytes: int,
         microbatches: int,
         scatter_gradients: bool,
     ) -> None:
-        """`activation_bytes` is the size of one scalar."""
-        self._scatter_gradients = scatter_gradients
-        self._partitioning = partitioning
+        """`scalar_bytes` is the size of one scalar of an activation."""
+        super().__init__(partitioning, scalar_bytes, microbatches, scatter_gradients)
         self._network = network
-        self._activation_bytes = activation_bytes
-        self._axis_sizes = partitioning.mesh.shape
-
-        # A pipeline of R stages needs R - 1 more ticks than it has microbatches.
-        (self.stages,) = partitioning.factor("R")
-        self._microbatches = microbatches
-        self._ticks = microbatches + self.stages - 1
 
         # On a TPU, tensors that only products read are rounded to 16 bits before they are sent.
         rounds = isinstance(network, Torus)
-        self._sent_share = 2 / activation_bytes if rounds else 1.0
+        self._sent_share = 2 / scalar_bytes if rounds else 1.0
 
-        # Many products have the same dims and collectives.
-        self._split = functools.cache(self._split_letters)
+        # Many products have the same collectives.
         self._secs_per_byte = functools.cache(self._collective_secs_per_byte)
-
-    def in_stages(self, product: Product) -> Product:
-        """Returns a product of one microbatch, which all stages run in each tick, if idle too."""
-        sizes = self._microbatch_sizes(product.einsum.sizes)
-        return dataclasses.replace(
-            product,
-            einsum=product.einsum.stacked(sizes),
-            moved=f"R{product.moved}" if product.moved else "",
-            times=product.times * self._ticks // self.stages,
-        )
 
     def product(self, product: Product, forward_runs: int) -> Times:
         """Returns the times of a product, its gradients, and the moves of its result."""
@@ -259,20 +170,16 @@ class _CoreCosts:
         passed_bytes = _KEPT_PASSES * result_bytes if forward_runs == 1 else 0
         return secs + self._times(0, passed_bytes, (forward_runs + 1) * move_secs)
 
-    def stage_shifts(self, sizes: Mapping[str, float]) -> _Cost:
-        """Returns the moves between stages, with the inputs and outputs of a stage's ticks."""
+    def stage_shifts(self, sizes: Mapping[str, float]) -> Times:
+        """Returns the time of the moves between a pipeline's stages."""
         if self.stages == 1:
-            return _Cost(Times(), 0.0)
-
-        # Each tick shifts forward, in recomputation and backward.
-        shifts = 3 * self._ticks
-        num_bytes = self.activation_bytes("RBLM", self._microbatch_sizes(sizes))
+            return Times()
         axes = names_of(self._partitioning.axes("R"))
-        shift_secs = self._network_secs("collective-permute", axes, num_bytes)
-        return _Cost(self._times(0, 0, shifts * shift_secs), shifts * num_bytes)
+        shift_secs = self._network_secs("collective-permute", axes, self.shift_bytes(sizes))
+        return self._times(0, 0, self.num_shifts * shift_secs)
 
-    def update(self, spec: TensorSpec, is_matrix: bool) -> _Cost:
-        """Returns the update of a weight with the bytes of its gradient.
+    def update(self, spec: TensorSpec) -> Times:
+        """Returns the time of the update of a weight.
 
         An update may be split over more axes than the weight, which is then gathered.
         """
@@ -282,7 +189,7 @@ class _CoreCosts:
         update_axes = self._split(spec.dims.lower())
 
         gathered = [axis for axis in update_axes if axis not in weight_axes]
-        weight_bytes = _FLOAT32_BYTES * self._elements(spec.dims, sizes, weight_axes)
+        weight_bytes = FLOAT32_BYTES * self._elements(spec.dims, sizes, weight_axes)
         gather_secs = self._network_secs("all-gather", gathered, weight_bytes)
 
         # A stage adds to its gradients in every tick: a product's result, read and written again.
@@ -290,15 +197,7 @@ class _CoreCosts:
         passes = _WEIGHT_PASSES
         if self.stages > 1 and spec.dims.startswith("R"):
             passes += 2 * self._ticks
-        passed_bytes = passes * _FLOAT32_BYTES * elements
-
-        # The gradients of stacks of matrices have the dtype of activations. If they are not
-        # scattered, they are as large as the weights.
-        is_stack_of_matrices = is_matrix and spec.dims.startswith("R")
-        scalar_bytes = self._activation_bytes if is_stack_of_matrices else _FLOAT32_BYTES
-        if not self._scatter_gradients:
-            elements = self._elements(spec.dims, sizes, weight_axes)
-        return _Cost(self._times(0, passed_bytes, gather_secs), scalar_bytes * elements)
+        return self._times(0, passes * FLOAT32_BYTES * elements, gather_secs)
 
     def move_to(self, other: "_CoreCosts", sizes: Mapping[str, float]) -> Times:
         """Returns the time to move activations BLM from this table to another one."""
@@ -315,20 +214,6 @@ class _CoreCosts:
         network_secs = self._network_secs("all-to-all", exchanged, part_bytes)
         network_secs += self._network_secs("all-gather", gathered, whole_bytes)
         return self._times(0, 0, network_secs)
-
-    def activation_bytes(self, dims: str, sizes: Mapping[str, float]) -> float:
-        """Returns the bytes of a core's part of an activation."""
-        is_float32 = dims.removeprefix("R") in _FLOAT32_ACTIVATIONS
-        scalar_bytes = _FLOAT32_BYTES if is_float32 else self._activation_bytes
-        return self._elements(dims, sizes, self._split(dims)) * scalar_bytes
-
-    def _microbatch_sizes(self, sizes: Mapping[str, float]) -> dict[str, float]:
-        """Returns the sizes of a product in all stages at once, each with one microbatch."""
-        changed = {**sizes, "R": self.stages}
-        for letter in "BG":
-            if letter in sizes:
-                changed[letter] = sizes[letter] / self._microbatches
-        return changed
 
     def _einsum(self, einsum: Einsum, is_lookup: bool, shares_left: bool = False) -> Times:
         """Returns the times of one einsum, whose left factor is not moved if possible.
@@ -360,7 +245,7 @@ class _CoreCosts:
         reduced = [axis for axis in summed if axis not in result]
 
         # A core reads its parts of the factors after gathering, and writes the result.
-        scalar_bytes = self._activation_bytes
+        scalar_bytes = self._scalar_bytes
         left_bytes = scalar_bytes * self._elements(einsum.left, einsum.sizes, split)
         right_bytes = scalar_bytes * self._elements(einsum.right, einsum.sizes, split)
         result_bytes = scalar_bytes * self._elements(result_letters, einsum.sizes, split)
@@ -383,24 +268,6 @@ class _CoreCosts:
             return self._times(0, 2 * min(right_bytes, result_bytes), network_secs)
         flops = 2 * self._elements(einsum.letters, einsum.sizes, split)
         return self._times(flops, left_bytes + right_bytes + result_bytes, network_secs)
-
-    def _split_letters(self, dims: str) -> Mapping[str, str]:
-        """Returns the letter, as a capital, that each axis splits."""
-        letters = {}
-        for letter, axis in zip(dims.upper(), self._partitioning.axes(dims), strict=True):
-            for name in names_of([axis]):
-                letters[name] = letter
-        return letters
-
-    def _elements(
-        self, letters: str, sizes: Mapping[str, float], split: Mapping[str, str]
-    ) -> float:
-        """Returns the scalars of a core's part of a tensor of these letters."""
-        axes = [axis for axis, letter in split.items() if letter in letters]
-        return math.prod(sizes[letter] for letter in letters) / self._num_partitions(axes)
-
-    def _num_partitions(self, axes: Iterable[str]) -> int:
-        return math.prod(self._axis_sizes[axis] for axis in axes)
 
     def _times(self, flops: float, num_bytes: float, network_secs: float) -> Times:
         """Returns the roofline of one operation: the longer of compute and memory, then network."""

@@ -7,6 +7,7 @@ xla_plan/plans/plan_folder.py describes the files; beside them are memory.png an
 import dataclasses
 import functools
 import pathlib
+import shutil
 
 from lingvo_gshard.plans import plan, plan_pictures, plan_text, run_programs
 from lingvo_gshard.plans.plan import Plan
@@ -49,6 +50,12 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
 
     assert kept is not None  # A request has a program.
     return kept
+
+
+def adopt(request: Request, kept: pathlib.Path, folder: pathlib.Path) -> None:
+    """Copies the plan of a request from the folder `kept`, unless `folder` has one already."""
+    if plan_folder.load_current(Plan, folder, _fingerprint(request)) is None:
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
 
 
 def _joined(first: Plan, second: Plan) -> Plan:

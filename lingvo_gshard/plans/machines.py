@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable
 
-from lingvo_gshard.plans import kept_plans
+from lingvo_gshard.plans import kept_plans, least_remat
 from lingvo_gshard.plans.plan import Plan
 from lingvo_gshard.plans.request import Ask
 from xla_plan.machines import topology
@@ -39,7 +39,8 @@ def plan_machines(
         plan = None
         if topology.is_installed(name):
             machine_folder = folder / name.replace(":", "_")
-            plan = kept_plans.load_or_make(ask(model, name), machine_folder)
+            request = least_remat.resolved(ask(model, name), machine_folder)
+            plan = kept_plans.load_or_make(request, machine_folder)
 
         machine = Machine(name, plan)
         progress(machine)

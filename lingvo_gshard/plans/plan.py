@@ -33,6 +33,7 @@ class Plan:
     bubble: float = 0.0  # The share of a pipeline's ticks in which a stage is idle.
     unit: str = "target token"  # The unit of a row's target_len.
     dispatch: str | None = None  # How tokens reach experts, such as `EINSUM`; None if dense.
+    remat: str | None = None  # What gradients recompute, such as `BLOCK`; None without stacks.
 
     @property
     def has_step(self) -> bool:

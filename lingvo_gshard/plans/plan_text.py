@@ -43,6 +43,8 @@ def screen(plan: Plan) -> str:
     lines = [title, f"settings: {', '.join(plan.settings) or 'none'}"]
     if plan.dispatch is not None:
         lines.append(f"tokens reach their experts by {plan.dispatch}")
+    if plan.has_step and plan.remat is not None:
+        lines.append(f"gradients recompute activations by remat={plan.remat}")
     lines += program_text.described(plan.main, _call(plan))
     host = f"{plan.host_peak_gib:.1f} GiB of this machine"
     lines.append(f"{program_text.compilation(plan.main)}, {host}")

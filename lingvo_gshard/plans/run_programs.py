@@ -66,6 +66,7 @@ def make_plan(request: Request, is_last: bool = False) -> Plan:
         bubble=placement.bubble(params),
         unit=model.task.UNIT,
         dispatch=placement.dispatch(params),
+        remat=placement.remat(params),
     )
 
 

@@ -1,12 +1,8 @@
 """The memory of a training state on one core, which follows from its specs and the table."""
 
-import math
-from collections.abc import Sequence
-
-import numpy as np
-
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.model.step_memory import state_bytes
+from lingvo_gshard.sharding.layout import Partitioning
 from xla_plan.cost import memory
 from xla_plan.cost.memory import Buffer, RoleMemory
 from xla_plan.machines.hardware import GIB
@@ -34,14 +30,9 @@ def by_role(
 
     roles = {}
     for role, specs in members.items():
-        gib = _gib(specs, partitioning)
+        gib = state_bytes(specs, partitioning) / GIB
         roles[role] = RoleMemory(len(specs), gib, donated_gib=gib if is_donated else 0.0)
     return roles
-
-
-def total_gib(state: NestedMap, partitioning: Partitioning) -> float:
-    """Returns the GiB on one core of weights, slots and moving averages."""
-    return sum(role.gib for role in by_role(state, partitioning).values())
 
 
 def largest_of_state(state: NestedMap, partitioning: Partitioning) -> tuple[Buffer, ...]:
@@ -50,18 +41,10 @@ def largest_of_state(state: NestedMap, partitioning: Partitioning) -> tuple[Buff
     buffers = []
     for path, spec in tensors.FlattenItems():
         shape = ",".join(map(str, partitioning.shard_shape(spec)))
-        gib = _gib([spec], partitioning)
+        gib = state_bytes([spec], partitioning) / GIB
         buffers.append(Buffer(gib, f"{spec.dtype}[{shape}]", path))
     return memory.largest(buffers)
 
 
 def _averages(state: NestedMap) -> NestedMap:
     return state.get("ema", NestedMap())
-
-
-def _gib(specs: Sequence[TensorSpec], partitioning: Partitioning) -> float:
-    num_bytes = 0
-    for spec in specs:
-        elements = math.prod(partitioning.shard_shape(spec))
-        num_bytes += elements * np.dtype(spec.dtype).itemsize
-    return num_bytes / GIB

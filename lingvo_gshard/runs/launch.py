@@ -17,6 +17,8 @@ from lingvo_gshard.decoding.languages import Languages
 from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
 from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.layers.numerics import Remat
+from lingvo_gshard.model import remats
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.train import config as train_config
 from xla_spmd.files import atomic_file, digests, json_records, storage
@@ -151,17 +153,45 @@ def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
 
     if holds_run(logdir):
         # One that recorded none had an experiment's own dtype, and not `auto`.
-        settings = dict(map(parse_setting, recorded(logdir).overrides))
-        dtype = settings.get(_PRODUCT_DTYPE, "float32")
+        dtype = _recorded_settings(logdir).get(_PRODUCT_DTYPE, "float32")
     else:
         # Several processes have one program, which is process 0's choice.
         rounds = environment.multiplies_bfloat16() and (
             product_speed.fastest_dtype(params.task.dim) == "bfloat16"
         )
         dtype = "bfloat16" if processes.of_first(rounds) else "float32"
+    return _changed(launch, [f"{_PRODUCT_DTYPE}={dtype}"])
 
-    params.task.product_dtype = dtype
-    return launch.changed([f"{_PRODUCT_DTYPE}={dtype}"]), params
+
+def with_recorded_remats(launch: Launch, logdir: str) -> tuple[Launch, Params]:
+    """Returns the launch and its Params, with the remats of an existing run in place of AUTO.
+
+    A stack whose remat the run has not recorded keeps AUTO.
+    """
+    params = experiment_params(launch)
+    stacks = remats.automatic(params)
+    if not stacks or not holds_run(logdir):
+        return launch, params
+
+    before = _recorded_settings(logdir)
+    paths = [path for path in map(remats.path, stacks) if path in before]
+    return _changed(launch, [f"{path}={before[path]}" for path in paths])
+
+
+def with_remat(launch: Launch, remat: Remat) -> Launch:
+    """Returns the launch with a Remat in place of AUTO."""
+    return launch.changed(remats.settings(experiment_params(launch), remat))
+
+
+def _changed(launch: Launch, settings: Iterable[str]) -> tuple[Launch, Params]:
+    """Returns the launch with more settings, and its Params."""
+    changed = launch.changed(settings)
+    return changed, experiment_params(changed)
+
+
+def _recorded_settings(logdir: str) -> dict[str, object]:
+    """Returns the values of the settings that a run recorded, by path."""
+    return dict(map(parse_setting, recorded(logdir).overrides))
 
 
 def experiment_params(launch: Launch) -> Params:

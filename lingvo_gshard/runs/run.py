@@ -2,8 +2,12 @@
 
 import dataclasses
 import json
+import logging
+import math
 import pathlib
 from typing import Any
+
+import jax
 
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, rows_by_piece
@@ -18,10 +22,11 @@ from lingvo_gshard.input import sentences
 from lingvo_gshard.input.base_input import DATA_DIR
 from lingvo_gshard.input.bpe_tokenizer import loaded
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
+from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.layers.stored_weights import Numbers
-from lingvo_gshard.model import placement
+from lingvo_gshard.model import placement, remats
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import saved_model
+from lingvo_gshard.runs import loss_products, saved_model
 from lingvo_gshard.runs.launch import (
     Launch,
     check_decoded,
@@ -29,8 +34,10 @@ from lingvo_gshard.runs.launch import (
     model_languages,
     vocabularies,
     with_product_dtype,
+    with_recorded_remats,
+    with_remat,
 )
-from lingvo_gshard.spmd import processes
+from lingvo_gshard.spmd import devices, processes
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train.estimator import Estimator
 from lingvo_gshard.train.programs import Programs
@@ -39,6 +46,9 @@ from xla_spmd.runtime import versions
 
 # In a decoder's origin: the launch, from which a bundle can be made again.
 _LAUNCH = "launch"
+# The beginning of the compiler's refusal of a program that is too large for a device.
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+_GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +74,15 @@ class Run:
         return max(checkpoints.whole_steps(self.logdir), default=0)
 
     @property
-    def product_dtype(self) -> str:
-        """Returns the dtype of the factors of products."""
+    def computing(self) -> str:
+        """Returns the dtype of products, and what gradients recompute in a task with stacks.
+
+        For example `float32 products, remat BLOCK`.
+        """
         task = self.params.task
-        return str(task.cls.ProductDtype(task))
+        products = f"{task.cls.ProductDtype(task)} products"
+        remat = placement.remat(self.params)
+        return products if remat is None else f"{products}, remat {remat}"
 
     @property
     def averaged(self) -> dict[str, Any]:
@@ -140,6 +155,14 @@ class Run:
         with storage.working(folder) as local_folder:
             decoder, _, _ = self.decoder()
             saved_model.save(local_folder, decoder, self.params, vocabularies(self.logdir))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Need:
+    """The memory that training needs on each device: infinite if the compiler refuses it."""
+
+    num_bytes: float
+    text: str
 
 
 def converted_weights(model: TaskModel, theta: NestedMap) -> NestedMap:
@@ -217,8 +240,55 @@ def open_run(
 
     Raises ValueError if a setting or the data does not fit the model, or a size the devices.
     """
-    launch, params = with_product_dtype(launch, logdir)
+    launch, _ = with_product_dtype(launch, logdir)
+    launch, params = with_recorded_remats(launch, logdir)
+    if remats.automatic(params):
+        return _with_least_remat(launch, params, logdir, num_partitions, executables)
     return Run(launch, make_estimator(params, logdir, num_partitions, executables))
+
+
+def _with_least_remat(
+    launch: Launch, params: Params, logdir: str, num_partitions: int, executables: str | None
+) -> Run:
+    """Returns a run with the least recomputation whose training step fits, in place of AUTO.
+
+    Process 0 decides what fits for all. Raises ValueError if nothing fits.
+    """
+    capacity_bytes = devices.memory_bytes()
+    batch: NestedMap = params.input.cls.batch_specs(params.input)
+    needs: dict[Remat, _Need] = {}
+    fitting: dict[Remat, Estimator] = {}  # The program of the one that fits is trained with.
+
+    def fits(remat: Remat) -> bool:
+        made = make_estimator(remats.replaced(params, remat), logdir, num_partitions, executables)
+        need = needs[remat] = _training_need(made, batch)
+        logging.info("remat=%s: a training step needs %s", remat.name, need.text)
+        if processes.of_first(need.num_bytes <= capacity_bytes):
+            fitting[remat] = made
+        return remat in fitting
+
+    partitioning = placement.partitioning(params, num_partitions)
+    chosen = remats.least(params, loss_products.of_experiment, partitioning, capacity_bytes, fits)
+    if chosen is None:
+        least_need = needs[Remat.BLOCK].text
+        raise ValueError(
+            f"remat=AUTO: nothing fits. With BLOCK, a training step needs {least_need}, and a "
+            f"device has {capacity_bytes / _GIB:.3f} GiB: use more devices, fewer rows "
+            "(input.batch_size), or parts (train.gradient_accumulation_steps)."
+        )
+    return Run(with_remat(launch, chosen), fitting[chosen])
+
+
+def _training_need(estimator: Estimator, batch: NestedMap) -> _Need:
+    """Returns what training needs, if the compiler does not refuse it for its memory."""
+    try:
+        num_bytes = estimator.training_bytes(batch)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        if not reason.startswith(_OUT_OF_MEMORY):
+            raise
+        return _Need(math.inf, f"more than the compiler accepts ({reason})")
+    return _Need(num_bytes, f"{num_bytes / _GIB:.3f} GiB")
 
 
 def make_estimator(

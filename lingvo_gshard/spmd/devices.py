@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import jax
 
+from lingvo_gshard.spmd import processes
 from xla_spmd.runtime import environment, jax_runtime
 
+_LIMIT = "bytes_limit"  # In a device's memory_stats.
+_MIB = 2**20
 _PLUGINS_LOGGER = "jax._src.xla_bridge"  # It finds and starts the plugins.
 _chosen_by_environment = False  # Whether JAX_PLATFORMS, and no flag, has chosen the platform.
 # The extras and the targets are cuda12, cuda13 and tpu.
@@ -79,6 +82,28 @@ def start(num_partitions: int | None = None) -> tuple[int, str]:
     if num_partitions < len(devices) and jax.process_count() > 1:
         raise ValueError(f"--num_partitions={num_partitions}: expected all of the {description}.")
     return num_partitions, description
+
+
+def memory_bytes() -> int:
+    """Returns the memory that a program may use on each device, as process 0 sees it, to a MiB.
+
+    It is the limit that JAX reports. CPU devices lack one, and share the memory of their host, or
+    of its container, in equal parts. All processes must call it. Raises ValueError if an
+    accelerator reports no limit.
+    """
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() or {}
+    if device.platform == "cpu":
+        num_devices = jax.local_device_count() * processes.num_on_host()
+        num_bytes = environment.memory_bytes() // num_devices
+    elif _LIMIT in stats:
+        num_bytes = stats[_LIMIT]
+    else:
+        raise ValueError(
+            f"{device.device_kind} reports no {_LIMIT}, which remat=AUTO needs; expected one of "
+            "the other values of remat."
+        )
+    return processes.of_first(num_bytes // _MIB) * _MIB
 
 
 @contextlib.contextmanager

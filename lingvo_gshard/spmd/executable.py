@@ -244,6 +244,11 @@ class Executable:
         """Returns the compiled program's collectives, memory and operations."""
         return compiled_report.read(self.program.name, self.compiled, self.module)
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory in use at once on each device, arguments included."""
+        return int(self.compiled.memory_analysis().peak_memory_in_bytes)
+
     def __repr__(self) -> str:
         return f"<Executable {self.program.name} on {self.mesh.size} devices>"
 

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -410,6 +411,13 @@ def largest(values: Sequence[int]) -> list[int]:
 def of_first(value: int) -> int:
     """Returns process 0's value; all processes must call it, in the same order."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+def num_on_host() -> int:
+    """Returns the number of processes on this one's host; all processes must call it."""
+    name = np.int32(zlib.crc32(socket.gethostname().encode()) % 2**31)
+    names = multihost_utils.process_allgather(name)
+    return int(np.sum(names == name))
 
 
 def wait_for_all() -> None:

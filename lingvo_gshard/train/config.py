@@ -21,6 +21,7 @@ _TOLD_DIFFERENCES = 3  # The most settings that a message about another model na
 _IGNORED = (
     ".stages",  # A pipeline's stages: where layers are computed, not which.
     ".microbatches",  # How a batch is divided for the pipeline.
+    ".remat",  # What a gradient computes again: AUTO leaves it to the machine.
     ".product_dtype",  # How products are rounded: `auto` leaves it to the machine.
 )
 

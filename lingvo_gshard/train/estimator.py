@@ -171,6 +171,16 @@ class Estimator:
                     TrainLoop(saved, hooks, self.params.train, laps).run(state, groups)
         return self
 
+    def training_bytes(self, batch_spec: NestedMap) -> int:
+        """Returns the memory that the first call of training to train.max_steps needs on a device.
+
+        It compiles that program, which `train` then runs. `batch_spec` has the TensorSpecs of a
+        batch. Raises JaxRuntimeError if the compiler finds that the program is too large.
+        """
+        p = self.params.train
+        num_steps = next(group_sizes(0, p.max_steps, p.iterations_per_loop))
+        return self._programs.get(Mode.TRAIN, batch_spec, num_steps).peak_bytes
+
     def evaluate(
         self,
         input_fn: InputFn,

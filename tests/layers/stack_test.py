@@ -145,3 +145,8 @@ def test_a_loop_refuses_incomplete_blocks():
     message = "^stack: LOOP needs whole blocks of 2 layers, got num_layers 5"
     with pytest.raises(ValueError, match=message):
         small_stack.stack(num_layers=5, layers_as=Layers.LOOP)
+
+
+def test_a_stack_does_not_know_auto():
+    with pytest.raises(ValueError, match="remat=AUTO is replaced only where .* one of NONE, ALL_"):
+        small_stack.stack(remat=Remat.AUTO)

@@ -170,13 +170,17 @@ def test_machines_without_a_compiler_are_left_out(monkeypatch, tmp_path):
 
     def load_or_make(request, folder):
         folders.append(folder.name)
-        fits = request != "v3:8x8"
-        return samples.plan(samples.cost() if fits else None, topology=request)
+        fits = request.topology != "v3:8x8"
+        return samples.plan(samples.cost() if fits else None, topology=request.topology)
 
     monkeypatch.setattr(topology, "is_installed", lambda name: not name.startswith("gb200"))
     monkeypatch.setattr(kept_plans, "load_or_make", load_or_make)
     told = []
-    commands.compare_machines(lambda model, name: name, "m4.X", 128, tmp_path, told.append)
+
+    def ask(model, name):
+        return tiny.request(model=model, topology=name)
+
+    commands.compare_machines(ask, "m4.X", 128, tmp_path, told.append)
     *progress, table = told
     assert progress[:2] == ["v3:8x8: does NOT fit: train", "v4:4x4x4: fits"]
     assert progress[-1] == "gb200:2x64: left out, its compiler is not installed"

@@ -1,6 +1,7 @@
 """The machines that a model is compared on."""
 
 from lingvo_gshard.plans import kept_plans, machines
+from tests.plans import tiny
 from tests.xla_plan import samples
 from xla_plan.machines import topology
 
@@ -23,12 +24,16 @@ def test_each_machine_has_a_folder_and_those_without_a_compiler_have_no_plan(mon
 
     def load_or_make(request, folder):
         folders.append(folder)
-        return samples.plan(samples.cost(), topology=request)
+        return samples.plan(samples.cost(), topology=request.topology)
 
     monkeypatch.setattr(topology, "is_installed", lambda name: name.startswith("v3"))
     monkeypatch.setattr(kept_plans, "load_or_make", load_or_make)
     told = []
-    made = machines.plan_machines(lambda model, name: name, "m4.X", 8, tmp_path, told.append)
+
+    def ask(model, name):
+        return tiny.request(model=model, topology=name)
+
+    made = machines.plan_machines(ask, "m4.X", 8, tmp_path, told.append)
 
     assert told == made and folders == [tmp_path / "v3_2x2"]
     assert [machine.topology for machine in made] == machines.topologies(8)

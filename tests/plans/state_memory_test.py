@@ -27,7 +27,6 @@ def test_state_is_split_as_in_figure_7():
         "expert weights": 4 * 4 * 2**20 / GIB,
         "optimizer slots": 2 * 4 * 1024 / GIB,
     }
-    assert state_memory.total_gib(_state(), functions.partitioning(8)) == sum(sizes.values())
     assert all(role.arguments == 2 and role.donated_gib == role.gib for role in roles.values())
 
 

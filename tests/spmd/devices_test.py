@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
 
-from lingvo_gshard.spmd import devices
+from lingvo_gshard.spmd import devices, processes
 from xla_spmd.runtime import environment, jax_runtime
 
 
@@ -41,12 +42,30 @@ def test_devices_are_described(monkeypatch):
     assert devices.start() == (8, "8 x NVIDIA H100 80GB HBM3")
 
 
+def test_cpu_devices_share_the_memory_of_their_host(monkeypatch):
+    monkeypatch.setattr(environment, "memory_bytes", lambda: 2**34 + 5)
+    assert devices.memory_bytes() == 2**31
+    monkeypatch.setattr(processes, "num_on_host", lambda: 2)
+    assert devices.memory_bytes() == 2**30
+
+
+def test_an_accelerator_reports_its_memory(monkeypatch):
+    gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    gpu.memory_stats = lambda: {"bytes_limit": 3 * 2**20 + 17}
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    monkeypatch.setattr(processes, "of_first", lambda value: value)
+    assert devices.memory_bytes() == 3 * 2**20
+    gpu.memory_stats = lambda: None
+    with pytest.raises(ValueError, match="^NVIDIA H100 80GB HBM3 reports no bytes_limit"):
+        devices.memory_bytes()
+
+
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_a_platform_without_a_device_is_refused(platform):
     code = f"""
 from xla_spmd.runtime import environment
 environment.prepare(2, {platform!r})
-from lingvo_gshard.spmd import devices
+from lingvo_gshard.spmd import devices, processes
 try:
     devices.start()
 except ValueError as error:
@@ -60,7 +79,7 @@ except ValueError as error:
 def test_the_error_names_the_variable_that_chose_the_platform_and_the_plugins_reason():
     code = """
 import logging
-from lingvo_gshard.spmd import devices
+from lingvo_gshard.spmd import devices, processes
 devices.prepare("auto", 1)
 import jax
 def finds_the_cpu_alone():

@@ -25,7 +25,7 @@ import json, sys
 import numpy as np
 from xla_spmd.runtime import environment
 environment.prepare(num_devices=2)
-from lingvo_gshard.spmd import processes, program
+from lingvo_gshard.spmd import devices, processes, program
 from lingvo_gshard.spmd.executable import compile_program
 folder, coordinator, process_id = sys.argv[1:]
 def place_own_rows(executable, batch):
@@ -44,6 +44,10 @@ def run():
     import jax
     from tests.spmd import functions
     assert len(jax.local_devices()) == 2
+    assert processes.num_on_host() == 2
+    # All decide by the memory of process 0, which each of the four devices has a quarter of.
+    environment.memory_bytes = lambda: (4 + 8 * int(process_id)) * 2**30
+    assert devices.memory_bytes() == 2**30
     counts = {}
     for name in ("moe", "sgd"):
         saved = program.load(f"{folder}/{name}")

@@ -142,23 +142,38 @@ def _num_allowed_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _cgroup_cores(root: pathlib.Path = pathlib.Path("/")) -> float:
-    """Returns the CPU limit of this process's control groups, in cores; inf without a limit.
+def memory_bytes() -> int:
+    """Returns this machine's memory, or the part of it to which a container limits this process."""
+    physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(min(physical_bytes, _cgroup_bytes()))
 
-    A group cannot exceed the groups above it.
+
+def _cgroup_cores(root: pathlib.Path = pathlib.Path("/")) -> float:
+    """Returns the CPU limit of this process's control groups, in cores; inf without a limit."""
+    return min(map(_quota, _control_groups("cpu", root)), default=math.inf)
+
+
+def _cgroup_bytes(root: pathlib.Path = pathlib.Path("/")) -> float:
+    """Returns the memory limit of this process's control groups; inf without a limit."""
+    return min(map(_memory_limit, _control_groups("memory", root)), default=math.inf)
+
+
+def _control_groups(controller: str, root: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the folders of this process's control groups that a controller limits.
+
+    A group cannot exceed the groups above it, which are yielded, too.
     """
     try:
         memberships = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # Not on Linux.
-        return math.inf
+        return
 
     # Each line is ID:CONTROLLERS:GROUP; version 2 leaves CONTROLLERS empty.
-    least = math.inf
     for membership in memberships:
         _, controllers, group = membership.split(":", 2)
         if controllers == "":
             mount = root / "sys/fs/cgroup"
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             mount = root / "sys/fs/cgroup" / controllers
         else:
             continue
@@ -168,8 +183,18 @@ def _cgroup_cores(root: pathlib.Path = pathlib.Path("/")) -> float:
         for candidate in (folder, *folder.parents):
             if candidate == mount.parent:
                 break
-            least = min(least, _quota(candidate))
-    return least
+            yield candidate
+
+
+def _memory_limit(group: pathlib.Path) -> float:
+    """Returns a control group's own limit of memory, in bytes."""
+    for name in ("memory.max", "memory.limit_in_bytes"):  # Versions 2 and 1.
+        try:
+            limit = (group / name).read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        return math.inf if limit == "max" else int(limit)
+    return math.inf
 
 
 def _quota(group: pathlib.Path) -> float:

@@ -4,6 +4,7 @@ import math
 import os
 import pathlib
 import pwd
+import re
 import signal
 import subprocess
 import sys
@@ -120,6 +121,44 @@ def test_control_groups_limit_the_cores(tmp_path, files, cores):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert environment._cgroup_cores(tmp_path) == cores
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, math.inf),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max\n"}, math.inf),
+        (
+            {
+                "proc/self/cgroup": "0::/pod/main\n",
+                "sys/fs/cgroup/pod/memory.max": "3000\n",
+                "sys/fs/cgroup/pod/main/memory.max": "5000\n",
+            },
+            3000,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:memory:/a\n4:cpu:/a\n",
+                "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "7000\n",
+            },
+            7000,
+        ),
+    ],
+)
+def test_control_groups_limit_the_memory(tmp_path, files, limit):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert environment._cgroup_bytes(tmp_path) == limit
+
+
+def test_a_machine_has_less_memory_in_a_container(monkeypatch):
+    monkeypatch.setattr(environment, "_cgroup_bytes", lambda: math.inf)
+    physical_bytes = environment.memory_bytes()
+    total = re.search(r"MemTotal: +(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
+    assert physical_bytes == int(total[1]) * 1024
+    monkeypatch.setattr(environment, "_cgroup_bytes", lambda: 5e8)
+    assert environment.memory_bytes() == 500_000_000
 
 
 def test_a_limit_of_time_limits_threads_and_the_affinity_holds(monkeypatch):

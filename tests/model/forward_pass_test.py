@@ -8,8 +8,8 @@ from lingvo_gshard import registry
 from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.layers.positions import RelativeBias
 from lingvo_gshard.model.flops import step_flops
+from lingvo_gshard.model.forward_pass import Einsum, forward_products
 from lingvo_gshard.model.step_products import products_of
-from lingvo_gshard.plans.forward_pass import Einsum, forward_products
 
 _SIZES = ("task.source_vocab_size=4096", "task.target_vocab_size=2048", "input.target_len=64")
 
