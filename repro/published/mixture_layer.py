@@ -44,6 +44,11 @@ class Layer:
                 f"E={self.E}: expected a divisor of {self.tokens * self.K}, tokens * K."
             )
 
+    @property
+    def label(self) -> str:
+        """The layer in words."""
+        return f"a layer of {self.E} experts, of which {self.K}"
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerRecord:

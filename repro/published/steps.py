@@ -217,7 +217,7 @@ def _of_layer(record: LayerRecord, made: ProgramPlan) -> Step:
     return Step(
         id=record.id,
         topology=mixture_layer.TOPOLOGY,
-        model=f"a layer of {layer.E} experts, of which {layer.K}",
+        model=layer.label,
         devices=made.cores,
         row_tokens=layer.tokens,
         measured_secs=record.measured_secs,
