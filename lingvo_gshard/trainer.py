@@ -69,13 +69,12 @@ def main() -> None:
         cli.start_devices,
         _EXECUTABLES.value,
         _check,
+        trains=_MODE.value in ("train", "train_and_eval"),
     )
     with cli.joined(), opened as (run, devices):
         from lingvo_gshard.runs import modes
-        from lingvo_gshard.spmd import shared_folder
 
         modes.print_once(f"{devices}, {run.computing}")
-        shared_folder.check(run.logdir)
         if _VERIFY_DATA.value:
             modes.verify_data(run)
 

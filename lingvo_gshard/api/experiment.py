@@ -107,7 +107,8 @@ class Experiment:
         """
         checks.check_each("train: hooks", hooks, TrainHook, "a list of TrainHooks")
         inputs = ["input", "eval_input"] if evaluate else ["input"]
-        with self._opened(functools.partial(launches.check_files, inputs=inputs)) as run:
+        check = functools.partial(launches.check_files, inputs=inputs)
+        with self._opened(check, trains=True) as run:
             from lingvo_gshard.runs import modes
 
             metrics = None
@@ -224,7 +225,7 @@ class Experiment:
         return loading.of_run(self._folder(), self.settings, self.devices, command, check)
 
     @contextlib.contextmanager
-    def _opened(self, check: opening.CheckLaunch = lambda launch, folder: None) -> Iterator[Run]:
+    def _opened(self, check: opening.CheckLaunch, trains: bool = False) -> Iterator[Run]:
         """Yields the run, on devices that have started, unless `check` raises ValueError before."""
         opened = opening.to_train(
             self.model,
@@ -233,6 +234,7 @@ class Experiment:
             self._folder(),
             self.devices.start,
             check=check,
+            trains=trains,
         )
         with opened as (run, _):
             yield run

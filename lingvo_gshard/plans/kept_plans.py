@@ -54,8 +54,11 @@ def load_or_make(request: Request, folder: pathlib.Path) -> Plan:
 
 def adopt(request: Request, kept: pathlib.Path, folder: pathlib.Path) -> None:
     """Copies the plan of a request from the folder `kept`, unless `folder` has one already."""
-    if plan_folder.load_current(Plan, folder, _fingerprint(request)) is None:
-        shutil.copytree(kept, folder, dirs_exist_ok=True)
+    fingerprint = _fingerprint(request)
+    if plan_folder.load_current(Plan, folder, fingerprint) is None:
+        others = shutil.ignore_patterns(plan_folder.FINGERPRINT)
+        with plan_folder.replacing(folder, fingerprint):
+            shutil.copytree(kept, folder, dirs_exist_ok=True, ignore=others)
 
 
 def _joined(first: Plan, second: Plan) -> Plan:

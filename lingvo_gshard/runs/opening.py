@@ -35,10 +35,12 @@ def to_train(
     start: Start,
     executables: str | None = None,
     check: CheckLaunch = lambda launch, folder: None,
+    trains: bool = False,
 ) -> Iterator[tuple[Run, str]]:
     """Yields a run, to train or evaluate it, and a description of its devices.
 
-    `settings` are `path=value`. Raises ValueError if `logdir` cannot be written, if the model or
+    `settings` are `path=value`. Only a run that `trains` decides what remat=AUTO stands for. Raises
+    ValueError if `logdir` cannot be written, if the model or
     the data is missing and the folder holds no run, for a wrong setting, for data of another task
     or vocabulary, or for sizes that do not fit the devices. `check` may raise it, too.
     """
@@ -50,10 +52,12 @@ def to_train(
 
         # A wrong model or setting has been reported by now, before the slow imports.
         from lingvo_gshard.runs.run import check_processes, open_run
+        from lingvo_gshard.spmd import shared_folder
 
         check_processes(launch)
+        shared_folder.check(folder)
         # Everything is checked once more, now against the devices.
-        yield open_run(launch, str(folder), num_partitions, executables), devices
+        yield open_run(launch, str(folder), num_partitions, executables, trains), devices
 
 
 @contextlib.contextmanager

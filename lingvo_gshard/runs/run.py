@@ -234,16 +234,25 @@ def check_processes(launch: Launch) -> None:
 
 
 def open_run(
-    launch: Launch, logdir: str, num_partitions: int, executables: str | None = None
+    launch: Launch,
+    logdir: str,
+    num_partitions: int,
+    executables: str | None = None,
+    trains: bool = False,
 ) -> Run:
     """Returns the run of a launch.
 
-    Raises ValueError if a setting or the data does not fit the model, or a size the devices.
+    If it `trains`, remat=AUTO is replaced by what fits the devices; otherwise by BLOCK, as only
+    gradients recompute. Raises ValueError if a setting or the data does not fit the model, or a
+    size the devices.
     """
     launch, _ = with_product_dtype(launch, logdir)
     launch, params = with_recorded_remats(launch, logdir)
     if remats.automatic(params):
-        return _with_least_remat(launch, params, logdir, num_partitions, executables)
+        if trains:
+            return _with_least_remat(launch, params, logdir, num_partitions, executables)
+        launch = with_remat(launch, Remat.BLOCK)
+        params = experiment_params(launch)
     return Run(launch, make_estimator(params, logdir, num_partitions, executables))
 
 
@@ -254,6 +263,8 @@ def _with_least_remat(
 
     Process 0 decides what fits for all. Raises ValueError if nothing fits.
     """
+    partitioning = placement.partitioning(params, num_partitions)
+    placement.check_sizes(params, partitioning)
     capacity_bytes = devices.memory_bytes()
     batch: NestedMap = params.input.cls.batch_specs(params.input)
     needs: dict[Remat, _Need] = {}
@@ -267,7 +278,6 @@ def _with_least_remat(
             fitting[remat] = made
         return remat in fitting
 
-    partitioning = placement.partitioning(params, num_partitions)
     chosen = remats.least(params, loss_products.of_experiment, partitioning, capacity_bytes, fits)
     if chosen is None:
         least_need = needs[Remat.BLOCK].text

@@ -36,6 +36,9 @@ _GRACE_SECS = 3.0
 # How long the service of a run that has just ended may still hold a port.
 _BIND_SECS = 2 * _GRACE_SECS
 _CONNECT_SECS = 10.0
+# Longer than a process of an earlier run may take to notice that its run has ended.
+_TAKEN_SECS = 30.0
+_BACKLOG = 1024  # All processes may connect while the service imports JAX.
 _PROBE_SECS = 3.0
 _RETRY_SECS = 0.1
 
@@ -52,15 +55,18 @@ class Watch:
 def watch(host: str, port: int, process: int) -> Watch:
     """Waits for the service, and returns the connection of `process`; see read_death.
 
-    Raises ValueError if another process has the same number.
+    Raises ValueError if another process keeps the same number for _TAKEN_SECS.
     """
+    deadline = time.monotonic() + _TAKEN_SECS
     while True:
-        # The service may not have started yet. A service that has seen the end of a process of this
-        # number belongs to an earlier run, and does not answer.
+        # The service may not have started yet. One that has seen the end of process 0, or of a
+        # process of this number, belongs to an earlier run, and does not answer.
         with contextlib.suppress(OSError):
             answer = _ask(host, port, process)
             if answer is not None:
-                break
+                if answer.service_port or time.monotonic() > deadline:
+                    break
+                answer.connection.close()
         time.sleep(_RETRY_SECS)
 
     if answer.service_port == 0:
@@ -78,6 +84,10 @@ def _ask(host: str, port: int, process: int, timeout_secs: float | None = None) 
     Raises OSError if it cannot connect.
     """
     connection = socket.create_connection((host, port), timeout=_CONNECT_SECS)
+    # Where nobody listens, TCP may connect a socket with itself.
+    if connection.getsockname() == connection.getpeername():
+        connection.close()
+        return None
     connection.settimeout(timeout_secs)
     _send(connection, _GREETING + _bytes(process))
     size = len(_GREETING) + 2 * _NUMBER_BYTES
@@ -136,7 +146,7 @@ class _Watches:
     def _accept(self, process: int, connection: socket.socket) -> bool:
         """Answers a process's greeting; returns whether the connection now represents it."""
         with self._lock:
-            if process in self._dead:
+            if 0 in self._dead or process in self._dead:
                 return False
 
             is_taken = process in self._connections
@@ -176,8 +186,10 @@ def _received(connection: socket.socket, num_bytes: int) -> bytes:
 def _listen(port: int) -> socket.socket:
     """Listens on a port of all addresses: IPv4 and, if available, IPv6."""
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+        )
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 def _listen_once_free(port: int) -> socket.socket:

@@ -246,8 +246,15 @@ class Executable:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory in use at once on each device, arguments included."""
-        return int(self.compiled.memory_analysis().peak_memory_in_bytes)
+        """The most memory in use at once on each device, arguments included.
+
+        The compiler for CPUs counts the arguments alone, so all other parts are added there.
+        """
+        memory = self.compiled.memory_analysis()
+        if self.mesh.devices.flat[0].platform != "cpu":
+            return int(memory.peak_memory_in_bytes)
+        results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes + results)
 
     def __repr__(self) -> str:
         return f"<Executable {self.program.name} on {self.mesh.size} devices>"

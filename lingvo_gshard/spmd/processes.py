@@ -269,6 +269,9 @@ class _Membership:
     def _end_by_death(self, process: int) -> None:
         """Ends this process because another has died."""
         self._end_by_failure()  # The other may have ended because of it.
+        if self._client is None:
+            count = self._processes.num_processes
+            self._end(f"process {process} ended before all {count} had joined")
         self._end(f"process {process} has died")
 
     def _end_by_failure(self) -> None:

@@ -39,7 +39,8 @@ def launched(tmp_path, monkeypatch):
         compiled.clear()
         monkeypatch.setattr(run.devices, "memory_bytes", lambda: gib * _GIB)
         settings = (*settings, "task.product_dtype=float32")
-        made = run.open_run(launches.launch_of(model, settings, data_dir, logdir), logdir, 1)
+        launch = launches.launch_of(model, settings, data_dir, logdir)
+        made = run.open_run(launch, logdir, 1, trains=True)
         return made, list(compiled)
 
     return opened
@@ -124,3 +125,28 @@ def test_a_compiler_may_refuse_what_is_too_large(launched, monkeypatch):
     errors[Remat.BLOCK] = "INTERNAL: no such instruction"
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         launched(_AUTO, 1)
+
+
+def test_a_run_that_does_not_train_compiles_no_training_step(launched, tmp_path):
+    made, _ = launched((), 4)
+    launch = made.launch.changed(_AUTO)
+    again = run.open_run(launch, str(tmp_path / "other"), 1)
+    assert again.computing.endswith("remat BLOCK")
+
+
+@pytest.mark.slow  # Compiles three training steps.
+def test_the_compiler_decides(tmp_path, monkeypatch):
+    launch = Launch("toy.MoE8E4L", (), "/data", DataFacts(32, 32, ("de",)))
+    data_dir = data_folder.prepare(tmp_path / "data", b"ours", b"english", launch).data_dir
+    logdir = str(tmp_path / "run")
+
+    def opened(remat):
+        settings = [setting.replace("AUTO", remat) for setting in _AUTO]
+        launch = launches.launch_of("toy.MoE8E4L", tuple(settings), data_dir, logdir)
+        return run.open_run(launch, logdir, 1, trains=True)
+
+    fixed = opened("NONE")
+    batch_spec = fixed.params.input.cls.batch_specs(fixed.params.input)
+    num_bytes = fixed.estimator.training_bytes(batch_spec)
+    monkeypatch.setattr(run.devices, "memory_bytes", lambda: num_bytes - 1)
+    assert opened("AUTO").computing.endswith("remat ALL_BUT_PROJECTIONS")

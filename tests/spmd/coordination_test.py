@@ -55,7 +55,8 @@ def test_the_end_of_the_service_is_not_a_death(port):
     assert coordination.read_death(connection) is None
 
 
-def test_a_number_is_given_once(port):
+def test_a_number_is_given_once(port, monkeypatch):
+    monkeypatch.setattr(coordination, "_TAKEN_SECS", 0.3)
     first = coordination.watch("127.0.0.1", port, 1)
     assert (first.service_port, first.num_processes) == (_SERVICE_PORT, 301)
     for _ in range(2):
@@ -64,6 +65,23 @@ def test_a_number_is_given_once(port):
     other = _connected(port, 0)
     _connected(port, 2).close()
     assert coordination.read_death(other) == 2  # Not 1: its first connection is open.
+
+
+def test_a_service_without_process_0_waits_for_a_new_one(port):
+    other = _connected(port, 1)
+    _connected(port, 0).close()
+    assert coordination.read_death(other) == 0
+    assert coordination._ask("127.0.0.1", port, 2) is None
+
+
+def test_a_connection_with_itself_is_not_an_answer(monkeypatch):
+    own = socket.socket()
+    own.bind(("127.0.0.1", 0))
+    address = own.getsockname()
+    own.connect(address)  # TCP's simultaneous open.
+    monkeypatch.setattr(socket, "create_connection", lambda *args, **options: own)
+    assert coordination._ask(*address, 1, timeout_secs=5) is None
+    assert own.fileno() == -1
 
 
 def test_a_number_that_has_died_waits_for_a_new_service(port):

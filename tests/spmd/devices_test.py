@@ -65,7 +65,7 @@ def test_a_platform_without_a_device_is_refused(platform):
     code = f"""
 from xla_spmd.runtime import environment
 environment.prepare(2, {platform!r})
-from lingvo_gshard.spmd import devices, processes
+from lingvo_gshard.spmd import devices
 try:
     devices.start()
 except ValueError as error:
@@ -79,7 +79,7 @@ except ValueError as error:
 def test_the_error_names_the_variable_that_chose_the_platform_and_the_plugins_reason():
     code = """
 import logging
-from lingvo_gshard.spmd import devices, processes
+from lingvo_gshard.spmd import devices
 devices.prepare("auto", 1)
 import jax
 def finds_the_cpu_alone():

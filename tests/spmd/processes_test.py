@@ -340,7 +340,8 @@ _TWICE = """
 import sys
 from xla_spmd.runtime import environment
 environment.prepare(num_devices=1)
-from lingvo_gshard.spmd import processes
+from lingvo_gshard.spmd import coordination, processes
+coordination._TAKEN_SECS = 1.0
 count, coordinator, process_id = sys.argv[1:]
 with processes.joined(processes.Processes(coordinator, int(count), int(process_id))):
     processes.of_first(1)
@@ -456,6 +457,31 @@ def test_a_process_without_peers_reports_it_and_ends(process_id):
         f"Process {process_id} ends: not all 2 processes came to {coordinator} within 2 s. Start "
         "all of them again."
     ) in done.stderr
+
+
+_IMPATIENT = """
+import sys
+from xla_spmd.runtime import environment
+environment.prepare(num_devices=1)
+from lingvo_gshard.spmd import processes
+coordinator, process_id = sys.argv[1:]
+timeout_secs = 20 if process_id == "1" else 100
+with processes.joined(
+    processes.Processes(coordinator, 3, int(process_id), timeout_secs=timeout_secs)
+):
+    print("joined")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_gives_up_waiting_is_not_taken_for_dead():
+    started = _start(_IMPATIENT, count=2)
+    printed = _finish(started)
+    coordinator = started[0].args[-2]
+    late = f"not all 3 processes came to {coordinator} within 20 s. Start all of them again."
+    _assert_ends(printed, 1, f"Process 1 ends: {late}")
+    early = "process 1 ended before all 3 had joined. Start all of them again."
+    _assert_ends(printed, 0, f"Process 0 ends: {early}")
 
 
 def test_the_service_finds_no_modules_in_the_current_folder(tmp_path):

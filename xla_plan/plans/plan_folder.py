@@ -16,7 +16,7 @@ from xla_spmd.files import atomic_file, digests, json_records, lock, storage
 
 PLAN_JSON = "plan.json"
 _REPORT = "report.md"
-_FINGERPRINT = "fingerprint"
+FINGERPRINT = "fingerprint"
 
 
 class Plan(Protocol):
@@ -61,7 +61,7 @@ def load_or_make(
 
 def load_current(kind: type[_Plan], folder: pathlib.Path, fingerprint: str) -> _Plan | None:
     """Returns the plan in `folder`; None without a readable one, or if its fingerprint differs."""
-    file = folder / _FINGERPRINT
+    file = folder / FINGERPRINT
     if not file.is_file() or file.read_bytes() != fingerprint.encode():
         return None
     # A damaged plan is made again.
@@ -77,7 +77,7 @@ def replacing(folder: pathlib.Path, fingerprint: str) -> Iterator[None]:
 
     Without it, an interrupted plan counts as missing.
     """
-    file = folder / _FINGERPRINT
+    file = folder / FINGERPRINT
     file.unlink(missing_ok=True)
     yield
     file.write_text(fingerprint, encoding="utf-8")
