@@ -27,7 +27,7 @@ from xla_spmd.files import storage
 from xla_spmd.runtime import environment
 
 _MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval", "export", "report")
-# The settings of the data that a mode reads again and again.
+# The inputs whose files are checked before the devices start, by mode.
 _INPUTS = {
     "train": ["input"],
     "train_and_eval": ["input", "eval_input"],

@@ -16,7 +16,7 @@ from typing import Any
 
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import hooks, summaries
+from lingvo_gshard.train import hooks, metrics_files, summaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Run:
 
     def calls(self) -> list[dict[str, Any]]:
         """Returns the logged line of every call of the training program."""
-        return summaries.read_lines(self.folder / summaries.TRAIN_METRICS)
+        return metrics_files.read_lines(self.folder / metrics_files.TRAIN_METRICS)
 
     def log_inode(self) -> int | None:
         """Returns the inode of the log of calls, or None before the log exists."""
-        path = self.folder / summaries.TRAIN_METRICS
+        path = self.folder / metrics_files.TRAIN_METRICS
         return path.stat().st_ino if path.exists() else None
 
     def losses(self) -> dict[int, float]:
@@ -165,7 +165,7 @@ class KillLog:
           ValueError: the file has other settings.
         """
         self._path = path
-        lines = summaries.read_lines(path)
+        lines = metrics_files.read_lines(path)
         if lines and lines[0] != settings:
             raise ValueError(f"{path} has other settings: {lines[0]}; choose another --out.")
         if not lines:

@@ -58,7 +58,7 @@ from lingvo_gshard.runs import expert_load, saved_model
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.spmd import program
-from lingvo_gshard.train import config, summaries
+from lingvo_gshard.train import config, metrics_files
 from tools import folder_changes
 from tools.folder_changes import Change
 from xla_plan.plans import plan_folder, programs
@@ -532,11 +532,11 @@ def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     yield Kind("checkpoint, described", described, lambda: _described(path))
     arrays = [each for each in (path / "state").rglob("*") if each.is_file()]
     yield Kind("checkpoint, arrays", arrays, lambda: _arrays(Stored.open(path).arrays()), str(path))
-    evaluations = folder / summaries.EVAL_METRICS
+    evaluations = folder / metrics_files.EVAL_METRICS
     if evaluations.exists():
 
         def read_loads() -> Any:
-            lines = summaries.read_lines(evaluations)
+            lines = metrics_files.read_lines(evaluations)
             return expert_load.by_language(lines, expert_load.evaluated_languages(lines))
 
         yield Kind("loads of experts", [evaluations], read_loads, is_checked=False)

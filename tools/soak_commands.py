@@ -29,7 +29,7 @@ from typing import Any
 from absl import app, flags
 
 from lingvo_gshard.input import manifest
-from lingvo_gshard.train import summaries
+from lingvo_gshard.train import metrics_files
 from tools.disturbed_run import Run
 from xla_spmd.files import atomic_file, table
 
@@ -147,7 +147,7 @@ def _run_in(name: str) -> Callable[[pathlib.Path], Any]:
 
 
 def _evaluation(folder: pathlib.Path) -> Any:
-    *_, last = summaries.read_lines(folder / "run/eval_metrics.jsonl")
+    *_, last = metrics_files.read_lines(folder / "run/eval_metrics.jsonl")
     return {name: value for name, value in last.items() if name != "secs"}
 
 

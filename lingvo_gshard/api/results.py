@@ -4,6 +4,7 @@ import dataclasses
 import html
 from typing import TYPE_CHECKING, Any
 
+from lingvo_gshard.train import metrics_files
 from xla_spmd.files import storage, table
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ class Training:
 
     def lines(self) -> list[dict[str, Any]]:
         """Returns a record for each call of the train program, with its `step` and `metrics`."""
-        from lingvo_gshard.train import summaries  # It imports JAX, which a result need not.
-
-        return summaries.read_lines(storage.path(self.logdir) / summaries.TRAIN_METRICS)
+        return metrics_files.read_lines(storage.path(self.logdir) / metrics_files.TRAIN_METRICS)
 
     def __str__(self) -> str:
         return table.text(self._rows())

@@ -19,8 +19,8 @@ from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.plans.plan import Plan
 from lingvo_gshard.runs import expert_load, loss_products
 from lingvo_gshard.runs.run import Run
+from lingvo_gshard.train.metrics_files import EVAL_METRICS, TRAIN_METRICS, read_lines
 from lingvo_gshard.train.run_times import RUN_TIMES, Goodput, goodput
-from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 from xla_plan.expected import factors_text
 from xla_plan.plans import plan_folder
 from xla_spmd.files import atomic_file, lock, storage, table

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
+from lingvo_gshard.train.metrics_files import EVAL_METRICS, read_lines
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,7 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import called
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
-from lingvo_gshard.train.metrics_files import EVAL_METRICS as EVAL_METRICS
-from lingvo_gshard.train.metrics_files import TRAIN_METRICS as TRAIN_METRICS
-from lingvo_gshard.train.metrics_files import read_lines as read_lines
+from lingvo_gshard.train.metrics_files import EVAL_METRICS, TRAIN_METRICS, read_lines
 from lingvo_gshard.train.writers import Writer
 from xla_spmd.files import atomic_file, storage
 

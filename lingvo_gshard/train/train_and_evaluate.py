@@ -10,7 +10,7 @@ from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.checkpoints.stored import DamagedCheckpointError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import summaries
+from lingvo_gshard.train import metrics_files
 from lingvo_gshard.train.early_stopping import EarlyStop
 from lingvo_gshard.train.estimator import Estimator, EvalSpec, InputFn
 from lingvo_gshard.train.hooks import TrainHook
@@ -94,7 +94,7 @@ def evaluate_continuously(
     damaged, or if it was evaluated before. Returns the last metrics; None if it evaluated nothing.
     """
     # Evaluations of an earlier process are not repeated.
-    lines = summaries.read_lines(pathlib.Path(estimator.model_dir, summaries.EVAL_METRICS))
+    lines = metrics_files.read_lines(pathlib.Path(estimator.model_dir, metrics_files.EVAL_METRICS))
     seen = {int(line["step"]) for line in lines if line["name"] == spec.name}
 
     metrics = None

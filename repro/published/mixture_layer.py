@@ -47,7 +47,7 @@ class Layer:
     @property
     def label(self) -> str:
         """The layer in words."""
-        return f"a layer of {self.E} experts, of which {self.K}"
+        return f"a layer of {self.E} experts, {self.K} for each token"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +71,19 @@ _QWEN3_TOP2 = Layer(tokens=16_384, M=2048, H=768, E=128, K=2, shared_H=2048)
 _QWEN3_TOP8 = dataclasses.replace(_QWEN3_TOP2, K=8)
 _GROUPS = "all experts are eligible, where the source chooses among those of 4 groups of 8"
 _KERNELS = "rows travel by all-to-all, where the source has kernels of DeepEP or HybridEP"
-_SUMS = "gradients of the router and of the shared expert are summed over the devices"
+_SUMS = "gradients of weights that all devices hold are summed over them"
 
 PUBLISHED = (
     LayerRecord("megatron.mixtral.a2a", _MIXTRAL, 12.0868e-3, _MEGATRON, (_SUMS,)),
-    LayerRecord("megatron.mixtral.deepep", _MIXTRAL, 12.6396e-3, _MEGATRON, (_KERNELS,)),
-    LayerRecord("megatron.mixtral.hybridep", _MIXTRAL, 12.2536e-3, _MEGATRON, (_KERNELS,)),
+    LayerRecord("megatron.mixtral.deepep", _MIXTRAL, 12.6396e-3, _MEGATRON, (_KERNELS, _SUMS)),
+    LayerRecord("megatron.mixtral.hybridep", _MIXTRAL, 12.2536e-3, _MEGATRON, (_KERNELS, _SUMS)),
     LayerRecord("megatron.deepseek.a2a", _DEEPSEEK, 17.3952e-3, _MEGATRON, (_GROUPS, _SUMS)),
-    LayerRecord("megatron.deepseek.deepep", _DEEPSEEK, 14.4842e-3, _MEGATRON, (_KERNELS,)),
-    LayerRecord("megatron.deepseek.hybridep", _DEEPSEEK, 14.0914e-3, _MEGATRON, (_KERNELS,)),
+    LayerRecord(
+        "megatron.deepseek.deepep", _DEEPSEEK, 14.4842e-3, _MEGATRON, (_GROUPS, _KERNELS, _SUMS)
+    ),
+    LayerRecord(
+        "megatron.deepseek.hybridep", _DEEPSEEK, 14.0914e-3, _MEGATRON, (_GROUPS, _KERNELS, _SUMS)
+    ),
     LayerRecord("marin.qwen3.top2", _QWEN3_TOP2, 8.929e-3, _MARIN, (_KERNELS, _SUMS)),
     LayerRecord("marin.qwen3.top8", _QWEN3_TOP8, 21.49e-3, _MARIN, (_KERNELS, _SUMS)),
 )
@@ -105,9 +109,9 @@ def load(record: LayerRecord, folder: pathlib.Path) -> ProgramPlan | None:
 
 
 def _folder(record: LayerRecord, folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of a layer's plan, such as FOLDER/4096x14336x8x2."""
+    """Returns the folder of a layer's plan, such as FOLDER/4096x4096x14336x8x2x0."""
     layer = record.layer
-    return folder / f"{layer.M}x{layer.H}x{layer.E}x{layer.K}"
+    return folder / f"{layer.tokens}x{layer.M}x{layer.H}x{layer.E}x{layer.K}x{layer.shared_H}"
 
 
 def make(layer: Layer) -> ProgramPlan:

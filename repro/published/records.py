@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from repro.published.dense_decoder.sizes import Model, Run
-from xla_plan.machines import topology
+from xla_plan.machines import topology_names
 
 RECORDS = pathlib.Path(__file__).with_name("records.toml")
 
@@ -117,7 +117,7 @@ def _record(
     if sizes.get("positions") == "learned":
         sizes["max_length"] = fields["length"]
 
-    is_gpu = topology.is_gpu(fields["topology"])
+    is_gpu = topology_names.is_gpu(fields["topology"])
     options = {name: fields[name] for name in _RUN_FIELDS if name in fields}
     run = Run(
         **options,
@@ -153,7 +153,7 @@ def _record(
 def _num_devices(name: str) -> int:
     """Returns the number of devices that a topology's name requests, without its compiler."""
     kind, _, sizes = name.partition(":")
-    count = topology.CORES_PER_CHIP.get(kind, 1)
+    count = topology_names.CORES_PER_CHIP.get(kind, 1)
     for size in sizes.removesuffix("slices").split("x"):
         count *= int(size)
     return count

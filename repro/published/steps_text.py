@@ -14,7 +14,8 @@ _TITLE = """\
 Published training steps beside their plans. A bound is the time at the roofline; products is the
 time of the matrix products alone; share is the bound over the measured time. Expected times
 follow from the machine's rates, which are fitted to half of its steps; off is their error.
-Steps with a * have plans that are not bounds, and belong to neither half."""
+Steps with a * are not counted among the bounds, for the reasons below, and belong to neither
+half."""
 
 
 def progress_line(step: Step) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import flops
 from lingvo_gshard.runs import loss_products
-from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
+from lingvo_gshard.train.metrics_files import TRAIN_METRICS, read_lines
 from xla_spmd.files import table
 
 # A loss is the mean over this many steps, because batches differ more than models.

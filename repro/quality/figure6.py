@@ -30,7 +30,7 @@ from data_prep import tsv
 from lingvo_gshard import cli
 from lingvo_gshard.checkpoints.checkpoints import Best, read_best
 from lingvo_gshard.input import manifest
-from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
+from lingvo_gshard.train.metrics_files import TRAIN_METRICS, read_lines
 from repro import families
 from repro.families import Model
 from repro.quality import multilingual

@@ -24,7 +24,7 @@ from data_prep import tsv
 from lingvo_gshard import cli
 from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.input import fairseq_vocabulary
-from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
+from lingvo_gshard.train.metrics_files import EVAL_METRICS, read_lines
 from repro.quality import multilingual
 from xla_spmd.files import atomic_file, table
 

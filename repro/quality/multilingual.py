@@ -16,7 +16,7 @@ from absl import flags
 
 from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.runs import launch
-from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
+from lingvo_gshard.train.metrics_files import EVAL_METRICS, read_lines
 from repro import families
 from repro.families import Family, Model
 from repro.quality import curves, parallel

@@ -29,7 +29,7 @@ from lingvo_gshard.evaluation import quality
 from lingvo_gshard.input import example_codec, manifest, sentences
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.spmd import devices
-from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
+from lingvo_gshard.train.metrics_files import EVAL_METRICS, read_lines
 from repro.quality import multilingual
 from xla_spmd.files import digests, table
 from xla_spmd.runtime import environment

@@ -293,7 +293,8 @@ def test_a_bundle_that_calls_its_lengths_otherwise_is_refused_in_one_line(tmp_pa
     # An unreleased version wrote this name.
     spec["source_lengths"] = spec.pop("input_lengths")
     digests.write_json(path, 2, contents)
-    with pytest.raises(ValueError, match=f"^{path} has no 'input_lengths'; make the folder again"):
+    message = f"^{path} has no 'input_lengths': another version wrote it; use that version, or make"
+    with pytest.raises(ValueError, match=message):
         bundle_spec.load_spec(tmp_path)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lingvo_gshard.runs import expert_load
-from lingvo_gshard.train.summaries import TRAIN_METRICS
+from lingvo_gshard.train.metrics_files import TRAIN_METRICS
 
 _SCALARS = (
     "aux_loss",

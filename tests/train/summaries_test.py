@@ -10,13 +10,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.train.hooks import TrainCall
-from lingvo_gshard.train.summaries import (
-    SummaryHook,
-    append_line,
-    read_lines,
-    scalars,
-    write_evaluation,
-)
+from lingvo_gshard.train.metrics_files import read_lines
+from lingvo_gshard.train.summaries import SummaryHook, append_line, scalars, write_evaluation
 from lingvo_gshard.train.writers import TensorBoard
 
 

@@ -15,7 +15,6 @@ from jax.experimental import topologies
 
 from xla_plan.machines import topology_names
 from xla_plan.machines.gpus import GPUS
-from xla_plan.machines.topology_names import CORES_PER_CHIP as CORES_PER_CHIP
 from xla_plan.machines.topology_names import is_gpu as is_gpu
 from xla_plan.machines.topology_names import is_installed as is_installed
 from xla_plan.machines.topology_names import num_slices as num_slices

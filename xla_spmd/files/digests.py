@@ -172,6 +172,9 @@ def read_json(
     try:
         return build(fields)
     except KeyError as error:
-        raise ValueError(f"{path} has no {error}; make the folder again.") from error
+        raise ValueError(
+            f"{path} has no {error}: another version wrote it; use that version, or make the "
+            "folder again."
+        ) from error
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
