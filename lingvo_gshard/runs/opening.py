@@ -39,10 +39,11 @@ def to_train(
 ) -> Iterator[tuple[Run, str]]:
     """Yields a run, to train or evaluate it, and a description of its devices.
 
-    `settings` are `path=value`. Only a run that `trains` decides what remat=AUTO stands for. Raises
-    ValueError if `logdir` cannot be written, if the model or
-    the data is missing and the folder holds no run, for a wrong setting, for data of another task
-    or vocabulary, or for sizes that do not fit the devices. `check` may raise it, too.
+    `settings` are `path=value`. Only a run that `trains` decides what remat=AUTO stands for.
+
+    Raises ValueError if `logdir` cannot be written, if the model or the data is missing and the
+    folder holds no run, for a wrong setting, for data of another task or vocabulary, or for sizes
+    that do not fit the devices. `check` may raise it, too.
     """
     storage.check_writable(logdir)
     with storage.working(logdir) as folder:

@@ -1,4 +1,4 @@
-"""What a pruning is asked for; it is checked before JAX is imported."""
+"""A request to prune a run, which is checked before JAX is imported."""
 
 import dataclasses
 import pathlib

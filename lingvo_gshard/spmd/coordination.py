@@ -64,18 +64,15 @@ def watch(host: str, port: int, process: int) -> Watch:
         with contextlib.suppress(OSError):
             answer = _ask(host, port, process)
             if answer is not None:
-                if answer.service_port or time.monotonic() > deadline:
-                    break
+                if answer.service_port:
+                    return answer
                 answer.connection.close()
+                if time.monotonic() > deadline:
+                    raise ValueError(
+                        f"Another process has --process_id={process}; give each process its own, "
+                        f"from 0 to {answer.num_processes - 1}."
+                    )
         time.sleep(_RETRY_SECS)
-
-    if answer.service_port == 0:
-        answer.connection.close()
-        raise ValueError(
-            f"Another process has --process_id={process}; give each process its own, from 0 to "
-            f"{answer.num_processes - 1}."
-        )
-    return answer
 
 
 def _ask(host: str, port: int, process: int, timeout_secs: float | None = None) -> Watch | None:

@@ -54,7 +54,7 @@ class Layer:
 class LayerRecord:
     """A published time of a layer forward and backward, on eight H100."""
 
-    id: str  # The publisher, the layer, and what the publisher varies.
+    id: str  # The publisher, the layer, and the case.
     layer: Layer
     measured_secs: float
     source: str

@@ -194,40 +194,38 @@ def _of_record(record: Record, made: ProgramPlan) -> Step:
     if made.cost is not None and made.cost.uncounted_kernels:
         no_bound = f"the flops are unknown of {', '.join(made.cost.uncounted_kernels)}"
     run = record.run
-    return Step(
-        id=record.id,
-        topology=record.topology,
-        model=f"{record.model.weights / 1e9:.3g} B weights, {run.rows} x {run.length} tokens",
-        devices=run.devices,
-        row_tokens=run.length,
-        measured_secs=record.measured_secs,
-        source=record.source,
-        cost=made.cost,
-        gib=made.memory_gib.peak,
-        capacity_gib=made.memory_gib.capacity,
-        compile_secs=made.compile_secs,
-        ran=record.fits,
-        differs=record.differs,
-        no_bound=no_bound,
-    )
+    model = f"{record.model.weights / 1e9:.3g} B weights, {run.rows} x {run.length} tokens"
+    return _of_program(record, made, model, run.length, no_bound, record.fits)
 
 
 def _of_layer(record: LayerRecord, made: ProgramPlan) -> Step:
-    layer = record.layer
+    return _of_program(record, made, record.layer.label, record.layer.tokens, _LAYER_ALONE)
+
+
+def _of_program(
+    record: Record | LayerRecord,
+    made: ProgramPlan,
+    model: str,
+    row_tokens: int,
+    no_bound: str | None,
+    ran: bool = True,
+) -> Step:
+    """Returns the step of a program in plain JAX."""
     return Step(
         id=record.id,
-        topology=mixture_layer.TOPOLOGY,
-        model=layer.label,
+        topology=made.topology,
+        model=model,
         devices=made.cores,
-        row_tokens=layer.tokens,
+        row_tokens=row_tokens,
         measured_secs=record.measured_secs,
         source=record.source,
         cost=made.cost,
         gib=made.memory_gib.peak,
         capacity_gib=made.memory_gib.capacity,
         compile_secs=made.compile_secs,
+        ran=ran,
         differs=record.differs,
-        no_bound=_LAYER_ALONE,
+        no_bound=no_bound,
     )
 
 
