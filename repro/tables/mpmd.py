@@ -24,7 +24,7 @@ from lingvo_gshard.spmd.program import Program
 from repro.tables import moe_layer
 from xla_plan.program import stablehlo_program
 from xla_plan.program.stablehlo_program import StablehloProgram
-from xla_spmd.hlo import hlo_module, hlo_proto
+from xla_spmd.hlo import collectives, hlo_module, hlo_proto
 from xla_spmd.runtime import jax_private
 
 # The numbers of devices D. The caller prepares the largest number of virtual devices.
@@ -190,7 +190,21 @@ def _over_replicas(module: bytes) -> Any:
             instruction.ClearField("channel_id")
             instruction.ClearField("use_global_device_ids")
             instruction.ClearField("sharding")
+            _list_groups(instruction)
     return proto
+
+
+def _list_groups(instruction: Any) -> None:
+    """Lists the devices of each group of a collective whose groups are written as axes of a mesh.
+
+    The conversion to StableHLO of JAX 0.10 and back makes other groups of axes of size 1.
+    """
+    if not instruction.HasField("mesh_axes_replica_group_list"):
+        return
+    groups = collectives.groups_of(instruction)
+    instruction.ClearField("mesh_axes_replica_group_list")
+    for group in groups:
+        instruction.replica_groups.add().replica_ids.extend(group)
 
 
 def _device_numbers(proto: Any) -> Iterator[Any]:

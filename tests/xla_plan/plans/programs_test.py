@@ -428,6 +428,7 @@ def test_arguments_that_are_whole_on_every_device_are_suspicious(cpu):
 
 
 def test_the_command_imports_neither_models_nor_their_packages(tmp_path):
+    compilers.need("v5e")
     path = tmp_path / "cut.export"
     path.write_bytes(b"\0" * 64)
     done = _plan_without_models(path, tmp_path)
