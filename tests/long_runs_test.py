@@ -62,6 +62,7 @@ def _kill_after(process, run, step):
     process.wait()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_is_killed_repeatedly_ends_in_the_same_state(data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("LINGVO_GSHARD_COMPILATION_CACHE", str(tmp_path / "cache"))

@@ -147,6 +147,7 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
     assert again.stdout == first.stdout  # Including the seconds: it was not made again.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_plan_of_decoding_is_extended_by_the_other_programs(tmp_path):
     compilers.need("v3")

@@ -116,6 +116,7 @@ def test_training_leaves_metrics_and_a_picture(run_dir):
     assert launch.model == "toy.MoE8E4L" and launch.facts.languages == ("aa", "br")
 
 
+@pytest.mark.slow
 def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
     run = _run(data_dir, run_dir)
     modes.evaluate(run)
@@ -228,6 +229,7 @@ def test_a_run_records_its_launch(run_dir, data_dir):
     assert named == Launch("toy.Dense4L", (products,), data_dir, facts)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_layer_with_non_finite_weights_is_named(data_dir, run_dir, tmp_path):
     """By the call in which the step is, the first after a warm start. Its sums overflow."""
@@ -293,6 +295,7 @@ def bundle_dir(run_dir, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_translate_writes_one_line_for_each(bundle_dir):
     """Blank lines, U+2028 within a line, bytes that are not UTF-8, and a missing last newline."""
     text = "aa bake\n\nba\u2028ke\x85li\r\nzzz"

@@ -21,6 +21,7 @@ def _python(*args: str) -> str:
     ).stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_it_learns_without_tensorflow(tmp_path):
     small = ["--model=toy.MoE8E4L", "--batch_size=8", "--steps_per_call=5"]

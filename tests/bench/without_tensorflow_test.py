@@ -28,6 +28,7 @@ def _lines(cache, tensorflow):
     return [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_decode_runs_with_kept_programs(tmp_path):
     first = _lines(tmp_path, "with")

@@ -31,6 +31,7 @@ def _read(folder, split, code):
     return list(tsv.read(folder / split / f"{code}-en.tsv.gz"))
 
 
+@pytest.mark.slow
 def test_fourteen_languages_of_four_families_have_32000_to_300_pairs(corpus):
     assert [len(family) for family in _FAMILIES] == [4, 4, 3, 3]
     assert {code: len(_read(corpus, "train", code)) for code in _CODES} == _NUM_PAIRS

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests import exhaustive
 from tests.docs import scripts
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -18,7 +19,7 @@ _BY_VERSION = re.compile(r"instructions|gflop|\w+ MiB")
         pytest.param(
             "tutorial.md",
             r"\n400 error 0\.[0-6][\s\S]*\nOft malt die Katze den Baum\. -> The cat paints",
-            marks=pytest.mark.slow,
+            marks=exhaustive.RARE,
         ),
         pytest.param("functions.md", r"^all equal$", marks=pytest.mark.slow),
         pytest.param("extending.md", r"\n128 128 16 dev", marks=pytest.mark.slow),

@@ -63,6 +63,7 @@ def test_the_examples_own_test_passes(folder):
     assert "6 passed" in printed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_it_is_trained_resumed_evaluated_exported_planned_and_reported(folder):
     train, evaluate, export, plan, report = _COMMANDS

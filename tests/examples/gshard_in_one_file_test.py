@@ -359,6 +359,7 @@ def test_it_learns_its_own_language(tmp_path):
     assert len(translated) == 8 and np.mean(right) > 0.7
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_it_reads_a_file(tmp_path):
     lines = [f"der {n} Hund\tthe {n} dog\n" for n in range(1000)]

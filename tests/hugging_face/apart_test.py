@@ -17,6 +17,7 @@ from lingvo_gshard.hugging_face.names import Family
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import launch as launches
+from tests import exhaustive
 from tests.hugging_face import folders
 from tools import fuzz
 
@@ -78,7 +79,14 @@ def _outcome(importer, before, file, name):
     return _NAMED
 
 
-@pytest.mark.parametrize("file", _FILES)
+# One file stands for the others among the quick tests.
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, marks=[] if file == "special_tokens_map.json" else pytest.mark.slow)
+        for file in _FILES
+    ],
+)
 def test_every_field_is_followed_or_refused_or_named(theirs, importer, file):
     path = theirs / file
     text = path.read_text()
@@ -152,7 +160,9 @@ def test_every_flag_of_a_token_is_refused_or_named(theirs, importer, token_id, f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "num_parts"), [(Family.M2M_100, 1), (Family.NLLB_MOE, 2)])
+@pytest.mark.parametrize(
+    ("family", "num_parts"), [*exhaustive.only((Family.M2M_100, 1)), (Family.NLLB_MOE, 2)]
+)
 def test_no_change_is_accepted_silently(tmp_path, family, num_parts):
     folders.write(tmp_path / "theirs", family, num_parts)
     (kind, *_) = fuzz.kinds(model_dir=tmp_path / "theirs")

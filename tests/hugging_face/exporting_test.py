@@ -107,6 +107,7 @@ def test_transformers_computes_the_same(tmp_path):
         assert len(got) == len(want) or got[-1] == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_each_sides_own_table_comes_back(tmp_path):
     exporting.export_folder(export_model.write_run(tmp_path / "run"), tmp_path / "out")
@@ -140,6 +141,7 @@ def test_features_that_transformers_lacks_are_named(settings, message):
         written_config.written(params.task, (0, 1, 2))
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
     run = export_model.write_run(tmp_path / "run")
     (tmp_path / "out").mkdir()

@@ -132,7 +132,9 @@ def test_tensors_that_are_not_the_models_are_refused(tmp_path, change, message):
     ("name", "bad", "dtype"),
     [
         ("model.encoder.layers.1.ffn.experts.expert_3.fc2.weight", np.inf, "float32"),
-        ("model.encoder.layers.0.ffn.fc1.bias", 1e300, "float64"),
+        pytest.param(
+            "model.encoder.layers.0.ffn.fc1.bias", 1e300, "float64", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_tensors_that_are_not_finite_are_refused_by_name(tmp_path, name, bad, dtype):
@@ -230,6 +232,7 @@ def test_a_changed_byte_of_a_part_is_found_and_nothing_is_left(tmp_path):
     assert [entry.name for entry in run.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.slow
 def test_a_folder_with_checkpoints_is_not_written_over(tmp_path):
     importing.import_folder(models.MODELS / "m2m_100", tmp_path / "run")
     with pytest.raises(ValueError, match=r"run has checkpoints already, of steps \[0\]"):

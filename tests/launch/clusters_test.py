@@ -128,6 +128,7 @@ def test_a_job_of_slurm_is_stopped_and_continues(tmp_path, flags, slurm, whole):
     _assert_equal(run, whole)
 
 
+@pytest.mark.exhaustive
 def test_under_open_mpi_processes_find_each_other(tmp_path, flags, whole):
     run = Run(tmp_path / "run", flags)
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]

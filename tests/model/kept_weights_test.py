@@ -98,7 +98,7 @@ def test_stacks_as_loops_and_shared_tables(settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
 @pytest.mark.parametrize("numbers", [*exhaustive.only(Numbers.BFLOAT16), Numbers.INT8])
 @pytest.mark.parametrize("layers_as", [*exhaustive.only(Layers.UNROLLED), Layers.LOOP])
 def test_decoders_compile_for_tpus_and_gpus(name, numbers, layers_as):

@@ -123,7 +123,7 @@ def test_training_equals_one_device(way, num_partitions):
         pytest.param(2, "ZeRO-3", marks=pytest.mark.exhaustive),
         pytest.param(4, "2-D products", marks=pytest.mark.exhaustive),
         (8, "2-D products"),
-        (8, "ZeRO-3"),
+        pytest.param(8, "ZeRO-3", marks=pytest.mark.exhaustive),
     ],
 )
 def test_todays_settings_equal_one_device(num_partitions, way):
@@ -141,6 +141,7 @@ def test_a_dense_model_in_blocks_equals_one_device(mesh):
     steps_of_task.assert_same_training(found, _trained(1, experiment=_Dense))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_partitions", "way"),

@@ -97,7 +97,7 @@ _SAMPLES = {"beam_size": 1, "temperature": 0.8, "top_k": 9, "top_p": 0.7}
     [
         ("sinusoids", _BEAM),
         ("rotary", _SAMPLES),
-        ("bias", _BEAM),
+        pytest.param("bias", _BEAM, marks=pytest.mark.slow),
         pytest.param("sinusoids", _SAMPLES, marks=exhaustive.RARE),
         pytest.param("rotary", _BEAM, marks=pytest.mark.slow),
         pytest.param("bias", _SAMPLES, marks=exhaustive.RARE),

@@ -13,7 +13,13 @@ NAMES = registry.registered_names()
 _REWRITE = "python -m tests.params.write_goldens"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.startswith("toy.") else pytest.mark.slow)
+        for name in NAMES
+    ],
+)
 def test_params_weights_and_shardings_equal_the_golden(name):
     path = write_goldens.GOLDEN / f"{name}.txt"
     assert path.exists(), f"no golden for {name}: {_REWRITE}"

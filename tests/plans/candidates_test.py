@@ -87,6 +87,7 @@ def test_every_stack_divides_its_sizes():
             assert 4 % rows[0] == 0 and 12 % weights[0] == 0, sharding
 
 
+@pytest.mark.slow
 def test_split_updates_are_tried_with_and_without_scattered_gradients(found):
     zero_1 = [each for each in found if "train.scatter_gradients=False" in each.settings]
     assert zero_1 and all("m:" in each.settings[1] for each in zero_1)

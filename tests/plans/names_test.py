@@ -79,7 +79,14 @@ def _estimates(params, products):
     return estimates
 
 
-@pytest.mark.parametrize("dispatch", Dispatch)
+@pytest.mark.parametrize(
+    "dispatch",
+    [
+        Dispatch.EINSUM,
+        pytest.param(Dispatch.GATHER, marks=pytest.mark.slow),
+        pytest.param(Dispatch.RAGGED, marks=pytest.mark.slow),
+    ],
+)
 def test_names_of_layers_do_not_change_estimates_and_flops(dispatch):
     settings = [f"task.{side}.moe.dispatch={dispatch.name}" for side in ("encoder", "decoder")]
     known = _params("toy.MoE8E4L", lambda task: task, *settings)
@@ -108,6 +115,7 @@ def test_a_search_ranks_the_same_layers_with_other_names_alike():
     assert len(found[0]) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "num_dispatches"), [("toy.MoE8E4L", 4), ("toy.Dense4L", 0)])
 def test_the_documented_layer_is_planned(model, num_dispatches):
     """It has three products in place of two, and a router's product is not among them."""

@@ -48,6 +48,7 @@ def _state_gib(program):
     return [roles[name].gib for name in names]
 
 
+@pytest.mark.slow
 def test_memory_is_the_size_of_the_arrays(made, model):
     kept, compiled = made
     specs = model.state_spec

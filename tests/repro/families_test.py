@@ -14,6 +14,7 @@ def _params(model):
     return launch.experiment_params(asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families.BY_NAME.values())
 def test_experts_cost_as_much_as_the_dense_layers_that_they_replace(family):
     flops = {}
@@ -25,6 +26,7 @@ def test_experts_cost_as_much_as_the_dense_layers_that_they_replace(family):
     assert deep > 1.2 * eight
 
 
+@pytest.mark.slow
 def test_a_grid_has_each_number_of_experts_in_each_depth_and_deep_dense_models():
     models = list(families.NARROW.grid([8, 32], [12], [24]))
     assert [model.name for model in models] == [

@@ -46,6 +46,7 @@ def test_programs_fit_their_machines():
             placement.check_sizes(params, table, batches[case.kind])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_program_compiles_and_runs_by_both(tmp_path, monkeypatch):
     settings = (

@@ -4,6 +4,7 @@ import json
 
 import matplotlib.image
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from lingvo_gshard.runs import expert_load
@@ -42,6 +43,7 @@ def _lines(metrics):
     return [{"step": step, "metrics": metrics} for step in (10, 20)]
 
 
+@pytest.mark.slow
 def test_draws_stacks_of_different_numbers_of_experts(tmp_path):
     _write(tmp_path, {"loss": 3.0, **_metrics()})
     path = expert_load.draw(tmp_path)

@@ -170,6 +170,7 @@ def _upcycled_run(params, weights, folder, num_partitions):
     return run.make_estimator(params, str(folder), num_partitions)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dense_run", "num_partitions", "layers_as"),

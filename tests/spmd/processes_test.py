@@ -252,6 +252,7 @@ def test_a_strangers_connection_changes_nothing():
     assert [process.returncode for process in started] == [0, 0], printed
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named():
     with socket.create_server(("0.0.0.0", 0)) as taken:
         coordinator = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -273,6 +274,7 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 """
 
 
+@pytest.mark.slow
 def test_processes_with_different_numbers_of_devices_are_refused():
     started = _start(_UNEQUAL)
     printed = _finish(started)
@@ -301,6 +303,7 @@ with processes.joined(processes.Processes(coordinator, 3, int(process_id), timeo
 """
 
 
+@pytest.mark.slow
 def test_a_process_with_other_settings_is_named_before_anything_is_computed():
     started = _start(_DIFFERENT, count=3)
     printed = _finish(started)
@@ -325,6 +328,7 @@ with processes.joined(processes.Processes(coordinator, 2 + int(process_id), int(
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_counts_more_processes_is_refused():
     started = _start(_MISCOUNTED)
     printed = _finish(started)
@@ -350,6 +354,7 @@ with processes.joined(processes.Processes(coordinator, int(count), int(process_i
 """
 
 
+@pytest.mark.slow
 def test_a_process_with_a_number_that_is_taken_or_beyond_the_last_is_refused():
     coordinator = f"127.0.0.1:{ports.free()}"
 
@@ -427,6 +432,7 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 """
 
 
+@pytest.mark.slow
 def test_a_new_folder_of_another_name_and_depth_is_not_shared(tmp_path):
     started = _start(_OTHER_NAME, str(tmp_path))
     printed = _finish(started)

@@ -172,6 +172,7 @@ def test_a_child_that_the_kernel_killed_may_have_lacked_memory():
         tracer.traced(tracing.is_killed)
 
 
+@pytest.mark.slow
 def test_the_child_survives_an_interrupt_and_ends_when_idle_or_on_request(monkeypatch):
     name = tracer.traced(tracing.pid, "a").name
     pid = int(name.removeprefix("a_"))

@@ -87,7 +87,7 @@ for program in programs:
     [
         ("translation", "EINSUM", 4),
         pytest.param("translation", "GATHER", 4, marks=pytest.mark.exhaustive),
-        ("translation", "RAGGED", 4),
+        pytest.param("translation", "RAGGED", 4, marks=pytest.mark.exhaustive),
         ("language model", "", 2),
         ("functions", "", 2),
     ],

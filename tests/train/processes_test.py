@@ -15,7 +15,7 @@ from lingvo_gshard.checkpoints import exported
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.spmd.processes import EXIT_STATUS
 from lingvo_gshard.train.hooks import TrainHook
-from tests import ports
+from tests import exhaustive, ports
 from tests.train import regression
 
 
@@ -115,7 +115,7 @@ def test_rows_and_weights_that_two_processes_do_not_divide(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dying", [0, 1])
+@pytest.mark.parametrize("dying", [0, *exhaustive.only(1)])
 def test_when_one_process_dies_the_other_ends_and_a_restart_continues(tmp_path, dying):
     processes = _start(tmp_path / "shared", 10**6, dies_at=6, dying=dying)
     _, error = processes[dying].communicate(timeout=120)

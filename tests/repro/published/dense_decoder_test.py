@@ -176,6 +176,7 @@ def test_steps_are_the_literal_ones_on_all_devices(options, axes):
     _check(_model(**options), data=data, fsdp=fsdp, tensor=tensor, remat="none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "remat"),
     [
@@ -213,6 +214,7 @@ def test_microbatches_have_the_step_of_the_whole_batch(axes, remat):
             np.testing.assert_allclose(own_after[name], after[name], atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["full", "none"])
 def test_microbatches_need_one_tree_of_gradients(remat):
     model = Model(layers=16, M=128, H=512, N=4, D=32, vocab=64)

@@ -59,6 +59,7 @@ def _dense(layer, weights, x):
     return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0, 6])
 @pytest.mark.parametrize("num_devices", [1, 2, 8])
 def test_outputs_and_gradients_equal_those_of_one_device(num_devices, shared):

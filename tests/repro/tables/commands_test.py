@@ -79,6 +79,7 @@ def test_oneflow_s_tables_are_printed_for_a_named_topology_too(monkeypatch, name
         assert compilers[-1].keywords == {"name": name}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_table_is_printed_without_matplotlib():
     command = without.command(("matplotlib",), "repro.plan_tables", "--table=paper")

@@ -32,6 +32,7 @@ def _arrays(module):
     return [array for instruction in module.instructions() for array in instruction.arrays]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("num_partitions", [8, 128, 2048])
 def test_two_all_to_alls_forward_and_four_with_backward(num_partitions):

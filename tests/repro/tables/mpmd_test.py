@@ -102,6 +102,7 @@ def test_a_line_has_both_costs():
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_only_the_separate_programs_grow_in_proportion_to_the_devices():
     rows = {d: mpmd.measure(mpmd.layer(d), jax.devices()[:d]) for d in (2, 4, 8)}

@@ -30,6 +30,7 @@ def _cells(text, name):
     return found
 
 
+@pytest.mark.slow
 def test_days_and_core_years_follow_from_the_printed_rates_as_they_are_printed():
     for row in _rows():
         if row.run.steps_per_sec is None:
@@ -54,6 +55,7 @@ def test_the_share_of_the_peak_by_hand():
     assert row.share_of_peak(half=True) == pytest.approx(share / 2, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_recomputed_shares_come_from_kept_plans(tmp_path):
     kept = samples.plan(samples.cost(), model="m4.MoE128E24L")
     samples.save(kept, tmp_path / "MoE128E24L")

@@ -62,6 +62,7 @@ def _differences(row):
     return "; ".join(map(text.difference_text, row.differences))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_tpu_gathers_small_operands_and_loops_over_large_ones():
     """Figure 4c: from 16384 x 16384 on, CollectivePermutes of an eighth each, in bfloat16."""

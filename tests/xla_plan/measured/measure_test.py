@@ -10,6 +10,7 @@ from xla_plan.measured.measure import cpu_clock
 from xla_spmd.hlo import hlo_cost, hlo_module
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_all_rates_of_a_device_are_measured(monkeypatch):
     monkeypatch.setattr(measure, "_PRODUCT_SIDES", (128, 256))
@@ -54,6 +55,7 @@ def test_the_time_of_a_chain_is_the_clocks():
     assert measure.chain_secs(run, jnp.ones(2), 3, _Clock()) == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_rows_are_updated_in_place():
     """A chain that copied all rows would measure the copy."""
     rows = jnp.ones((64, 1024), jnp.float32)

@@ -193,6 +193,7 @@ def test_loops_within_loops_and_a_bound_that_a_loop_has_made():
     assert sum(times.values()) == 3 * 4 + 2
 
 
+@pytest.mark.slow
 def test_a_bound_that_changes_between_trips_is_unknown():
     runs = trip_counts.count(_nested(changes=True))
     assert list(runs.trip_counts.values()) == [3, None, 2]
