@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import lingvo_gshard as gshard
+import xla_spmd
 from tools.fuzz_programs import eager
 from tools.fuzz_programs.program import Program
 
@@ -25,7 +26,7 @@ WRONG = "wrong"
 UNLIKE = "unlike"
 FINDINGS = (ERROR, DIED, WRONG)
 
-_LIBRARY = str(pathlib.Path(gshard.__file__).parent)
+_LIBRARY = tuple(str(pathlib.Path(package.__file__).parent) for package in (gshard, xla_spmd))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,8 @@ def annotated(what: str, exported: bytes, mesh: Mesh) -> bytes:
     """Returns a serialized export with Shardy's annotations in place of GSPMD's.
 
     Raises ValueError, prefixed by `what`, if an annotation is neither replicated nor tiled over all
-    devices of the mesh, if a partition's part leaves a manual region unconverted, and if this JAX
-    cannot read the export.
+    devices of the mesh, if a partition's part leaves a manual region unconverted, if the size of a
+    tensor depends on values and there are several devices, and if this JAX cannot read the export.
     """
     program = jax_private.deserialized(what, exported)
     module = jax_private.stablehlo_module(program.mlir_module_serialized)
@@ -41,8 +41,9 @@ def of_gspmd(what: str, module: Any, num_partitions: int) -> Any:
     """Returns a copy of somebody else's ir.Module with Shardy's annotations in place of GSPMD's.
 
     Its mesh has one axis, and the annotations use parts of it. Raises ValueError if an annotation
-    is neither replicated nor tiled over all devices, such as an annotation of a single device, and
-    if a partition's part enters or leaves a manual region without a conversion.
+    is neither replicated nor tiled over all devices, such as an annotation of a single device, if
+    a partition's part enters or leaves a manual region without a conversion, and if the size of a
+    tensor depends on values and there are several devices.
     """
     copy = jax_private.stablehlo_module(jax_private.bytecode(module))
     mesh = Mesh.flat(num_partitions)
@@ -98,7 +99,7 @@ def _rename_results(operation: Any, attributes: ShardingAttributes) -> None:
 
 
 def _rewrite(module: Any, attributes: ShardingAttributes) -> None:
-    """Rewrites the annotations of an ir.Module in place, and repairs its uneven operators."""
+    """Rewrites the annotations of an ir.Module in place, and repairs its operators."""
     # TensorFlow leaves the bodies of loops as functions that nobody calls.
     passmanager.PassManager.parse("builtin.module(symbol-dce)").run(module.operation)
 
@@ -108,7 +109,22 @@ def _rewrite(module: Any, attributes: ShardingAttributes) -> None:
                 manual_regions.outline(block, attributes)
                 _constrain(block, attributes)
     if attributes.mesh.num_partitions > 1:
+        _check_static(attributes.what, module)
         uneven_parts.repair(attributes.what, module, attributes.mesh.num_partitions)
+
+
+def _check_static(what: str, module: Any) -> None:
+    """Raises ValueError for a tensor of an ir.Module whose size depends on values."""
+    for view in stablehlo.walk(module.body):
+        for value in view.operation.results:
+            if "?" in str(value.type).partition("#")[0]:
+                raise ValueError(
+                    f"{what}: {sharding_attributes.location(value)} has a size that depends on "
+                    f"values, {value.type}; several devices need fixed sizes. Such sizes come from "
+                    "tf.where(x), tf.boolean_mask, tf.unique, and gradients of a tf.gather whose "
+                    "tensor is a tf.concat along the gathered dim; there, gather by a product "
+                    "with a one-hot matrix."
+                )
 
 
 def _constrain(block: Any, attributes: ShardingAttributes) -> None:

@@ -202,3 +202,15 @@ def test_one_device_has_no_annotations():
     assert "sharding_constraint" not in functions.stablehlo(exported)
     x, y = _run(exported)
     np.testing.assert_array_equal(y, x + 1)
+
+
+def test_a_size_that_depends_on_values_is_refused():
+    def filtered(x):
+        rows = tf.gather(tf.concat([x, x], 0), [3, 11])
+        return x + tf.reduce_sum(tf.boolean_mask(rows, rows[:, 0] > 0))
+
+    with pytest.raises(ValueError, match=r"boolean_mask.* has a size that depends on values"):
+        _exported(filtered, _FLAT)
+    x, y = _run(_exported(filtered, Partitioning.from_dict(Mesh.flat(1), {})))
+    rows = x[[3, 3]]
+    np.testing.assert_allclose(y, x + rows[rows[:, 0] > 0].sum(), 1e-5)
