@@ -8,6 +8,7 @@ XLA's partitioner gives some convolutions and poolings wrong values, or ends the
   wherever anything is split but the batch over all devices.
 - A convolution is wrong if its image is split along space, and its kernel is split as well.
 - A convolution with groups is wrong if the devices split channels.
+- Where the summed channels are split and have copies, the sum over the devices may count each copy.
 - The gradient of maximum pooling is wrong along a dim in which windows overlap.
 - A convolution is wrong, or ends in an error, along a dim of space with fewer elements than parts
   of the image or of the result.
@@ -115,6 +116,13 @@ def _of_convolution(operation: Any, place: Placement, num_devices: int) -> _Whol
             whole.operands[1].update(kernel_space)
     elif any(image_ways[dim] > 1 for dim in image_space):
         whole.operands[1].update(all_dims)
+
+    channels = numbers.input_feature_dimension
+    kernel_channels = numbers.kernel_input_feature_dimension
+    num_parts = max(image_ways[channels], kernel_ways[kernel_channels])
+    if 1 < num_parts < num_devices:
+        whole.operands[0].add(channels)
+        whole.operands[1].add(kernel_channels)
 
     for i, dim in enumerate(image_space):
         result_dim = result_space[i]

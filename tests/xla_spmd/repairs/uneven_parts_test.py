@@ -223,3 +223,31 @@ def test_a_part_cut_in_place_is_not_taken_for_the_whole(num_kept):
     got = compile_program(program)(NestedMap(x=x))
     np.testing.assert_allclose(got.whole, np.exp(x), rtol=1e-5)
     np.testing.assert_allclose(got.cut, np.exp(x)[:num_kept], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices"),
+    [
+        ((2, 2, 1), [[[1, 0]], [[2, 3]]]),
+        ((1, 4), [[1, 7, 0, 2], [6, 3, 5, 4]]),
+        ((7, 24), [[1, 7], [2, 5], [0, 4], [3, 6]]),
+    ],
+)
+def test_elements_gathered_from_devices_in_another_order_equal_tensorflows(shape, devices):
+    x = np.random.default_rng(2).standard_normal(shape).astype("f")
+    ids = np.random.default_rng(3).integers(0, shape, (5, len(shape)), dtype="i")
+
+    def fn(batch, is_split=True):
+        elements = tf.exp(batch.x)
+        if is_split:
+            elements = annotate.shard(elements, np.array(devices))
+        y = tf.gather_nd(elements, batch.ids)
+        return NestedMap(y=annotate.split(y, 0, 8) if is_split else y)
+
+    batch = NestedMap(x=x, ids=ids)
+    specs = batch.Transform(lambda a: TensorSpec(a.shape, a.dtype.name, "_" * a.ndim))
+    parts = Partitioning.from_dict(Mesh.flat(8), {})
+    program = lowering.export(AnnotatedFn("elements", fn, ("batch",), (specs,)), parts)
+    got = compile_program(program)(batch)
+    want = fn(batch.Transform(tf.constant), is_split=False)
+    np.testing.assert_allclose(got.y, want.y, 1e-5)

@@ -117,6 +117,42 @@ def test_windows_equal_tensorflows(results, rows, split):
 
 
 @pytest.mark.parametrize(
+    ("num_channels", "axes", "kernel_axes", "result_axes"),
+    [
+        (2, "___x", "___x", "zyx_"),
+        (2, "___y", "___y", "y_x_"),
+        (1, "___x", "___y", "____"),  # One channel in two parts.
+        (4, "___x", "__x_", "_y__"),
+    ],
+)
+def test_a_sum_over_channels_counts_no_copy(num_channels, axes, kernel_axes, result_axes):
+    rng = np.random.default_rng(num_channels)
+    batch = NestedMap(
+        x=rng.standard_normal((1, 1, 5, num_channels)).astype("f"),
+        kernel=rng.standard_normal((1, 2, num_channels, 1)).astype("f"),
+    )
+
+    def fn(batch, split):
+        x = split(tf.reverse(batch.x, [1]), axes)
+        kernel = split(batch.kernel, kernel_axes)
+        return NestedMap(y=split(tf.nn.conv2d(x, kernel, [1, 3], "VALID"), result_axes))
+
+    def annotated(batch):
+        def split(x, axes):
+            return annotate.mesh_split(x, mesh, [None if axis == "_" else axis for axis in axes])
+
+        return fn(batch, split)
+
+    mesh = Mesh(("x", "y", "z"), (2, 2, 2))
+    specs = batch.Transform(lambda a: TensorSpec(a.shape, a.dtype.name, "_" * a.ndim))
+    parts = Partitioning.from_dict(mesh, {})
+    program = lowering.export(AnnotatedFn("channels", annotated, ("batch",), (specs,)), parts)
+    got = compile_program(program)(batch)
+    want = fn(batch.Transform(tf.constant), lambda x, axes: x)
+    np.testing.assert_allclose(got.y, want.y, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(
     ("rows", "split", "is_changed"),
     [
         (16, "rows", False),
