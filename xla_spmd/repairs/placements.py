@@ -106,6 +106,16 @@ def unsplit_result(operation: Any, dims: Collection[int], splits: Sequence[Split
     result.replace_all_uses_except(whole, constraint)
 
 
+def is_off_axes(place: Placement) -> bool:
+    """Returns whether a tensor is split over a part of an axis, or over another mesh."""
+    for split in (*place.operands, *place.results):
+        is_split = max(split.ways, default=1) > 1
+        has_part = any(":(" in axes for axes in split.axes)
+        if is_split and (has_part or split.mesh != MESH):
+            return True
+    return False
+
+
 def _split(value: Any, meshes: dict[str, dict[str, int]]) -> Split:
     """Returns how a value is split."""
     rank = len(stablehlo.shape(value))

@@ -9,7 +9,9 @@ partitioner then gives some operators wrong values, without an error
 - a gather takes parts of other shapes for its rows, and ends in an error (gather_rows.py);
 - an operator that moves the elements of a dim, such as a slice, takes elements of wrong parts
   (whole_dims.py);
-- convolutions and the gradient of pooling take copies for parts, and more (window_parts.py).
+- convolutions and the gradient of pooling take copies for parts, and more (window_parts.py);
+- products add up partial sums of wrong devices if these are not along axes of the mesh
+  (products.py).
 
 A Fourier transform fails if its dims are split at all (fourier.py).
 
@@ -29,6 +31,7 @@ from xla_spmd.repairs import (
     fourier,
     gather_rows,
     placements,
+    products,
     scatter_rows,
     whole_dims,
     window_parts,
@@ -38,7 +41,9 @@ from xla_spmd.runtime.jax_private import ir
 
 # A repair changes placements elsewhere, where another one may be needed.
 _MOST_ROUNDS = 8
-_SUSPECTS = frozenset([scatter_rows.SCATTER, *window_parts.OPERATORS, *whole_dims.MOVING])
+_SUSPECTS = frozenset(
+    [products.PRODUCT, scatter_rows.SCATTER, *window_parts.OPERATORS, *whole_dims.MOVING]
+)
 
 
 def repair(what: str, module: Any, num_devices: int) -> None:
@@ -89,6 +94,8 @@ def _is_repaired(operation: Any, places: Sequence[Placement], num_devices: int) 
         if operation.name in window_parts.OPERATORS:
             return window_parts.repair(operation, places, num_devices)
 
+        if operation.name == products.PRODUCT:
+            return products.keep_summed(operation, places)
         is_changed = whole_dims.keep(operation, places)
         if operation.name == gather_rows.GATHER:
             is_changed |= gather_rows.keep_indices(operation, places)
