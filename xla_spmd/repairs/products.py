@@ -1,4 +1,4 @@
-"""Products whose summed dims are split over other devices than those along the mesh's axes.
+"""Products whose summed dims are split over devices that are not along the axes of the mesh.
 
 Where a tensor of a product is split over a part of an axis, or over devices in another order, XLA
 may add up partial sums of wrong devices. The summed dims are kept whole there. Along whole axes of
