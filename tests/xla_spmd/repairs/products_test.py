@@ -1,4 +1,4 @@
-"""Products over devices in another order than the mesh's equal TensorFlow's, on one device."""
+"""Products over devices that are not in the order of the mesh equal TensorFlow's, on one device."""
 
 import numpy as np
 import pytest
