@@ -63,8 +63,9 @@ test-oldest: .venv-oldest/ready setup-chromium
 EACH_FILE = xargs ls -S | xargs -P $(JOBS) -n 1 sh -c '$(PY) -m pytest -q -m "$$0" "$$1" || [ $$? -eq 5 ]'
 
 # Without the compilers some slow tests would be skipped.
+SLOW_TESTS ?= tests
 test-slow: setup-compilers
-	grep -rl --include='*_test.py' 'mark.slow' tests | $(EACH_FILE) 'slow and not exhaustive'
+	grep -rl --include='*_test.py' 'mark.slow' $(SLOW_TESTS) | $(EACH_FILE) 'slow and not exhaustive'
 
 # What slow tests leave out: the same things on fewer devices, by other tables, for other machines.
 test-exhaustive: setup-compilers
