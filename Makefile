@@ -62,8 +62,10 @@ test-oldest: .venv-oldest/ready setup-chromium
 # one. Pytest's status is 5 where a file has no such test.
 EACH_FILE = xargs ls -S | xargs -P $(JOBS) -n 1 sh -c '$(PY) -m pytest -q -m "$$0" "$$1" || [ $$? -eq 5 ]'
 
-# Without the compilers some slow tests would be skipped.
+# The folders whose slow tests run.
 SLOW_TESTS ?= tests
+
+# Without the compilers some slow tests would be skipped.
 test-slow: setup-compilers
 	grep -rl --include='*_test.py' 'mark.slow' $(SLOW_TESTS) | $(EACH_FILE) 'slow and not exhaustive'
 

@@ -120,10 +120,10 @@ def _check_static(what: str, module: Any) -> None:
             if "?" in str(value.type).partition("#")[0]:
                 raise ValueError(
                     f"{what}: {sharding_attributes.location(value)} has a size that depends on "
-                    f"values, {value.type}; several devices need fixed sizes. Such sizes come from "
-                    "tf.where(x), tf.boolean_mask, tf.unique, and gradients of a tf.gather whose "
-                    "tensor is a tf.concat along the gathered dim; there, gather by a product "
-                    "with a one-hot matrix."
+                    f"values, {value.type}; several devices need fixed sizes. In TensorFlow, "
+                    "such sizes come from tf.where(x), tf.boolean_mask and tf.unique, and from the "
+                    "gradient of a tf.gather from a tf.concat, where a product with a one-hot "
+                    "matrix can take its place."
                 )
 
 

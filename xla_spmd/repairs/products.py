@@ -1,8 +1,8 @@
 """Products whose summed dims are split over devices that are not along the axes of the mesh.
 
 Where a tensor of a product is split over a part of an axis, or over devices in another order, XLA
-may add up partial sums of wrong devices. The summed dims are kept whole there. Along whole axes of
-the program's own mesh, XLA is right.
+may add up partial sums of wrong devices. The summed dims are kept whole there. Products along
+whole axes of the program's own mesh are left as they are.
 """
 
 from __future__ import annotations

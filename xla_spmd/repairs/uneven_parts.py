@@ -16,8 +16,8 @@ partitioner then gives some operators wrong values, without an error
 A Fourier transform fails if its dims are split at all (fourier.py).
 
 Which dims are split, and how many ways, is known once the annotations have been propagated. So
-Shardy's propagation runs on a copy of the program first, and only operators that it splits unevenly
-are changed.
+Shardy's propagation runs on a copy of the program first, and only operators that it splits in one
+of these ways are changed.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def _is_repaired(operation: Any, places: Sequence[Placement], num_devices: int) 
 
         if operation.name == products.PRODUCT:
             return products.keep_summed(operation, places)
+
         is_changed = whole_dims.keep(operation, places)
         if operation.name == gather_rows.GATHER:
             is_changed |= gather_rows.keep_indices(operation, places)
