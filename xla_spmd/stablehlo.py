@@ -2,12 +2,15 @@
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from xla_spmd.runtime.jax_private import ir
 
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)([^<>?]+|complex<\w+>)>")
 _INTEGER = re.compile(r"dense<(-?\d+)>")
 
+_FRONTEND = "mhlo.frontend_attributes"
 _CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard")
 # GSPMD's custom calls: its constraints, and where a shard map, or manual region, begins and ends.
 SHARDING = "Sharding"
@@ -35,6 +38,22 @@ def calls(operation: Any, *targets: str) -> bool:
     if operation.operation.name != "stablehlo.custom_call":
         return False
     return str(operation.operation.attributes["call_target_name"].value) in targets
+
+
+def frontend_attributes(operation: Any) -> dict[str, Any]:
+    """Returns the attributes that the conversion to HLO keeps, by name."""
+    if _FRONTEND not in operation.attributes:
+        return {}
+    kept = operation.attributes[_FRONTEND]
+    return {kept[i].name: kept[i].attr for i in range(len(kept))}
+
+
+def set_frontend_attributes(operation: Any, attributes: Mapping[str, Any]) -> None:
+    """Sets the attributes that the conversion to HLO keeps; an empty mapping removes them."""
+    if attributes:
+        operation.attributes[_FRONTEND] = ir.DictAttr.get(dict(attributes))
+    elif _FRONTEND in operation.attributes:
+        del operation.attributes[_FRONTEND]
 
 
 def shape(value: Any) -> tuple[int, ...]:

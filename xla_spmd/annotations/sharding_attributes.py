@@ -127,15 +127,25 @@ def shardings(texts: Iterable[str]) -> Any:
     return ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(texts)}]>")
 
 
-def constrained(value: Any, text: str) -> Any:
+def constrained(value: Any, attribute: Any) -> Any:
     """Returns a tensor with this sharding, by a constraint at the insertion point."""
     constraint = ir.Operation.create(
         "sdy.sharding_constraint",
         results=[value.type],
         operands=[value],
-        attributes={"sharding": sharding(text)},
+        attributes={"sharding": attribute},
     )
     return constraint.results[0]
+
+
+def constrain_result(operation: Any, number: int, attribute: Any) -> None:
+    """Gives a result of an operation this sharding, by a constraint that all its users read."""
+    result = operation.results[number]
+    with ir.InsertionPoint(operation), operation.location:
+        value = constrained(result, attribute)
+    constraint = value.owner.operation
+    constraint.move_after(operation)
+    result.replace_all_uses_except(value, constraint)
 
 
 def location(value: Any) -> str:

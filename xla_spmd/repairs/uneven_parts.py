@@ -62,9 +62,19 @@ def repair(what: str, module: Any, num_devices: int) -> None:
             return
         placed = placements.propagated(module, suspects)
         changed = []
+        mismatched = []
         for operation, places in zip(suspects, placed, strict=True):
             if _is_repaired(operation, places, num_devices):
                 changed.append(operation)
+            elif operation.name == products.PRODUCT and products.is_mismatched(operation, places):
+                mismatched.append(operation)
+
+        # Other repairs may change the placements of these products.
+        if mismatched and not changed:
+            placed = placements.matched(module, mismatched)
+            for operation, places in zip(mismatched, placed, strict=True):
+                products.match(operation, places)
+            changed = mismatched
         if not changed:
             return
 
@@ -89,13 +99,14 @@ def _suspects(module: Any) -> list[Any]:
 def _is_repaired(operation: Any, places: Sequence[Placement], num_devices: int) -> bool:
     """Repairs an operation if its places need it; returns whether it has changed anything."""
     with ir.InsertionPoint(operation), operation.location:
+        if placements.keep_in_order(operation, places):
+            return True
+        if operation.name == products.PRODUCT:
+            return False
         if operation.name == scatter_rows.SCATTER:
             return scatter_rows.pad(operation, places)
         if operation.name in window_parts.OPERATORS:
             return window_parts.repair(operation, places, num_devices)
-
-        if operation.name == products.PRODUCT:
-            return products.keep_summed(operation, places)
 
         is_changed = whole_dims.keep(operation, places)
         if operation.name == gather_rows.GATHER:

@@ -7,9 +7,8 @@ parts alone, or the longer one of operand and result is split evenly and contain
 
 A padding between elements, and one that cuts elements off, is also wrong along an even dim if the
 result is split and the operand is whole. Both together end the process if anything is split.
-Equations whose matrices are split are refused by the compiler, or end the process. A gather by
-index takes elements of wrong parts along an even dim, too, if the devices of its result are in
-another order. All these dims are kept whole, too.
+Equations whose matrices are split are refused by the compiler, or end the process. These dims are
+kept whole, too.
 """
 
 from __future__ import annotations
@@ -138,9 +137,6 @@ def _must_be_whole(operation: Any, moves: _Moves, dim: int, places: Sequence[Pla
 
         if dim in moves.never_split and max(ways) > 1:
             return True
-        has_other_order = place.operands[0].mesh != place.results[0].mesh
-        if dim in moves.in_order and max(ways) > 1 and has_other_order:
-            return True
         if dim in moves.result_alone and splits[0].ways[dim] == 1 < ways[-1]:
             return True
 
@@ -202,9 +198,6 @@ class _Moves:
     never_split: frozenset[int] = frozenset()
     # The dims that the result alone must not split, not even evenly.
     result_alone: frozenset[int] = frozenset()
-    # The dims that must be whole, even if they are split evenly, where the result's devices are in
-    # another order.
-    in_order: frozenset[int] = frozenset()
 
 
 def _of_slice(operation: Any) -> _Moves:
@@ -276,7 +269,7 @@ def _of_reversal(operation: Any) -> _Moves:
 def _of_gather(operation: Any) -> _Moves:
     numbers = jax_private.dimension_numbers(operation.attributes["dimension_numbers"])
     dims = frozenset(numbers.start_index_map)
-    return _Moves(dims, moves_result=False, in_order=dims)
+    return _Moves(dims, moves_result=False)
 
 
 def _of_matrices(operation: Any) -> _Moves:

@@ -27,6 +27,7 @@ NAMES = {
     "jax._src.interpreters.mlir.make_ir_context": _BOTH,
     "jax._src.lib._jax.get_distributed_runtime_client": _BOTH,
     "jax._src.lib._jax.get_distributed_runtime_service": _BOTH,
+    "jax._src.lib._jax.mlir.mlir_module_to_xla_computation": _BOTH,
     "jax._src.lib.xla_client.DeviceList": _BOTH,
     "jax._src.lib.xla_client.hlo.hlo_module_from_text": _BOTH,
     "jax._src.sharding_impls.num_addressable_indices": _BOTH,

@@ -33,6 +33,7 @@ else:  # A run with compiled programs never loads them.
     sdy = LateModule("jax.extend.mlir.dialects.sdy")
     stablehlo = LateModule("jax.extend.mlir.dialects.stablehlo")
 
+_FRONTEND = "mhlo.frontend_attributes"
 __all__ = ["ir", "passmanager", "sdy"]
 
 
@@ -159,8 +160,7 @@ def with_module(exported: jax_export.Exported, module: Any) -> jax_export.Export
 def _import_shardings(module: Any) -> None:
     """Rewrites Shardy's shardings, which HLO stores as text, to Shardy's own attributes."""
     attributes = module.operation.attributes
-    kept = "mhlo.frontend_attributes"
-    if kept in attributes and "xla.sdy.meshes" in attributes[kept]:
+    if _FRONTEND in attributes and "xla.sdy.meshes" in attributes[_FRONTEND]:
         passes = "builtin.module(xla-sdy-round-trip-import-shardy-attrs)"
         passmanager.PassManager.parse(passes).run(module.operation)
 
@@ -266,6 +266,48 @@ def hlo_to_stablehlo(serialized: bytes) -> bytes:
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         raise ValueError(_reason(str(error))) from error
     return converted.encode() if isinstance(converted, str) else bytes(converted)
+
+
+def through_hlo(module: Any) -> Any:
+    """Returns an ir.Module converted to HLO and back, without what the conversion folds.
+
+    Shardy's constraints and manual computations are custom calls in it.
+    """
+    to_hlo = jax_names.get("jax._src.lib._jax.mlir.mlir_module_to_xla_computation")
+    computation = to_hlo(bytecode(module))
+    read = stablehlo_module(hlo_to_stablehlo(computation.as_serialized_hlo_module_proto()))
+    with read.context, ir.Location.unknown():
+        _spread_tuples(read)
+    return read
+
+
+def _spread_tuples(module: Any) -> None:
+    """Gives custom calls several results in place of HLO's tuple, which Shardy does not read."""
+    elements: dict[Any, list[Any]] = {}
+
+    def collect(operation: Any) -> Any:
+        if operation.name == "stablehlo.get_tuple_element":
+            elements.setdefault(operation.operands[0].owner, []).append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(collect)
+    for call, its_elements in elements.items():
+        # The other attributes describe the tuple.
+        kept = [name for name in ("call_target_name", _FRONTEND) if name in call.attributes]
+        types = ir.TupleType(call.results[0].type)
+        spread = ir.Operation.create(
+            "stablehlo.custom_call",
+            results=[types.get_type(i) for i in range(types.num_types)],
+            operands=list(call.operands),
+            attributes={name: call.attributes[name] for name in kept},
+            loc=call.location,
+            ip=ir.InsertionPoint(call),
+        )
+        for element in its_elements:
+            index = ir.IntegerAttr(element.attributes["index"]).value
+            element.results[0].replace_all_uses_with(spread.results[index])
+            element.operation.erase()
+        call.erase()
 
 
 def donate(module: Any, numbers: Collection[int]) -> None:
