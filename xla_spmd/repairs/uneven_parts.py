@@ -10,10 +10,13 @@ partitioner then gives some operators wrong values, without an error
 - an operator that moves the elements of a dim, such as a slice, takes elements of wrong parts
   (whole_dims.py);
 - convolutions and the gradient of pooling take copies for parts, and more (window_parts.py);
-- products add up partial sums of wrong devices if these are not along axes of the mesh
-  (products.py).
+- products add up the wrong sums if their tensors are split along several axes and do not fit
+  together (products.py);
+- some reshapes to fewer dims end the process (reshapes.py).
 
-A Fourier transform fails if its dims are split at all (fourier.py).
+Where the devices of any of these operators' tensors are in another order than the program's, XLA
+may take the wrong ones, so all its tensors are kept whole (placements.keep_in_order). A Fourier
+transform fails if its dims are split at all (fourier.py).
 
 Which dims are split, and how many ways, is known once the annotations have been propagated. So
 Shardy's propagation runs on a copy of the program first, and only operators that it splits in one
@@ -32,6 +35,7 @@ from xla_spmd.repairs import (
     gather_rows,
     placements,
     products,
+    reshapes,
     scatter_rows,
     whole_dims,
     window_parts,
@@ -91,7 +95,8 @@ def _suspects(module: Any) -> list[Any]:
     rotating = whole_dims.rotating(operations)
     suspects = []
     for operation in operations:
-        if operation.name in _SUSPECTS and operation not in rotating:
+        is_suspect = operation.name in _SUSPECTS and operation not in rotating
+        if is_suspect or (operation.name == reshapes.RESHAPE and reshapes.divided_dims(operation)):
             suspects.append(operation)
     return suspects
 
@@ -103,6 +108,8 @@ def _is_repaired(operation: Any, places: Sequence[Placement], num_devices: int) 
             return True
         if operation.name == products.PRODUCT:
             return False
+        if operation.name == reshapes.RESHAPE:
+            return reshapes.keep_whole(operation, places)
         if operation.name == scatter_rows.SCATTER:
             return scatter_rows.pad(operation, places)
         if operation.name in window_parts.OPERATORS:

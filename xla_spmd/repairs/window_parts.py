@@ -12,7 +12,8 @@ XLA's partitioner gives some convolutions and poolings wrong values, or ends the
 - The gradient of maximum pooling is wrong along a dim in which windows overlap.
 - A convolution is wrong, or ends in an error, along a dim of space with fewer elements than parts
   of the image or of the result.
-- A convolution of a dilated image whose ends are cut off ends the process.
+- A convolution of a dilated image whose ends are cut off ends the process. So does one whose
+  windows reach farther than a part along another dim.
 
 Such dims are kept whole, only where the propagated placements split them.
 """
@@ -124,6 +125,7 @@ def _of_convolution(operation: Any, place: Placement, num_devices: int) -> _Whol
         whole.operands[0].add(channels)
         whole.operands[1].add(kernel_channels)
 
+    far = _far_windows(operation, place)
     for i, dim in enumerate(image_space):
         result_dim = result_space[i]
         result_ways = place.results[0].ways
@@ -131,7 +133,7 @@ def _of_convolution(operation: Any, place: Placement, num_devices: int) -> _Whol
         image_size = stablehlo.shape(operation.operands[0])[dim]
         has_few = image_size < max(image_ways[dim], result_ways[result_dim])
         has_few |= _has_few(operation.results[0], result_ways, [result_dim])
-        if has_few or _cuts_off(operation, i):
+        if has_few or _cuts_off(operation, i) or i in far:
             whole.operands[0].add(dim)
             whole.result.add(result_dim)
     return whole
@@ -154,6 +156,34 @@ def _has_more_windows(
         if windows[window_dim] > -(-image[image_dim] // strides[i]):
             return True
     return False
+
+
+def _far_windows(convolution: Any, place: Placement) -> set[int]:
+    """Returns the dims of space whose windows reach farther than a part of a dilated image.
+
+    A dim counts if the image is dilated and split along another dim.
+    """
+    attributes = convolution.attributes
+    numbers = jax_private.dimension_numbers(attributes["dimension_numbers"])
+    image, kernel = map(stablehlo.shape, convolution.operands)
+    rank = len(numbers.input_spatial_dimensions)
+    dilations = {}
+    for name in ("lhs_dilation", "rhs_dilation"):
+        is_given = name in attributes
+        dilations[name] = list(ir.DenseI64ArrayAttr(attributes[name])) if is_given else [1] * rank
+
+    far = set()
+    dilated = set()
+    for i, dim in enumerate(numbers.input_spatial_dimensions):
+        result_dim = numbers.output_spatial_dimensions[i]
+        num_parts = max(place.operands[0].ways[dim], place.results[0].ways[result_dim])
+        window = kernel[numbers.kernel_spatial_dimensions[i]]
+        reach = (window - 1) * dilations["rhs_dilation"][i]
+        if num_parts > 1 and reach > -(-image[dim] // num_parts):
+            far.add(i)
+        if num_parts > 1 and dilations["lhs_dilation"][i] > 1:
+            dilated.add(i)
+    return {i for i in far if dilated - {i}}
 
 
 def _has_few(value: Any, ways: Sequence[int], dims: Sequence[int]) -> bool:
