@@ -22,7 +22,11 @@ from xla_spmd.repairs.placements import Placement, Split
 from xla_spmd.runtime import jax_private
 from xla_spmd.runtime.jax_private import ir
 
-PRODUCT = "stablehlo.dot_general"
+_GENERAL = "stablehlo.dot_general"
+PRODUCTS = frozenset([_GENERAL, "stablehlo.dot"])
+
+# The dims of a kind in the first operand, and in the second.
+_Dims = tuple[Sequence[int], Sequence[int]]
 
 
 def is_mismatched(product: Any, places: Sequence[Placement]) -> bool:
@@ -57,11 +61,9 @@ def _num_mismatches(product: Any, place: Placement) -> tuple[int, int]:
 
     The first number is of dims of the result, and the second of summed dims.
     """
-    numbers = jax_private.dimension_numbers(product.attributes["dot_dimension_numbers"])
     lhs, rhs = place.operands
     result = place.results[0]
-    batch = (numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions)
-    summed = (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions)
+    batch, summed = _batch_and_summed(product)
 
     dims: list[list[tuple[Split, int]]] = []
     for i, (in_lhs, in_rhs) in enumerate(zip(*batch, strict=True)):
@@ -78,6 +80,17 @@ def _num_mismatches(product: Any, place: Placement) -> tuple[int, int]:
 
     summed_dims = [[(lhs, i), (rhs, j)] for i, j in zip(*summed, strict=True)]
     return sum(map(_is_mismatched, dims)), sum(map(_is_mismatched, summed_dims))
+
+
+def _batch_and_summed(product: Any) -> tuple[_Dims, _Dims]:
+    """Returns the dims of a product's batch, and its summed dims."""
+    if product.name != _GENERAL:  # A matrix or a vector, times another one.
+        return ([], []), ([len(stablehlo.shape(product.operands[0])) - 1], [0])
+    numbers = jax_private.dimension_numbers(product.attributes["dot_dimension_numbers"])
+    return (
+        (numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions),
+        (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions),
+    )
 
 
 def _is_mismatched(places: Sequence[tuple[Split, int]]) -> bool:

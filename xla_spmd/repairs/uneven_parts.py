@@ -46,7 +46,7 @@ from xla_spmd.runtime.jax_private import ir
 # A repair changes placements elsewhere, where another one may be needed.
 _MOST_ROUNDS = 8
 _SUSPECTS = frozenset(
-    [products.PRODUCT, scatter_rows.SCATTER, *window_parts.OPERATORS, *whole_dims.MOVING]
+    [*products.PRODUCTS, scatter_rows.SCATTER, *window_parts.OPERATORS, *whole_dims.MOVING]
 )
 
 
@@ -70,7 +70,7 @@ def repair(what: str, module: Any, num_devices: int) -> None:
         for operation, places in zip(suspects, placed, strict=True):
             if _is_repaired(operation, places, num_devices):
                 changed.append(operation)
-            elif operation.name == products.PRODUCT and products.is_mismatched(operation, places):
+            elif operation.name in products.PRODUCTS and products.is_mismatched(operation, places):
                 mismatched.append(operation)
 
         # Other repairs may change the placements of these products.
@@ -106,7 +106,7 @@ def _is_repaired(operation: Any, places: Sequence[Placement], num_devices: int) 
     with ir.InsertionPoint(operation), operation.location:
         if placements.keep_in_order(operation, places):
             return True
-        if operation.name == products.PRODUCT:
+        if operation.name in products.PRODUCTS:
             return False
         if operation.name == reshapes.RESHAPE:
             return reshapes.keep_whole(operation, places)

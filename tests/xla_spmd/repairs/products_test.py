@@ -1,4 +1,4 @@
-"""Products over devices that are not in the order of the mesh equal TensorFlow's, on one device."""
+"""Products whose tensors do not fit together equal TensorFlow's and NumPy's, on one device."""
 
 import numpy as np
 import pytest
@@ -50,3 +50,34 @@ def test_sums_are_of_the_right_devices(results):
     got = compile_program(program)(batch)
     for name, value in results(batch.Transform(tf.constant), lambda x, ways: x).FlattenItems():
         np.testing.assert_allclose(got[name], value, 1e-4, 1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("equation", "lhs", "rhs", "result"),
+    [
+        # Three sums: along x in both, and along y in different dims.
+        ("abc,abcn->n", ("x", "y", None), ("x", None, "y", None), (None,)),
+        ("abc,cabn->n", (None, "y", "x"), ("x", "y", None, None), (None,)),
+        # Three axes, of which two move.
+        ("ma,an->mn", ("y", "z"), ("z", "y"), (("x", "y"), "z")),
+    ],
+)
+@pytest.mark.parametrize("size", [4, 5])
+def test_products_of_other_splits_equal_numpys(equation, lhs, rhs, result, size):
+    mesh = Mesh(("x", "y", "z"), (2, 2, 2))
+    rng = np.random.default_rng(size)
+    batch = NestedMap(
+        a=rng.standard_normal((size,) * len(lhs)).astype("f"),
+        b=rng.standard_normal((size,) * len(rhs)).astype("f"),
+    )
+
+    def annotated(batch):
+        a = annotate.mesh_split(batch.a, mesh, lhs)
+        b = annotate.mesh_split(batch.b, mesh, rhs)
+        return NestedMap(y=annotate.mesh_split(tf.einsum(equation, a, b), mesh, result))
+
+    specs = batch.Transform(lambda a: TensorSpec(a.shape, a.dtype.name, "_" * a.ndim))
+    parts = Partitioning.from_dict(mesh, {})
+    program = lowering.export(AnnotatedFn("products", annotated, ("batch",), (specs,)), parts)
+    want = np.einsum(equation, batch.a, batch.b)
+    np.testing.assert_allclose(compile_program(program)(batch).y, want, 1e-4, 1e-5)

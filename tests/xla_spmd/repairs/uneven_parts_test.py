@@ -251,3 +251,19 @@ def test_elements_gathered_from_devices_in_another_order_equal_tensorflows(shape
     got = compile_program(program)(batch)
     want = fn(batch.Transform(tf.constant), is_split=False)
     np.testing.assert_allclose(got.y, want.y, 1e-5)
+
+
+@pytest.mark.parametrize(("shape", "target"), [((1, 25, 1), (5, 5)), ((1, 1, 21), (7, 3))])
+@pytest.mark.parametrize("ways", [2, 8])
+def test_a_reshape_that_divides_an_uneven_dim_equals_numpys(shape, target, ways):
+    batch = NestedMap(x=np.arange(np.prod(shape), dtype="f").reshape(shape))
+    dim = int(np.argmax(shape))
+
+    def fn(batch):
+        y = tf.reshape(annotate.split(batch.x, dim, ways), target)
+        return NestedMap(y=annotate.split(y, 0, ways))
+
+    specs = batch.Transform(lambda a: TensorSpec(a.shape, "float32", "_" * a.ndim))
+    parts = Partitioning.from_dict(Mesh.flat(8), {})
+    program = lowering.export(AnnotatedFn("reshape", fn, ("batch",), (specs,)), parts)
+    np.testing.assert_array_equal(compile_program(program)(batch).y, batch.x.reshape(target))

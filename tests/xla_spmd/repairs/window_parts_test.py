@@ -233,3 +233,31 @@ def test_an_images_gradient_with_fewer_windows_than_parts():
     program = lowering.export(AnnotatedFn("windows", fn, ("batch",), (specs,)), parts)
     want = gradient(tf.constant(batch.x), tf.constant(batch.kernel), lambda tensor, axis: tensor)
     np.testing.assert_allclose(compile_program(program)(batch).gradient, want, rtol=1e-5)
+
+
+def test_an_images_gradient_with_windows_longer_than_parts():
+    """Windows of four elements over parts of one, beside a dim with strides that is split, too."""
+
+    def gradient(x, kernel, place):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = place(tf.nn.conv2d(place(x), kernel, [1, 2], "SAME"))
+            loss = tf.reduce_sum(tf.sin(y))
+        return tape.gradient(loss, x)
+
+    def fn(batch):
+        def place(tensor):
+            return annotate.mesh_split(tensor, _MESH, (None, "y", "x", None))
+
+        return NestedMap(gradient=gradient(batch.x, batch.kernel, place))
+
+    rng = np.random.default_rng(5)
+    batch = NestedMap(
+        x=rng.standard_normal((1, 4, 3, 1)).astype("f"),
+        kernel=rng.standard_normal((4, 1, 1, 2)).astype("f"),
+    )
+    specs = batch.Transform(lambda a: TensorSpec(a.shape, "float32", "____"))
+    parts = Partitioning.from_dict(_MESH, {})
+    program = lowering.export(AnnotatedFn("windows", fn, ("batch",), (specs,)), parts)
+    want = gradient(tf.constant(batch.x), tf.constant(batch.kernel), lambda tensor: tensor)
+    np.testing.assert_allclose(compile_program(program)(batch).gradient, want, 1e-4, 1e-5)
