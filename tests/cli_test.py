@@ -37,11 +37,6 @@ def run_dir(tmp_path_factory):
         "files": [],
     }
     digests.write_json(folder / "experiment.json", 1, record)
-
-    # Without overrides, and with experts.
-    (folder / "moe").mkdir()
-    record["launch"] = {"model": "toy.MoE8E4L", "overrides": [], "data_dir": "/data"}
-    digests.write_json(folder / "moe/experiment.json", 1, record)
     return folder
 
 
@@ -54,18 +49,10 @@ def run_dir(tmp_path_factory):
             "--coordinator and --process_id need --num_processes.",
         ),
         (
-            "trainer --logdir=/no --num_processes=2 --coordinator=fd00::7:8476",
-            "--coordinator=fd00::7:8476: an IPv6 address needs brackets, as in [fd00::7]:8476.",
-        ),
-        (
             "trainer --logdir=/no --num_processes=2 --coordinator=here",
             "--coordinator=here: expected HOST:PORT, the address of process 0.",
         ),
         ("trainer --logdir=/no --num_processes=2", "--num_processes needs --coordinator=HOST:PORT"),
-        (
-            "trainer --logdir=/no --num_processes=2 --process_id=2 --coordinator=here:1",
-            "--process_id=2: expected 0 to 1 for --num_processes=2.",
-        ),
         (
             "trainer --logdir=/no --num_partition=2",
             "--num_partition is not a flag of this",
@@ -81,8 +68,10 @@ def run_dir(tmp_path_factory):
         ("translate --logdir=RUN --temperature=-1", "--temperature must be 0 or more, got -1.0;"),
         ("translate --logdir=RUN --scores=ALL", "translate: --scores=ALL: expected one of NONE"),
         ("translate --logdir=RUN --nbest=9", "num_best must be 1 to beam_size 4, got 9."),
-        ("translate --bundle=/no", "/no: no bundle.json; give a folder that gshard export wrote."),
-        ("export_bundle --from_bundle=/no --bundle=/new", "/no: no bundle.json; give a folder"),
+        (
+            "export_bundle --from_bundle=/no --bundle=/new",
+            "/no: no bundle.json; give a folder that gshard export wrote.",
+        ),
         ("export_bundle --logdir=/no --bundle=RUN", "holds experiment.json, which is not part of"),
         ("serve --bundle=/no --port=99999", "--port must be 0 to 65535, got 99999;"),
         ("trainer --logdir=/no --num_partitions=0", "--num_partitions must be 1 or more, got 0;"),
@@ -93,7 +82,6 @@ def run_dir(tmp_path_factory):
         ),
         ("trainer --logdir=RUN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
         ("trainer --logdir=RUN --set=bogus=1", "--set=bogus=1: No hyperparameter 'bogus'"),
-        ("plan_model PLAN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
         (
             "plan_model --model=toy.Dense4L --topology=v1:2 --out=/none",
             "topology 'v1:2' is unknown;",
@@ -106,11 +94,6 @@ def run_dir(tmp_path_factory):
         (
             "prune --logdir=RUN --languages=de --keep=0.5 --out=/new",
             "toy.Dense4L has no experts",
-        ),
-        ("prune --logdir=RUN/moe --languages=de --keep=2 --out=/new", "keep=2.0: expected a share"),
-        (
-            "prune --logdir=RUN/moe --languages=de --keep=0.5 --out=/new",
-            "run0/moe has no loads of experts by language: evaluate it with --mode=eval first.",
         ),
         (
             "import_model --from=RUN --logdir=/none",
@@ -132,8 +115,7 @@ def run_dir(tmp_path_factory):
     ],
 )
 def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command, message):
-    command = command.replace("RUN", str(run_dir)).replace("PLAN", "--topology=v3:2x2 --out=/none")
-    name, *flags = command.split()
+    name, *flags = command.replace("RUN", str(run_dir)).split()
     done = subprocess.run(
         without.command(_SLOW, _module(name), *flags),
         capture_output=True,

@@ -283,7 +283,11 @@ def _log_probs(toy, b, tokens):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "truncated"), [(2.0**-126, {}), (1e-9, {"top_k": 4, "top_p": 1e-3})]
+    ("temperature", "truncated"),
+    [
+        pytest.param(2.0**-126, {}, marks=pytest.mark.slow),
+        (1e-9, {"top_k": 4, "top_p": 1e-3}),
+    ],
 )
 def test_the_lowest_temperatures_are_greedy_decoding(temperature, truncated):
     """Even with a minimum length, and after hundreds of tokens."""
@@ -306,7 +310,12 @@ def test_the_lowest_temperatures_are_greedy_decoding(temperature, truncated):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "truncated"), [(1e-9, {}), (1e30, {}), (1e9, {"top_k": 4, "top_p": 0.9})]
+    ("temperature", "truncated"),
+    [
+        (1e-9, {}),
+        pytest.param(1e30, {}, marks=pytest.mark.slow),
+        (1e9, {"top_k": 4, "top_p": 0.9}),
+    ],
 )
 def test_forbidden_tokens_are_never_drawn(temperature, truncated):
     """Neither EOS before the minimum length, nor tokens that the model itself excludes."""

@@ -6,24 +6,22 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "line"),
     [
         ("bench.first_answer", "first_answer: --logdir is missing; see --help."),
-        pytest.param(
+        (
             "bench.step --model=toy.Nope",
             "step: No model 'toy.Nope'. Did you mean ",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "bench.collectives --mib=8,0",
             "collectives: --mib=8,0: expected whole numbers from 1",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "bench.decode --decoders=flat,ctranslate2",
             "decode: --decoders=ctranslate2: for toy.MoE8E4L, expected flat, flat_laid_out, ",
-            marks=pytest.mark.slow,
         ),
     ],
 )

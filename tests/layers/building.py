@@ -72,6 +72,16 @@ def random_theta(layer: BaseLayer, seed: int = 1) -> NestedMap:
     )
 
 
+def run_eagerly(fn: Callable[..., NestedMap], **args: NestedMap) -> NestedMap:
+    """Applies `fn`, whose layers are unannotated, to named trees of arrays without compilation.
+
+    This is an oracle for partitioned programs that shares neither XLA nor the annotations with
+    them.
+    """
+    tensors = {name: tree.Transform(tf.constant) for name, tree in args.items()}
+    return fn(**tensors).Transform(np.asarray)
+
+
 def compile_fn(
     fn: Callable[..., NestedMap],
     partitions: int | Partitioning,

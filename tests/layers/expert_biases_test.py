@@ -101,14 +101,17 @@ def test_output_dropout_masks_whole_outputs_of_experts(dispatch):
     assert (num_kept > 0).all() and 25 <= num_kept @ [0, 1, 2] <= 51
 
 
-def _trained(dispatch, num_partitions):
-    """Returns the output and the gradients in TRAIN mode, with padding, drops and dropout."""
-    partitioning = functions.partitioning(num_partitions)
+def _trained(dispatch, partitioning=None):
+    """Returns the output and the gradients in TRAIN mode, with padding, drops and dropout.
+
+    Without a partitioning they are computed eagerly.
+    """
     params = MoELayer.Params().Set(
         dim=M, hidden_dim=H, num_experts=E, group_size=L, biases=True, dispatch=dispatch
     )
     params.output_dropout.rate = 0.3
-    layer = params.Instantiate(Annotator(partitioning), "moe")
+    annotator = Annotator(partitioning) if partitioning else building.Unannotated()
+    layer = params.Instantiate(annotator, "moe")
 
     def fn(theta, batch, seed):
         leaves = [*theta.Flatten(), batch.x]
@@ -119,6 +122,16 @@ def _trained(dispatch, num_partitions):
         *d_theta, d_x = tape.gradient(loss, leaves, unconnected_gradients="zero")
         return NestedMap(y=y, d_theta=theta.Pack(d_theta), d_x=d_x)
 
+    valid = (np.arange(L) < np.array([4, 3, 4, 1, 4, 2, 4, 4])[:, None]).astype("float32")
+    batch = NestedMap(x=_x_BLM(), valid=valid)
+    args = {
+        "theta": building.random_theta(layer),
+        "batch": batch,
+        "seed": NestedMap(seed=np.array([1, 5], np.int32)),
+    }
+    if partitioning is None:
+        return building.run_eagerly(fn, **args)
+
     specs = building.theta_specs(layer)
     executable = building.compile_fn(
         fn,
@@ -128,10 +141,7 @@ def _trained(dispatch, num_partitions):
         batch=NestedMap(x=_SPEC, valid=TensorSpec((B, L), "float32", "BL")),
         seed=NestedMap(seed=TensorSpec((2,), "int32", "_")),
     )
-    valid = (np.arange(L) < np.array([4, 3, 4, 1, 4, 2, 4, 4])[:, None]).astype("float32")
-    batch = NestedMap(x=_x_BLM(), valid=valid)
-    theta = building.random_theta(layer)
-    return executable(theta, batch, NestedMap(seed=np.array([1, 5], np.int32)))
+    return executable(*args.values())
 
 
 @pytest.mark.parametrize(
@@ -146,6 +156,6 @@ def _trained(dispatch, num_partitions):
     ],
 )
 def test_partitioned_training_equals_unpartitioned(dispatch, num_partitions):
-    got = _trained(dispatch, num_partitions)
-    building.assert_close(got, _trained(dispatch, 1))
+    got = _trained(dispatch, functions.partitioning(num_partitions))
+    building.assert_close(got, _trained(dispatch))
     assert np.abs(got.d_theta.wi_bias).max() > 0.1 and np.abs(got.d_theta.wo_bias).max() > 0.1

@@ -77,12 +77,9 @@ def _statistics(report):
     return statistics
 
 
-@functools.cache
-def _step(parts=_ONE, **settings):
-    """The compiled loss, reports, and gradients of the weights and inputs."""
-    params = _params(**settings)
-    stack = params.Instantiate(Annotator(parts), "stack")
-    has_source = params.layer.has_source
+def _step_of(stack):
+    """The loss, reports, and gradients of the weights and inputs."""
+    has_source = stack.p.layer.has_source
 
     def fn(theta, inputs):
         watched = NestedMap(theta=theta, x=inputs.x)
@@ -108,17 +105,27 @@ def _step(parts=_ONE, **settings):
             gradients=watched.Pack(gradients),
         )
 
+    return fn
+
+
+@functools.cache
+def _step(parts, **settings):
+    """The compiled step."""
+    stack = _params(**settings).Instantiate(Annotator(parts), "stack")
     theta = building.theta_specs(stack)
-    specs = _specs(has_source)
+    specs = _specs(stack.p.layer.has_source)
     dims = building.dims_of(gradients=NestedMap(theta=theta, x=specs.x))
-    return building.compile_fn(fn, parts, dims, theta=theta, inputs=specs)
+    return building.compile_fn(_step_of(stack), parts, dims, theta=theta, inputs=specs)
 
 
-def _run(parts=_ONE, **settings):
-    stack = _params(**settings).Instantiate(building.Unannotated())
+def _run(parts=None, **settings):
+    """The step's results, without compilation if parts is None."""
+    stack = _params(**settings).Instantiate(building.Unannotated(), "stack")
+    theta = building.random_theta(stack)
     inputs = _inputs(settings.get("source", False))
-    result = _step(parts, **settings)(building.random_theta(stack), inputs)
-    return result.Transform(np.asarray)
+    if parts is None:
+        return building.run_eagerly(_step_of(stack), theta=theta, inputs=inputs)
+    return _step(parts, **settings)(theta, inputs).Transform(np.asarray)
 
 
 def _counts(parts, **settings):

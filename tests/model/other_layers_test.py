@@ -43,7 +43,8 @@ def _params(positions, dropout=0.0, **stack_settings):
 def _trained(positions, num_partitions, letters):
     """Metrics and gradients in TRAIN mode, of a loop of layers that recomputes its blocks."""
     params = _params(positions, dropout=0.2, layers_as=Layers.LOOP, remat=Remat.BLOCK)
-    table = Partitioning.from_dict(Mesh.flat(num_partitions), dict.fromkeys(letters, "d"))
+    mesh = Mesh.flat(num_partitions)
+    table = Partitioning.from_dict(mesh, dict.fromkeys(letters, "d")) if letters else None
     theta = building.random_theta(params.Instantiate(building.Unannotated()))
     return steps_of_task.trained(params, table, theta)
 

@@ -57,7 +57,8 @@ def _experiment():
 @functools.cache
 def _trained(num_partitions, letters, dispatch):
     params = _set(small_task.task_params(), dispatch=dispatch)
-    table = Partitioning.from_dict(Mesh.flat(num_partitions), dict.fromkeys(letters, "d"))
+    mesh = Mesh.flat(num_partitions)
+    table = Partitioning.from_dict(mesh, dict.fromkeys(letters, "d")) if letters else None
     theta = building.random_theta(params.Instantiate(building.Unannotated()))
     return steps_of_task.trained(params, table, theta)
 

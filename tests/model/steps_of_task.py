@@ -23,9 +23,14 @@ from tests.layers import building
 from tests.model import small_task
 
 
-def trained(params: InstantiableParams, partitioning: Partitioning, theta: NestedMap) -> NestedMap:
-    """Metrics and gradients of one batch in TRAIN mode, on the devices of a partitioning."""
-    task = params.Instantiate(Annotator(partitioning))
+def trained(
+    params: InstantiableParams, partitioning: Partitioning | None, theta: NestedMap
+) -> NestedMap:
+    """Metrics and gradients of one batch in TRAIN mode, on the devices of a partitioning.
+
+    Without a partitioning they are computed eagerly.
+    """
+    task = params.Instantiate(Annotator(partitioning) if partitioning else building.Unannotated())
 
     def fn(theta, batch, seed):
         leaves = theta.Flatten()
@@ -35,6 +40,11 @@ def trained(params: InstantiableParams, partitioning: Partitioning, theta: Neste
             loss, terms = task.Loss(theta, batch.features, batch.labels, context)
             metrics = task.Metrics(terms)
         return NestedMap(metrics=metrics, d_theta=theta.Pack(tape.gradient(loss, leaves)))
+
+    batch = small_task.random_batch(3)
+    seed = NestedMap(seed=np.array([1, 5], np.int32))
+    if partitioning is None:
+        return building.run_eagerly(fn, theta=theta, batch=batch, seed=seed)
 
     # Compiled with the gradients split like their weights.
     specs = building.theta_specs(task)
@@ -46,8 +56,7 @@ def trained(params: InstantiableParams, partitioning: Partitioning, theta: Neste
         batch=small_task.batch_specs(),
         seed=NestedMap(seed=TensorSpec((2,), "int32", "_")),
     )
-    seed = NestedMap(seed=np.array([1, 5], np.int32))
-    return executable(theta, small_task.random_batch(3), seed)
+    return executable(theta, batch, seed)
 
 
 def training(

@@ -29,11 +29,15 @@ def theta():
 
 @pytest.fixture(scope="module")
 def trained(theta):
-    """Number of partitions -> metrics and gradients in TRAIN mode, computed once."""
+    """Number of partitions -> metrics and gradients in TRAIN mode, computed once.
+
+    None is one device without compilation.
+    """
 
     @functools.cache
     def computed(n):
-        return steps_of_task.trained(small_task.task_params(), functions.partitioning(n), theta)
+        parts = functions.partitioning(n) if n else None
+        return steps_of_task.trained(small_task.task_params(), parts, theta)
 
     return computed
 
@@ -44,18 +48,18 @@ def trained(theta):
 )
 def test_partitioned_training_equals_unpartitioned(trained, num_partitions):
     got = trained(num_partitions)
-    want = trained(1)
+    want = trained(None)
     np.testing.assert_allclose(got.metrics.loss, want.metrics.loss, rtol=1e-5)
     building.assert_close(got, want, rtol=1e-3)
 
 
 def test_every_weight_has_a_gradient(trained):
-    for path, gradient in trained(1).d_theta.FlattenItems():
+    for path, gradient in trained(None).d_theta.FlattenItems():
         assert np.abs(gradient).max() > 1e-7, path
 
 
 def test_metrics_and_their_sum_in_the_loss(trained):
-    m = trained(1).metrics
+    m = trained(None).metrics
     assert set(m.routing.overflow) == set(m.routing.load_E) == {"encoder_1", "decoder_1"}
     layers = {"encoder_0", "encoder_1", "decoder_0", "decoder_1"}
     assert set(m.activation_norms) == layers

@@ -3,6 +3,7 @@
 E experts, M model, H hidden.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -68,10 +69,14 @@ def test_steps_equal_optax(max_gradient_norm):
     want = list(map(jnp.asarray, theta.Flatten()))
     state = theirs.init(want)
 
+    @jax.jit
+    def their_step(gradients, state, want):
+        updates, state = theirs.update(gradients, state, want)
+        return optax.apply_updates(want, updates), state
+
     for step in range(10):
         gradients = _random(rng, scale=30.0 if step == 3 else 0.1)
-        updates, state = theirs.update(gradients.Flatten(), state, want)
-        want = optax.apply_updates(want, updates)
+        want, state = their_step(gradients.Flatten(), state, want)
 
         gradients = gradients.Transform(tf.constant)
         clipped = ours.clipped(gradients, tf.linalg.global_norm(gradients.Flatten()))

@@ -53,17 +53,13 @@ def _operations(module):
     return Counter(view.operation.name for view in stablehlo.walk(module.body))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_partitions", "settings"),
     [
         ("toy.MoE8E4L", 4, ()),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("toy.LmMoE8E4L", 8, ("mesh=x:4,y:2", _TWO_DIMS)),
-                ("small.MoE8E6L", 8, ()),
-            )
-        ),
+        ("toy.LmMoE8E4L", 8, ("mesh=x:4,y:2", _TWO_DIMS)),
+        ("small.MoE8E6L", 8, ()),
         *(
             pytest.param(*case, marks=exhaustive.RARE)
             for case in (

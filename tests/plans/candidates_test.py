@@ -116,6 +116,7 @@ def test_fitting_candidates_are_sorted_by_speed(monkeypatch, found):
     assert data_parallel == []  # All weights on every core.
 
 
+@pytest.mark.slow
 def test_a_batch_of_another_program_limits_the_candidates():
     def widest(request):
         found = candidates.candidates(request)
@@ -149,6 +150,7 @@ def test_a_loop_of_dense_layers_may_be_a_pipeline():
             assert stack.stages == 2 <= stack.microbatches and 32 % stack.microbatches == 0
 
 
+@pytest.mark.slow
 def test_microbatches_leave_no_stage_without_rows():
     staged = _in_stages(_request(*_LOOPS, "input.batch_size=8", model="toy.Dense4L"))
     assert {each.settings[0] for each in staged} == {

@@ -102,6 +102,7 @@ def test_names_of_layers_do_not_change_estimates_and_flops(dispatch):
         assert estimate == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_search_ranks_the_same_layers_with_other_names_alike():
     found = []
     for change in (lambda task: task, renamed.task):

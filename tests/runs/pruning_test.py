@@ -195,6 +195,7 @@ def _logits(run):
     return logits.numpy()[features.target_segment_ids > 0], loads
 
 
+@pytest.mark.slow
 def test_experts_that_no_token_chooses_are_not_missed(unrolled_run, tmp_path):
     wanted, loads = _logits(unrolled_run)
     _write_loads(unrolled_run, {"de": loads})
@@ -236,6 +237,7 @@ class OtherNames(MoE8E12L):
         return p
 
 
+@pytest.mark.slow
 def test_names_of_weights_do_not_change_the_result(tmp_path):
     """The router is found by its declaration, and a dense layer's `wg` is left alone."""
     launch = dataclasses.replace(export_model.LAUNCH, model="pruning_test.OtherNames")

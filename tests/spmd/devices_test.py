@@ -119,6 +119,7 @@ def test_a_model_of_the_paper_needs_to_be_asked_for_on_a_cpu():
         devices.check_model("m4.MoE128E12L", "auto")
 
 
+@pytest.mark.slow
 def test_tensorflow_leaves_gpus_alone_before_it_starts():
     code = """
 from xla_spmd.runtime import environment

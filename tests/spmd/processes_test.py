@@ -207,7 +207,7 @@ _FAILS = ("fails", 1, "has failed: the disk is full")
 @pytest.mark.parametrize(
     ("which", "ends", "status", "why"),
     [
-        (1, *_FAILS),
+        (1, *_FAILS),  # In the next test, one of three dies.
         pytest.param(0, *_DIES, marks=pytest.mark.slow),
         pytest.param(1, *_DIES, marks=pytest.mark.slow),
         pytest.param(0, *_FAILS, marks=pytest.mark.slow),
@@ -238,6 +238,7 @@ def test_when_one_of_three_dies_both_others_name_it_at_once():
         _assert_ends(printed, i, line)
 
 
+@pytest.mark.slow
 def test_a_strangers_connection_changes_nothing():
     started = _start(_ENDS, "1", "leaves", "2")
     host, port = started[0].args[-2].split(":")
@@ -406,6 +407,7 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 """
 
 
+@pytest.mark.slow
 def test_an_unshared_folder_is_reported_at_once(tmp_path):
     for i in range(2):
         (tmp_path / str(i)).mkdir()
@@ -490,6 +492,7 @@ def test_a_process_that_gives_up_waiting_is_not_taken_for_dead():
     _assert_ends(printed, 0, f"Process 0 ends: {early}")
 
 
+@pytest.mark.slow
 def test_the_service_finds_no_modules_in_the_current_folder(tmp_path):
     """A file of the user's may have the same name as any module."""
     script = tmp_path / "scripts" / "alone.py"

@@ -290,6 +290,7 @@ def test_an_unguarded_script_does_its_work_once(tmp_path):
     assert (done.returncode, done.stdout) == (0, "sgd\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_an_unguarded_script_may_not_define_traced_functions(tmp_path):
     done = _unguarded(tmp_path, _OWN, "own")
     assert (done.returncode, done.stdout) == (1, "")

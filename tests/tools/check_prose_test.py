@@ -118,14 +118,6 @@ def test_a_question_may_begin_with_what():
     assert _found("page.md", "There is no limit.") == []
 
 
-def test_the_clean_paths_are_clean():
-    paths = [ROOT / name for name in check_prose.CLEAN]
-    files = check_prose.files(paths)
-    assert {path.suffix for path in files} == {".py", ".md"}
-    for path in files:
-        assert list(check_prose.findings(path.name, path.read_text(encoding="utf-8"))) == [], path
-
-
 def test_the_program_prints_each_place_and_its_status_is_1(tmp_path):
     (tmp_path / "a.md").write_text("A page.\nIt is no page.\n")
     (tmp_path / "b.py").write_text('"""A module."""\n')

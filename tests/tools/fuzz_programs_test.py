@@ -66,6 +66,7 @@ def process():
     process.close()
 
 
+@pytest.mark.slow
 def test_a_seed_is_always_the_same_program(process):
     programs = [process.call(generate.generate, seed) for seed in range(8)]
     assert programs == [process.call(generate.generate, seed) for seed in range(8)]
