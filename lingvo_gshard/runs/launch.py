@@ -18,7 +18,7 @@ from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.layers.numerics import Remat
-from lingvo_gshard.model import remats
+from lingvo_gshard.model import placement, remats
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.train import config as train_config
 from xla_spmd.files import atomic_file, digests, json_records, storage
@@ -283,6 +283,21 @@ def check_files(launch: Launch, logdir: str, inputs: Sequence[str]) -> None:
     for name in inputs:
         p = params.Get(name)
         p.cls.CheckFiles(p)
+
+
+def check_sizes(launch: Launch, inputs: Sequence[str]) -> None:
+    """Raises ValueError for sizes of layers, or of the batches of `inputs`, that fit no devices."""
+    placement.check(experiment_params(launch), inputs)
+
+
+def check_warm_start(launch: Launch, logdir: str) -> None:
+    """Raises ValueError if a new run in `logdir` is to start from a run or a file that is missing.
+
+    A run that exists does not read it again.
+    """
+    source = experiment_params(launch).train.warm_start_from
+    if source is not None and not holds_run(logdir) and not storage.path(source).exists():
+        raise ValueError(f"{_WARM_START}={source}: there is no such run or file.")
 
 
 def check_to_evaluate(launch: Launch, logdir: str, split: str) -> None:
