@@ -153,6 +153,8 @@ def load(
     """
     if not path.exists():
         raise ValueError(f"{path}: there is no such file")
+    if path.is_dir():
+        raise ValueError(f"{path}: this is a folder; expected a TOML file")
 
     # Any mistake in the file, also a value's type, is reported with the file's name.
     try:

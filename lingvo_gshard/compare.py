@@ -36,6 +36,8 @@ _OUT = flags.DEFINE_string("out", None, "Write the table to OUT.txt and a pictur
 
 def main() -> None:
     """Prints the tables and writes --out; raises ValueError for a user's mistake."""
+    if _OUT.value:
+        storage.check_writable(pathlib.Path(_OUT.value).parent)
     logdirs = _logdirs(_RUNS.value)
     models = {name: _qualities(runs) for name, runs in logdirs.items()}
     baselines = _baselines(_BASELINES.value)

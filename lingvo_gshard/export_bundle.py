@@ -33,7 +33,7 @@ import shlex
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
-from xla_spmd.files import storage
+from xla_spmd.files import atomic_file, storage
 from xla_spmd.runtime import environment
 
 _FROM_BUNDLE = flags.DEFINE_string("from_bundle", None, "An older bundle, in place of --logdir.")
@@ -75,6 +75,7 @@ def main() -> None:
     from lingvo_gshard.decoding import bundle_spec
 
     # Before the devices start, or the weights are read.
+    storage.check_writable(folder)
     if not storage.is_bucket(folder):
         bundle_spec.check_folder(folder)
     if older is not None:
@@ -96,6 +97,7 @@ def _write_saved_model(folder: str, older: str | None) -> None:
     """Writes a SavedModel of the bundle `older`, or of the run of --logdir."""
     if decoder_flags.ATTENTION.value:
         raise ValueError("--attention is for bundles; a SavedModel does not return it.")
+    storage.check_writable(folder)
 
     if older is not None:
         _prepare_for(older)
@@ -118,6 +120,9 @@ def _write_hugging_face() -> None:
         raise ValueError("--to=huggingface needs --logdir, a run.")
     if cli.processes():
         raise ValueError("one process exports a model; start it without the others.")
+    storage.check_writable(folder)
+    if not storage.is_bucket(folder):
+        atomic_file.check_holds_only(folder, (), "the exported model")
 
     with decoder_flags.opened_run() as run:
         from lingvo_gshard.hugging_face import exporting

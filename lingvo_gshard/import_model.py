@@ -17,7 +17,7 @@ import shlex
 
 from absl import flags
 
-from lingvo_gshard import cli
+from lingvo_gshard import cli, registry
 from lingvo_gshard.decoding import reading
 from lingvo_gshard.input import manifest
 from xla_spmd.files import storage
@@ -31,10 +31,13 @@ _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; re
 def main() -> None:
     """Imports the model; raises ValueError for a user's mistake."""
     from lingvo_gshard.hugging_face import families
+    from lingvo_gshard.model import placement
 
     with storage.working(_FROM.value) as folder, storage.working(_LOGDIR.value) as logdir:
-        # A model that we do not support is reported before JAX is imported.
-        families.read(folder).launched_model()
+        # A model that we do not support, and a wrong setting, are reported before JAX is imported.
+        storage.check_writable(logdir)
+        model, settings = families.read(folder).launched_model()
+        placement.check(registry.get_params(model, [*settings, *_SET.value]), batches=())
 
         # A part at a time is hashed, which needs no accelerator.
         environment.prepare(1, "cpu")

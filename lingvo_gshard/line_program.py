@@ -20,7 +20,7 @@ from absl import flags
 from lingvo_gshard import cli, decoder_flags
 from lingvo_gshard.decoding import outcomes
 from lingvo_gshard.files import text_file
-from xla_spmd.files import atomic_file
+from xla_spmd.files import atomic_file, storage
 from xla_spmd.runtime import progress
 
 if TYPE_CHECKING:
@@ -290,12 +290,11 @@ def _check_files() -> None:
         return
 
     # Before the model is loaded, which may take a minute.
+    if pathlib.Path(_INPUT.value).is_dir():
+        raise ValueError(f"--input={_INPUT.value}: this is a folder; expected a file.")
     if not pathlib.Path(_INPUT.value).is_file():
         raise ValueError(f"--input={_INPUT.value}: there is no such file.")
     output = pathlib.Path(_OUTPUT.value)
     if output.exists() and output.samefile(_INPUT.value):
         raise ValueError(f"--output={output} is the file of --input; choose another.")
-    if output.exists() and not output.is_file():
-        raise ValueError(f"--output={output}: expected a regular file.")
-    if not output.parent.is_dir():
-        raise ValueError(f"--output={output}: expected a file in a folder that exists.")
+    storage.check_file_writable("--output", output)

@@ -8,6 +8,7 @@ from absl import flags
 
 from lingvo_gshard import experiment_flags, registry
 from xla_plan.plans import plan_folder
+from xla_spmd.files import storage
 
 if TYPE_CHECKING:
     from lingvo_gshard.plans.request import Request
@@ -40,7 +41,7 @@ def check(*needed: flags.FlagHolder[str | None]) -> str:
     """Returns the experiment's name, once the flags are right.
 
     Raises ValueError if --model and --from, --out or one of the `needed` flags is missing, if
-    --programs is empty, and for an unknown experiment or setting.
+    --out cannot be written, if --programs is empty, and for an unknown experiment or setting.
     """
     experiment_flags.read_config()
     _read_from()
@@ -50,6 +51,7 @@ def check(*needed: flags.FlagHolder[str | None]) -> str:
     if PROGRAMS.value == []:
         raise ValueError("--programs is empty; expected some of a run's programs, or all.")
 
+    storage.check_writable(OUT.value or "")
     name = MODEL.value or ""
     registry.get_params(name, _SET.value)
     return name
@@ -80,7 +82,8 @@ def working() -> contextlib.AbstractContextManager[pathlib.Path]:
 def request(model: str, topology: str, default: str) -> "Request":
     """Returns the request to plan a model on a topology; `default` is used for --programs.
 
-    Raises ValueError if the model cannot run on the topology, and for unknown --programs.
+    Imports neither TensorFlow nor JAX. Raises ValueError for an unknown topology, if the model
+    cannot run on it, and for unknown --programs.
     """
     from lingvo_gshard.plans.request import make_request
 

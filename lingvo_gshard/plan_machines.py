@@ -3,13 +3,20 @@
 gshard plan machines --model=m4.MoE128E12L --out=MACHINES
 """
 
+from __future__ import annotations
+
 import functools
 import os
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from lingvo_gshard import cli, plan_flags
+from xla_plan.machines import topology_names
 from xla_spmd.runtime import environment
+
+if TYPE_CHECKING:
+    from lingvo_gshard.plans.request import Request
 
 _NUM_DEVICES = flags.DEFINE_integer(
     "num_devices", 128, "The devices of each machine, a power of two.", 8
@@ -26,13 +33,20 @@ def main() -> None:
     if names and not {"train", "all"} & set(names):
         raise ValueError("machines are compared by training steps; expected train in --programs.")
 
+    # Several compilers are optional packages.
+    requests: dict[str, Request | None] = {}
+    for topology in topology_names.compared(_NUM_DEVICES.value):
+        requests[topology] = None
+        if topology_names.is_installed(topology):
+            request = plan_flags.request(model, topology, default="train")
+            request.check_sizes()
+            requests[topology] = request
+
     environment.prepare()
     from lingvo_gshard.plans import commands
 
     with plan_flags.working() as out:
-        ask = functools.partial(plan_flags.request, default="train")
-        tell = functools.partial(print, flush=True)
-        commands.compare_machines(ask, model, _NUM_DEVICES.value, out, tell)
+        commands.compare_machines(requests, out, functools.partial(print, flush=True))
 
 
 def run() -> None:

@@ -12,7 +12,6 @@ import os
 from absl import flags
 
 from lingvo_gshard import cli, plan_flags
-from xla_plan.machines import topology_names
 from xla_spmd.files import storage
 from xla_spmd.runtime import environment
 
@@ -32,16 +31,21 @@ flags.adopt_module_key_flags(plan_flags)
 def main() -> None:
     """Prints the plan, and changes that would make a training step fit if it does not."""
     model = plan_flags.check(_TOPOLOGY)
-    topology_names.check(_TOPOLOGY.value or "")
-    environment.prepare()
-    from lingvo_gshard.plans import commands
-    from xla_plan.measured import rates
-
+    request = plan_flags.request(model, _TOPOLOGY.value or "", default="all")
+    request.check_sizes()
+    if _SAVE.value and "train" not in request.programs:
+        raise ValueError("--save saves training steps; expected train among --programs.")
     measured = None
     if _RATES.value is not None:
+        from xla_plan.measured import rates
+
         measured = rates.load(storage.path(_RATES.value), _TOPOLOGY.value)
+
+    # All mistakes but the compiler's have been reported by now, before JAX is imported.
+    environment.prepare()
+    from lingvo_gshard.plans import commands
+
     with plan_flags.working() as out:
-        request = plan_flags.request(model, _TOPOLOGY.value or "", default="all")
         show = functools.partial(print, flush=True)
         commands.plan_model(request, out, _SAVE.value, show, measured)
 

@@ -11,7 +11,6 @@ import os
 from absl import flags
 
 from lingvo_gshard import cli, plan_flags
-from xla_plan.machines import topology_names
 from xla_spmd.runtime import environment
 
 _TOPOLOGY = plan_flags.define_topology()
@@ -21,12 +20,11 @@ flags.adopt_module_key_flags(plan_flags)
 def main() -> None:
     """Prints each candidate once it is compiled, their ranking, and the plan of the best."""
     model = plan_flags.check(_TOPOLOGY)
-    topology_names.check(_TOPOLOGY.value or "")
+    request = plan_flags.request(model, _TOPOLOGY.value or "", default="all")
     environment.prepare()
     from lingvo_gshard.plans import commands
 
     with plan_flags.working() as out:
-        request = plan_flags.request(model, _TOPOLOGY.value or "", default="all")
         commands.search_partitioning(request, out, functools.partial(print, flush=True))
 
 

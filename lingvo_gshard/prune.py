@@ -46,6 +46,7 @@ def main() -> None:
         is_merged=_MERGE.value,
         multiple_of=_MULTIPLE_OF.value,
     )
+    storage.check_writable(_OUT.value)
     with storage.working(_LOGDIR.value) as logdir, storage.working(_OUT.value) as out:
         # Without a run, or with a wrong request, nothing needs to start.
         launch = launches.recorded(str(logdir))

@@ -87,6 +87,8 @@ def get_class(name: str) -> Any:
     """
     if not isinstance(name, str):
         raise ValueError(f"model: expected a name, such as 'toy.MoE8E4L', got {name!r}.")
+    if name in _experiments:
+        return _experiments[name]
     names = registered_names()
     if name in _experiments:
         return _experiments[name]

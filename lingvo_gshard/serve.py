@@ -9,6 +9,7 @@ bundle again.
 """
 
 import importlib.util
+import socket
 
 from absl import flags
 
@@ -36,6 +37,9 @@ def main() -> None:
                 "requirements/serve.txt."
             )
 
+    # Before the model is loaded, which may take a minute.
+    _check_address(_HOST.value, _PORT.value)
+
     with decoder_flags.text_decoder() as text_decoder:
         from lingvo_gshard.serving import app
 
@@ -44,6 +48,15 @@ def main() -> None:
         app.serve(
             text_decoder, _HOST.value, _PORT.value, load=load, client_header=_CLIENT_HEADER.value
         )
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raises ValueError if the server cannot listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ValueError(f"--port={port} on {host}: {error.strerror}.") from error
 
 
 def run() -> None:

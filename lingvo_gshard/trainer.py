@@ -117,6 +117,10 @@ def _split() -> str:
 
 def _check(launch: launches.Launch, folder: str) -> None:
     """Raises ValueError for what --mode lacks, as far as it is known before the devices start."""
+    launches.check_sizes(launch, _INPUTS.get(_MODE.value, ()))
+    if _MODE.value in ("train", "train_and_eval"):
+        launches.check_warm_start(launch, folder)
+
     match _MODE.value:
         case "decode":
             launches.check_to_decode(launch, folder, _split())

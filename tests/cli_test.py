@@ -104,6 +104,48 @@ def run_dir(tmp_path_factory):
             "translate --bundle=/no --serve=8080",
             "--serve: serving is a program, gshard serve; see --help.",
         ),
+        ("trainer --logdir=RUN --executables=/no", "/no: no saved executables there; `plan model"),
+        ("trainer --logdir=RUN --set=task.encoder.num_layers=0", "num_layers must be 1 or more"),
+        (
+            "trainer --logdir=RUN/moe --set=input.batch_size=7",
+            "does not divide the batch's 448 tok",
+        ),
+        (
+            "trainer --logdir=RUN/moe --set=task.encoder.moe.num_experts=-1",
+            "task.encoder.moe.num_experts = -1: expected 1 or more.",
+        ),
+        (
+            "trainer --logdir=RUN --set=input.batch_size=0",
+            "input.batch_size = 0: expected 1 or more.",
+        ),
+        ("trainer --logdir=RUN --config=RUN", "run0: this is a folder; expected a TOML file."),
+        ("serve --logdir=RUN --host=256.0.0.1", "--port=8080 on 256.0.0.1: "),
+        ("prune --logdir=RUN/moe --languages=de --keep=1 --out=RUN/experiment.json", "is a file;"),
+        ("export_bundle --logdir=RUN --bundle=RUN/experiment.json/x", "experiment.json is a file;"),
+        (
+            "export_bundle --logdir=RUN --export_saved_model=RUN/experiment.json",
+            "experiment.json is a file; a folder is expected.",
+        ),
+        (
+            "export_bundle --logdir=RUN --to=huggingface --out=RUN",
+            "which is not part of the exported model; export to a new or empty folder.",
+        ),
+        ("import_model --from=MIXTRAL --logdir=RUN/experiment.json", "experiment.json is a file;"),
+        ("import_model --from=MIXTRAL --logdir=/new --set=foo=1", "--set=foo=1: No hyperparameter"),
+        ("import_model --from=MIXTRAL --logdir=/new --set=task.decoder.num_layers=0", "num_layers"),
+        ("compare --run=a=RUN --out=RUN/experiment.json/x", "experiment.json is a file; a folder"),
+        (
+            "data_prep.build --out=/none --config=RUN",
+            "run0: this is a folder; expected a TOML file",
+        ),
+        (
+            "translate --logdir=RUN --input=RUN --output=RUN/out.txt",
+            "run0: this is a folder; expected a file.",
+        ),
+        (
+            "translate --logdir=RUN --input=RUN/experiment.json --output=RUN/no/out.txt",
+            "out.txt: expected a file in a folder that exists.",
+        ),
         ("translate --logdir=RUN --source_lang=fr", "fr: the model was trained on de, en."),
         ("compare --run=a=/no", "/no/decode_test/scores.json is not a file of scores by language"),
         ("data_prep.build --out=/none --input=/no", "no input folder /no"),
@@ -115,7 +157,10 @@ def run_dir(tmp_path_factory):
     ],
 )
 def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command, message):
-    name, *flags = command.replace("RUN", str(run_dir)).split()
+    mixtral = _ROOT / "tests/hugging_face/models/mixtral"
+    command = command.replace("RUN", str(run_dir)).replace("PLAN", "--topology=v3:2x2 --out=/none")
+    command = command.replace("MIXTRAL", str(mixtral))
+    name, *flags = command.split()
     done = subprocess.run(
         without.command(_SLOW, _module(name), *flags),
         capture_output=True,

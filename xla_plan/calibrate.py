@@ -28,6 +28,7 @@ def main() -> None:
     if program_flags.OUT.value is None:
         raise ValueError("--out is missing; see --help.")
     path = storage.path(program_flags.OUT.value)
+    storage.check_file_writable("--out", path)
     environment.prepare()
     from xla_plan.measured import measure, rates
 

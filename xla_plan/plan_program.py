@@ -8,8 +8,10 @@ import os
 from absl import flags
 
 from xla_plan import program_flags
+from xla_plan.measured import rates
 from xla_plan.plans import plan_folder
 from xla_spmd.files import storage
+from xla_spmd.hlo import kernels
 from xla_spmd.runtime import command_line, environment
 
 _KERNEL_FLOPS = flags.DEFINE_multi_string(
@@ -36,16 +38,18 @@ flags.adopt_module_key_flags(program_flags)
 def main() -> None:
     """Prints the plan in --out, and makes it first if needed."""
     program = program_flags.program()
-    order = _device_order()
-    environment.prepare()
-    with environment.quiet_stderr():  # JAX 0.10 logs that a driver is missing.
-        from xla_plan.measured import rates
-        from xla_plan.plans import program_text, programs
-
     topology = program_flags.TOPOLOGY.value or ""
+    order = _device_order()
+    kernels.parse_flops(_KERNEL_FLOPS.value)
     measured = None
     if _RATES.value is not None:
         measured = rates.load(storage.path(_RATES.value), topology)
+
+    # All mistakes but the program's own have been reported by now, before JAX is imported.
+    environment.prepare()
+    with environment.quiet_stderr():  # JAX 0.10 logs that a driver is missing.
+        from xla_plan.plans import program_text, programs
+
     request = programs.FileRequest(
         path=program,
         topology=topology,
@@ -65,14 +69,19 @@ def main() -> None:
 
 
 def _device_order() -> tuple[int, ...] | None:
-    """Returns the numbers of --device_order. Raises ValueError if one is not a number."""
+    """Returns the numbers of --device_order. Raises ValueError if they do not order the devices."""
     if _DEVICE_ORDER.value is None:
         return None
+    what = f"--device_order={','.join(_DEVICE_ORDER.value)}"
     try:
-        return tuple(map(int, _DEVICE_ORDER.value))
+        order = tuple(map(int, _DEVICE_ORDER.value))
     except ValueError:
-        order = ",".join(_DEVICE_ORDER.value)
-        raise ValueError(f"--device_order={order}: expected numbers such as 0,2,1,3.") from None
+        raise ValueError(f"{what}: expected numbers such as 0,2,1,3.") from None
+
+    num_devices = program_flags.num_devices()
+    if sorted(order) != list(range(num_devices)):
+        raise ValueError(f"{what}: expected each number from 0 to {num_devices - 1} once.")
+    return order
 
 
 def run() -> None:

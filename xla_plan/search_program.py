@@ -10,6 +10,8 @@ from absl import flags
 
 from xla_plan import program_flags
 from xla_plan.plans import plan_folder
+from xla_plan.program import patterns
+from xla_plan.searches import axes
 from xla_spmd.runtime import command_line, environment
 
 _LETTERS = flags.DEFINE_multi_string(
@@ -30,6 +32,9 @@ flags.adopt_module_key_flags(program_flags)
 def main() -> None:
     """Prints each table after its compilation, then their ranking, and writes them into --out."""
     program = program_flags.program()
+    _check_search()
+
+    # All mistakes but the program's own have been reported by now, before JAX is imported.
     environment.prepare()
     with environment.quiet_stderr():  # JAX 0.10 logs that a driver is missing.
         from xla_plan.plans import own_process
@@ -53,6 +58,18 @@ def main() -> None:
         )
         # A damaged file can make parsers and compilers die.
         print("\n" + own_process.call(search.save_search, request), flush=True)
+
+
+def _check_search() -> None:
+    """Raises ValueError for malformed --letters, and for --axes or --mesh that no search takes."""
+    for text in _LETTERS.value:
+        patterns.parse_letters(text)
+
+    names = _AXES.value or ()
+    if names:
+        axes.check(names)
+    if program_flags.MESH.value is not None:
+        axes.parse_mesh(program_flags.MESH.value, names, program_flags.num_devices())
 
 
 def run() -> None:

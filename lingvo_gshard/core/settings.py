@@ -138,6 +138,8 @@ def from_toml(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"--config={path}: there is no such file.") from None
+    except IsADirectoryError:
+        raise ValueError(f"--config={path}: this is a folder; expected a TOML file.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"--config={path}: expected a TOML file ({error}).") from error
 

@@ -50,6 +50,8 @@ class Context:
     numerics: Numerics = PLAIN  # How layers multiply, and which results the gradient keeps.
     # In an encoder's layer, float32 [B, L, L]: 1 where two tokens are of one sentence.
     sentence_mask: tf.Tensor | None = None
+    # In an encoder's layer, int32 [B, L]: the piece that begins each token's sentence.
+    first_pieces: tf.Tensor | None = None
     # In a microbatch, the mean number of tokens of all microbatches: of the labels' tokens or, in a
     # layer, of the stack's. See model/accumulation.py and layers/pipeline.py.
     mean_tokens: tf.Tensor | None = None

@@ -12,10 +12,11 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
+import math
 from collections.abc import Callable
 from typing import Any
 
-from lingvo_gshard.core.base_layer import BaseLayer, constant
+from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, AnyParams, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -49,6 +50,17 @@ class GatingLayer(BaseLayer, abc.ABC):
     def num_choices(cls, p: AnyParams) -> int:
         """Returns k, the experts that a token chooses at most, for Params of this class."""
 
+    @classmethod
+    def OfLayer(cls, p: AnyParams, num_experts: int, dim: int) -> AnyParams:
+        """Returns the Params of the gating of an MoE layer with E experts and model dim M."""
+        del dim
+        return p.Copy().Set(num_experts=num_experts)
+
+    def RouterInput(self, theta: NestedMap, x_GSM: tf.Tensor, context: Context) -> tf.Tensor:
+        """Returns what wg multiplies, [G, S, M]: by default the tokens themselves."""
+        del theta, context
+        return x_GSM
+
     @abc.abstractmethod
     def FProp(
         self,
@@ -60,8 +72,8 @@ class GatingLayer(BaseLayer, abc.ABC):
     ) -> Gates:
         """Chooses the experts of all tokens, and their places in buffers of `capacity` places.
 
-        `logits_GSE` are the products wg * x. `valid_GS` is 1 for tokens and 0 for padding, which
-        neither chooses experts nor takes capacity.
+        `logits_GSE` are the products of wg and RouterInput. `valid_GS` is 1 for tokens and 0 for
+        padding, which neither chooses experts nor takes capacity.
         """
 
     @property
@@ -187,6 +199,61 @@ class SentenceTop2Gating(Top2Gating):
         means_GSE = tf.reshape(means_BLE, logits_GSE.shape) * valid_GS[..., None]
         means_GSE = self.annotate(means_GSE, "GSE")
         return super().FProp(theta, means_GSE, valid_GS, capacity, context)
+
+
+class TaskTop2Gating(Top2Gating):
+    """Algorithm 1 by task: all tokens of a task's sentences have the same logits.
+
+    The logits are wg times a learned embedding of the token's task, as in Lingvo's TaskTop2Gating
+    (lingvo/core/gshard_layers.py), which takes the embeddings from its caller. Here each MoE layer
+    has its own, and a sentence's task is the target language, whose token begins the source if the
+    data has several. Capacity and random draws stay per token. Only encoders have this gating.
+    """
+
+    class Params(Top2Gating.Params):
+        dim: int = setting(REQUIRED, "M; the MoE layer sets it.")
+        num_tasks: int = setting(REQUIRED, "The target languages of the data.")
+        first_piece: int = setting(
+            4, "The source piece of the first task, which the other tasks' follow; 4 in our data."
+        )
+
+    p: Params
+
+    @classmethod
+    def OfLayer(cls, p: AnyParams, num_experts: int, dim: int) -> AnyParams:
+        return super().OfLayer(p, num_experts, dim).Set(dim=dim)
+
+    def __init__(self, params: Params, *args: Any) -> None:
+        super().__init__(params, *args)
+        p = self.p
+        self._check_range("num_tasks", p.num_tasks >= 1, "1 or more")
+        self._check_range("first_piece", p.first_piece >= 0, "0 or more")
+        # Replicated, as the router is.
+        self.CreateVariable("embedding", gaussian((p.num_tasks, p.dim), "__", fan_in=1))
+
+    def RouterInput(self, theta: NestedMap, x_GSM: tf.Tensor, context: Context) -> tf.Tensor:
+        """Returns the embedding of each token's task, float32; 0 for padding.
+
+        Raises ValueError outside of an encoder, and unless context.first_pieces has the shape of
+        the batch.
+        """
+        pieces_BL = context.first_pieces
+        if pieces_BL is None:
+            raise ValueError(
+                f"{self.path}: TaskTop2Gating needs the token that begins a source, which only an "
+                "encoder has; expected Top2Gating or TopKGating in a decoder."
+            )
+        num_groups, group_size, _ = x_GSM.shape
+        if math.prod(pieces_BL.shape) != num_groups * group_size:
+            raise ValueError(
+                f"{self.path}: first_pieces has the shape {tuple(pieces_BL.shape)}, expected a "
+                f"piece for each of {num_groups * group_size} tokens."
+            )
+
+        task_GS = tf.reshape(pieces_BL, [num_groups, group_size]) - self.p.first_piece
+        is_task_GSV = self.annotate(tf.one_hot(task_GS, self.p.num_tasks), "GS_")
+        task_GSM = context.einsum("GSV,VM->GSM", is_task_GSV, theta.embedding, exact=True)
+        return self.annotate(task_GSM, "GSM")
 
 
 class Scores(enum.Enum):

@@ -95,7 +95,7 @@ class MoELayer(BaseLayer):
         e = self.p.num_experts
 
         self._check()
-        self.CreateChild("gate", self.p.gating.Copy().Set(num_experts=e))
+        self.CreateChild("gate", self.p.gating.cls.OfLayer(self.p.gating, e, m))
         self.CreateChild("hidden_dropout", self.p.hidden_dropout)
         self.CreateChild("output_dropout", self.p.output_dropout)
         # `_`, not E: the gate is replicated, although experts are split (section 3.2).
@@ -139,7 +139,8 @@ class MoELayer(BaseLayer):
         # Lines 1 and 2, gating: the experts of each token, and its places in their buffers. The
         # softmax is part of it. Logits are float32, because in 16 bits many would tie.
         with tf.name_scope("gate"):
-            logits_GSE = context.einsum("GSM,ME->GSE", x_GSM, theta.wg, exact=True)
+            routed_GSM = self.gate.RouterInput(theta.gate, x_GSM, context)
+            logits_GSE = context.einsum("GSM,ME->GSE", routed_GSM, theta.wg, exact=True)
             logits_GSE = self.annotate(logits_GSE, "GSE")
         gates = self.gate.FProp(theta.gate, logits_GSE, valid_GS, path.capacity, context)
         gates = self._masked(theta, gates, context)

@@ -36,7 +36,13 @@ from lingvo_gshard.layers.weight import weights_of_layer
 
 _BlockFn = Callable[["Carried[tf.Tensor]"], "Carried[tf.Tensor]"]
 # The dims of the fields of Attended that have something for each token: masks and positions.
-_MASK_DIMS = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_", "positions": "BL"}
+_MASK_DIMS = {
+    "mask": "BL_",
+    "valid_mask": "BL",
+    "source_mask": "BL_",
+    "positions": "BL",
+    "first_pieces": "BL",
+}
 
 
 class TransformerStack(BaseLayer):

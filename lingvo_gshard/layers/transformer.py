@@ -37,6 +37,7 @@ class Attended:
     key_positions: tf.Tensor | None = None
     # Whether a token attends to its whole sentence, the tokens after it included: an encoder's do.
     whole_sentences: bool = False
+    first_pieces: tf.Tensor | None = None  # Context.first_pieces, in an encoder.
 
     @property
     def sentence_mask(self) -> tf.Tensor | None:
@@ -133,7 +134,9 @@ class TransformerLayer(BaseLayer):
             x = self.annotate(x + h, "BLM")
 
         # Feed-forward, or experts.
-        context = dataclasses.replace(context, sentence_mask=attended.sentence_mask)
+        context = dataclasses.replace(
+            context, sentence_mask=attended.sentence_mask, first_pieces=attended.first_pieces
+        )
         x, routing = self.FeedForward(theta, x, attended.valid_mask, context)
 
         # Its growth is a sign of instability (section 4.3).

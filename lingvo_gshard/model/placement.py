@@ -160,9 +160,21 @@ def check_sizes(params: Params, table: Partitioning, batches: Collection[str] = 
     if "eval_input" in batches:
         num_groups(params, "eval_input")
 
-    for name, (rows, letter, size) in _sizes(params, table, batches).items():
+    for name, (_, _, size) in _sizes(params, table, batches).items():
         if size < 1:  # A larger size need not be divisible: XLA pads it.
-            raise ValueError(_not_divided(name, letter, size, rows))
+            raise ValueError(f"{name} = {size}: expected 1 or more.")
+
+
+def check(params: Params, batches: Collection[str] = _BATCHES) -> None:
+    """Raises ValueError for sizes of layers, groups or the named batches that fit no devices.
+
+    Vocabulary sizes must be set. Takes a fraction of a second, and imports neither TensorFlow nor
+    JAX.
+    """
+    unpartitioned = Partitioning(Mesh.flat(1), ())
+    if batches:
+        check_sizes(params, unpartitioned, batches)
+    params.task.Instantiate(Annotator(unpartitioned))
 
 
 def check_divisible(

@@ -247,11 +247,13 @@ class TranslationTask(TokenTask):
         x = self.source_dropout.FProp(theta.source_dropout, x, "BLM", context)
 
         segments = features.source_segment_ids
+        mask = segment_mask(segments, segments)
         attended = Attended(
-            segment_mask(segments, segments),
+            mask,
             valid_mask(segments),
             positions=features.source_positions,
             whole_sentences=True,
+            first_pieces=_first_pieces(features, mask),
         )
         x, reports = self.encoder.FProp(theta.encoder, x, attended, context)
         return x, named("encoder", reports)
@@ -284,6 +286,13 @@ def _check_pieces(
         raise ValueError(
             f"task.start_piece must be 0 to {target_vocab_size - 1}, got {p.start_piece}."
         )
+
+
+def _first_pieces(features: NestedMap, mask_BTT: tf.Tensor) -> tf.Tensor:
+    """Returns the piece that begins each source token's sentence, int32 [B, T]; 0 for padding."""
+    first_BT = tf.where(features.source_positions == 0, features.source_ids, 0)
+    pieces_BTT = tf.cast(mask_BTT, tf.int32) * first_BT[:, None]
+    return tf.reduce_sum(pieces_BTT, -1)
 
 
 def _stack_tokens(features: NestedMap) -> dict[str, tf.Tensor]:

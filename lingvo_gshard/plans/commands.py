@@ -5,7 +5,7 @@ Compilations take minutes, so progress is printed between them.
 
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from lingvo_gshard.plans import (
     commands_text,
@@ -20,7 +20,7 @@ from lingvo_gshard.plans import (
 from lingvo_gshard.plans.candidates import candidates
 from lingvo_gshard.plans.machines import Machine
 from lingvo_gshard.plans.plan import TRAIN
-from lingvo_gshard.plans.request import Ask, Request
+from lingvo_gshard.plans.request import Request
 from lingvo_gshard.plans.trials import Trial
 from xla_plan.measured import rates
 from xla_plan.measured.rates import MeasuredRates
@@ -40,13 +40,12 @@ def plan_model(
     """Prints the plan. If the training step does not fit, also prints changes that would help.
 
     If a stack has remat=AUTO, first prints each Remat that is tried in its place. `save` saves the
-    trainer's executables below `folder`. `measured` gives the programs one more time. Raises
-    ValueError if they are to be saved and the training step does not fit or was not requested, and
-    if a process that compiles a program dies.
+    trainer's executables below `folder`, for which the training step must be among the programs.
+    `measured` gives the programs one more time. Raises ValueError if a step that is to be saved
+    does not fit, and if a process that compiles a program dies.
     """
     trains = TRAIN in request.programs
-    if save and not trains:
-        raise ValueError("--save saves training steps; expected train among --programs.")
+    assert trains or not save, "plan_model checks --save."
     request = least_remat.resolved(
         request, folder, lambda trial: show(trials_text.trial_line(trial))
     )
@@ -97,12 +96,15 @@ def search_partitioning(request: Request, folder: pathlib.Path, show: Print) -> 
 
 
 def compare_machines(
-    ask: Ask, model: str, num_devices: int, folder: pathlib.Path, show: Print
+    requests: Mapping[str, Request | None], folder: pathlib.Path, show: Print
 ) -> None:
-    """Prints whether a model fits on each machine of `num_devices` devices, then the table."""
+    """Prints whether a model fits on each machine, then the table.
+
+    `requests` has the request for each topology, or None if its compiler is not installed.
+    """
 
     def show_machine(machine: Machine) -> None:
         show(commands_text.machine_line(machine))
 
-    planned = machines.plan_machines(ask, model, num_devices, folder, show_machine)
+    planned = machines.plan_machines(requests, folder, show_machine)
     show(commands_text.machines_table(planned))

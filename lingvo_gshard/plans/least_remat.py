@@ -10,7 +10,7 @@ from lingvo_gshard.plans.plan import TRAIN
 from lingvo_gshard.plans.request import Request
 from lingvo_gshard.plans.trials import Trial
 from lingvo_gshard.runs import loss_products
-from xla_plan.machines import hardware
+from xla_plan.machines import hardware, topology
 from xla_plan.machines.hardware import GIB
 
 
@@ -37,7 +37,9 @@ def resolved(
         compiled[remat] = trial
         return trial.fits
 
+    # A mistake would look as if no trial fitted. The compiler knows the possible sizes.
     request.check_sizes()
+    topology.devices(request.topology)
     capacity_bytes = hardware.generation(request.topology).capacity_gib * GIB
     remat = remats.least(
         request.params, loss_products.of_experiment, request.partitioning, capacity_bytes, fits

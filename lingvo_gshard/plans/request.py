@@ -11,7 +11,7 @@ from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.plans import plan
 from lingvo_gshard.sharding.layout import Partitioning
-from xla_plan.machines import topology
+from xla_plan.machines import topology_names
 
 # The Params of the batch that each program takes; initialization does not take a batch.
 _BATCH_PARAMS = {plan.TRAIN: "input", plan.EVALUATE: "eval_input", plan.DECODE: "decode"}
@@ -86,8 +86,11 @@ def make_request(
 
     `batch_tokens`, the target tokens of a batch, becomes a setting unless it is None. Raises
     ValueError for an unknown model, setting or topology, a vocabulary without a size, if no number
-    of rows has the batch's tokens, or if the mesh does not fit the cores.
+    of rows has the batch's tokens, or if the mesh does not fit the cores. Only a plan finds sizes
+    that the topology's compiler does not know: this imports neither TensorFlow nor JAX.
     """
+    topology_names.check(topology_name)
+
     # As a setting, the size of the batch appears in the plan and in the training flags.
     settings = tuple(settings)
     if batch_tokens is not None:
@@ -101,7 +104,7 @@ def make_request(
         flags = " ".join(f"--set=task.{name}=SIZE" for name in missing)
         raise ValueError(f"A plan has no data to take {names} from; give {flags}.")
 
-    partitioning = placement.partitioning(params, len(topology.devices(topology_name)))
+    partitioning = placement.partitioning(params, topology_names.num_devices(topology_name))
     return Request(model, settings, params, topology_name, partitioning, programs_of(params))
 
 

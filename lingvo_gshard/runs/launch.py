@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
 from lingvo_gshard.decoding.languages import Languages
-from lingvo_gshard.input import manifest, tokenizer
+from lingvo_gshard.input import example_codec, manifest, tokenizer
 from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
 from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.layers.gating_layers import TaskTop2Gating
 from lingvo_gshard.layers.numerics import Remat
-from lingvo_gshard.model import remats
+from lingvo_gshard.model import placement, remats
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.train import config as train_config
 from xla_spmd.files import atomic_file, digests, json_records, storage
@@ -226,10 +227,38 @@ def experiment_params(launch: Launch) -> Params:
             )
         params.task.Set(**{name: size})
 
+    _check_tasks(params, launch)
+
     # A translation into one of many languages begins with that language's token.
     if launch.facts.language_tokens and "decode" in params:
         params.decode.forces_first = True
     return params
+
+
+def _check_tasks(params: Params, launch: Launch) -> None:
+    """Raises ValueError if a gating by task has more or fewer tasks than the data's sources name.
+
+    If there are several target languages, the token of the target begins a source.
+    """
+    facts = launch.facts
+    targets = {example_codec.sides(code, facts.languages)[1] for code in facts.languages}
+    are_named = len(targets) > 1 and not facts.language_tokens
+
+    for stack in params.task.cls.STACKS:
+        moe = params.task.Get(stack).moe
+        if moe is None or not issubclass(moe.gating.cls, TaskTop2Gating):
+            continue
+        setting = f"task.{stack}.moe.gating"
+        if not are_named:
+            raise ValueError(
+                f"{setting}: TaskTop2Gating needs data of several target languages, whose tokens "
+                f"begin the sources; {launch.data_dir} has no such tokens."
+            )
+        if moe.gating.num_tasks != len(targets):
+            raise ValueError(
+                f"{setting}.num_tasks is {moe.gating.num_tasks}, but {launch.data_dir} has "
+                f"{len(targets)} target languages."
+            )
 
 
 def _bind(batches: Params, launch: Launch) -> Params:
@@ -283,6 +312,21 @@ def check_files(launch: Launch, logdir: str, inputs: Sequence[str]) -> None:
     for name in inputs:
         p = params.Get(name)
         p.cls.CheckFiles(p)
+
+
+def check_sizes(launch: Launch, inputs: Sequence[str]) -> None:
+    """Raises ValueError for sizes of layers, or of the batches of `inputs`, that fit no devices."""
+    placement.check(experiment_params(launch), inputs)
+
+
+def check_warm_start(launch: Launch, logdir: str) -> None:
+    """Raises ValueError if a new run in `logdir` is to start from a run or a file that is missing.
+
+    A run that exists does not read it again.
+    """
+    source = experiment_params(launch).train.warm_start_from
+    if source is not None and not holds_run(logdir) and not storage.path(source).exists():
+        raise ValueError(f"{_WARM_START}={source}: there is no such run or file.")
 
 
 def check_to_evaluate(launch: Launch, logdir: str, split: str) -> None:

@@ -13,6 +13,7 @@ from lingvo_gshard.input import example_codec
 from lingvo_gshard.input.bpe_tokenizer import loaded
 from lingvo_gshard.model.decode_params import SearchParams
 from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.spmd import executables_folder
 from xla_spmd.files import storage
 
 if TYPE_CHECKING:
@@ -42,12 +43,14 @@ def to_train(
     `settings` are `path=value`. Only a run that `trains` decides what remat=AUTO stands for.
 
     Raises ValueError if `logdir` cannot be written, if the model or the data is missing and the
-    folder holds no run, for a wrong setting, for data of another task or vocabulary, or for sizes
-    that do not fit the devices. `check` may raise it, too.
+    folder holds no run, if `executables` is a folder without any, for a wrong setting, for data of
+    another task or vocabulary, or for sizes that do not fit the devices. `check` may raise it, too.
     """
     storage.check_writable(logdir)
     with storage.working(logdir) as folder:
         launch = launches.launch_of(model, settings, data_dir, str(folder))
+        if executables is not None:
+            executables_folder.check(pathlib.Path(executables))
         check(launch, str(folder))
         num_partitions, devices = start(launch.model)
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from lingvo_gshard.spmd import executable, specs
+from lingvo_gshard.spmd import executable, executables_folder, specs
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.program import Program
 from xla_spmd.files import atomic_file, json_records
@@ -62,10 +62,7 @@ class SavedExecutables:
     def __init__(self, folder: str | pathlib.Path) -> None:
         """Raises ValueError if the folder contains no saved executable."""
         self._folder = pathlib.Path(folder)
-        if not any(self._folder.glob("*.json")):
-            raise ValueError(
-                f"{folder}: no saved executables there; `plan model --save` writes them."
-            )
+        executables_folder.check(self._folder)
 
     def load_or_compile(self, program: Program, devices: Sequence[Any] | None = None) -> Executable:
         """Returns the saved executable of `program`, or, if it is missing, compiles it and warns.

@@ -133,6 +133,6 @@ def test_programs_that_were_planned_before_a_mistake_are_kept(asked, monkeypatch
 def test_sizes_that_cannot_be_are_refused(asked, tmp_path):
     experiment = tiny.params()
     experiment.task.encoder.moe.num_experts = 0
-    with pytest.raises(ValueError, match="do not divide task.encoder.moe.num_experts = 0"):
+    with pytest.raises(ValueError, match="task.encoder.moe.num_experts = 0: expected 1 or more"):
         kept_plans.load_or_make(tiny.request(params=experiment), tmp_path)
     assert not asked

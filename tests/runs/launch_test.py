@@ -12,6 +12,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.layers.gating_layers import TaskTop2Gating
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.train.hooks import NonFinite
@@ -374,3 +375,20 @@ def test_a_language_without_training_text_is_not_listed(monkeypatch):
     )
     monkeypatch.setattr(manifest, "load", lambda _: data)
     assert TranslationInput.Facts("data").languages == ("de",)
+
+
+def _by_task(num_tasks, facts):
+    gating = TaskTop2Gating.Params().Set(num_tasks=num_tasks)
+    params = registry.get_params("toy.MoE8E4L")
+    params.task.encoder.moe.gating = gating
+    launches._check_tasks(params, dataclasses.replace(_LAUNCH, facts=facts))
+
+
+def test_routing_by_task_needs_data_whose_sources_name_their_targets():
+    several = DataFacts(4000, 2000, ("de", "en-de", "en-fr", "fr"))
+    _by_task(3, several)  # English, German and French.
+    with pytest.raises(ValueError, match=r"gating\.num_tasks is 2, but /data has 3 target lang"):
+        _by_task(2, several)
+    for facts in (_FACTS, dataclasses.replace(several, language_tokens=("deu_Latn", "fra_Latn"))):
+        with pytest.raises(ValueError, match="TaskTop2Gating needs data of several target langu"):
+            _by_task(1, facts)

@@ -6,6 +6,7 @@ host, which NVLink joins: `h100:32x8`; a rack of GB200 counts as one host.
 """
 
 import importlib.util
+import math
 import re
 
 from xla_plan.machines.gpus import GPUS
@@ -23,6 +24,10 @@ _TPUS = {
 # JAX shows each core as a device.
 CORES_PER_CHIP = {"v2": 2, "v3": 2, "v5e": 1, "v6e": 1, "v4": 2, "v5p": 1, "tpu7x": 2}
 _SIZES = _TPUS | dict.fromkeys(GPUS, "HOSTSxGPUS")
+
+# The machines that are compared: the most devices of a pod, and the GPUs of a host.
+_COMPARED_TPUS = {"v3": 2048, "v4": 8192, "v5e": 256, "v5p": 8192, "v6e": 256, "tpu7x": 16384}
+_COMPARED_GPUS = {"a100": 8, "h100": 8, "h200": 8, "b200": 8, "gb200": 64}
 
 _FORMS = ", ".join(f"{kind}:{sizes}" for kind, sizes in _SIZES.items())
 KNOWN = (
@@ -80,6 +85,13 @@ def num_slices(name: str) -> int:
     return int(number) if is_number and not is_gpu(name) else 0
 
 
+def num_devices(name: str) -> int:
+    """Returns the number of devices of a topology whose name `check` accepts."""
+    kind, sizes = kind_and_sizes(name)
+    devices_per_slice = math.prod(map(int, sizes.split("x"))) * CORES_PER_CHIP.get(kind, 1)
+    return devices_per_slice * num_slices(name)
+
+
 def kind_and_sizes(name: str) -> tuple[str, str]:
     """Returns the parts of a name around its colon, without the number of slices."""
     kind, _, sizes = name.partition(":")
@@ -107,3 +119,20 @@ def tpu(kind: str, num_cores: int) -> str:
     # A host has 2x2x1 chips, so a side of 1 comes last.
     sides.sort(key=lambda side: side == 1)
     return f"{kind}:{'x'.join(map(str, sides))}"
+
+
+def compared(num_devices: int) -> list[str]:
+    """Returns the machines with `num_devices` devices, a power of two of at least 8.
+
+    TPUs are as near to cubes as possible.
+    """
+    names = []
+    for kind, most_devices in _COMPARED_TPUS.items():
+        if num_devices <= most_devices:
+            names.append(tpu(kind, num_devices))
+
+    # A host is filled before the next one is used.
+    for kind, gpus_per_host in _COMPARED_GPUS.items():
+        gpus = min(gpus_per_host, num_devices)
+        names.append(f"{kind}:{num_devices // gpus}x{gpus}")
+    return names

@@ -7,10 +7,10 @@ is never split. Other dims get their letters from the dims that they meet in the
 
 import collections
 import dataclasses
-import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 
+from xla_plan.program import patterns
 from xla_plan.program.argument_paths import path, steps
 from xla_plan.program.dims import reader
 from xla_plan.program.dims.dim_sets import Dim, Dims
@@ -20,8 +20,6 @@ from xla_spmd.hlo.hlo_module import num_bytes
 
 NONE = "_"  # A dim that is never split.
 _BATCH = "B"  # The letter of the batch's dim if the user gives it none.
-
-_LETTER = re.compile(r"[A-Za-z]\w*|_")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +80,7 @@ def _given(program: StablehloProgram, texts: Sequence[str]) -> list[tuple[str, .
     given: list[tuple[str, ...] | None] = [None] * len(program.arguments)
     by: dict[int, str] = {}
     for text in texts:
-        expression, letters = _parse(text)
+        expression, letters = patterns.parse_letters(text)
         is_found = False
         for index, argument in enumerate(program.arguments):
             if not any(map(expression.search, (path(argument.name), argument.name))):
@@ -104,21 +102,6 @@ def _given(program: StablehloProgram, texts: Sequence[str]) -> list[tuple[str, .
             )
     _check_sizes(program.arguments, given)
     return given
-
-
-def _parse(text: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
-    # The last `=` separates them: an expression may contain `=`, and letters do not.
-    expression, _, words = text.rpartition("=")
-    letters = tuple(words.split())
-    if not expression or not letters or not all(map(_LETTER.fullmatch, letters)):
-        raise ValueError(
-            f"--letters={text}: expected REGEX=LETTERS, with a letter or word for each dim and _ "
-            "for one that is never split, such as '.*mlp/wi=M H'."
-        )
-    try:
-        return re.compile(expression), letters
-    except re.error as error:
-        raise ValueError(f"--letters={text}: not a regular expression ({error}).") from error
 
 
 def _check_rank(text: str, letters: tuple[str, ...], argument: Argument) -> None:

@@ -1,8 +1,13 @@
-"""Users' labels for names, by regular expressions: `weights=^params`."""
+"""Users' labels for names, by regular expressions: `weights=^params`.
+
+They are checked before JAX is imported.
+"""
 
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
+
+_LETTER = re.compile(r"[A-Za-z]\w*|_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +36,25 @@ def parse(what: str, texts: Sequence[str]) -> tuple[Pattern, ...]:
         except re.error as error:
             raise ValueError(f"{what}={text}: not a regular expression ({error}).") from error
     return tuple(patterns)
+
+
+def parse_letters(text: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
+    """Returns the expression and the letters of a text `REGEX=LETTERS` of --letters.
+
+    Raises ValueError for a text of a different form.
+    """
+    # The last `=` separates them: an expression may contain `=`, and letters do not.
+    expression, _, words = text.rpartition("=")
+    letters = tuple(words.split())
+    if not expression or not letters or not all(map(_LETTER.fullmatch, letters)):
+        raise ValueError(
+            f"--letters={text}: expected REGEX=LETTERS, with a letter or word for each dim and _ "
+            "for one that is never split, such as '.*mlp/wi=M H'."
+        )
+    try:
+        return re.compile(expression), letters
+    except re.error as error:
+        raise ValueError(f"--letters={text}: not a regular expression ({error}).") from error
 
 
 def assign(what: str, patterns: Sequence[Pattern], names: Iterable[str]) -> dict[str, str]:

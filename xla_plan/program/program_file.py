@@ -10,9 +10,8 @@ from typing import Any
 import jax
 from google.protobuf.message import DecodeError
 
-from xla_plan.program import stablehlo_program
+from xla_plan.program import program_path, stablehlo_program
 from xla_plan.program.stablehlo_program import StablehloProgram, check_replicas
-from xla_spmd.files import storage
 from xla_spmd.hlo import collectives, hlo_proto
 from xla_spmd.hlo.hlo_module import COLLECTIVES
 from xla_spmd.runtime import jax_private
@@ -21,9 +20,6 @@ _FORMATS = (
     "a file of jax.export, StableHLO (text or bytecode) or HLO (text or a serialized "
     "HloModuleProto)"
 )
-# A program does not contain weights, and a protobuf or a flatbuffer cannot be larger.
-_MAX_BYTES = 2**31
-
 # HLO's text has the number of replicas, copies that XLA does not partition, in its first line.
 _HEADER_BYTES = 1 << 16
 _REPLICAS = re.compile(rb"\breplica_count=(\d+)")
@@ -37,7 +33,7 @@ def read(path: pathlib.Path, platform: str) -> StablehloProgram:
     compiled.
     """
     what = f"--program={path}"
-    _check_file(what, path)
+    program_path.check(what, path)
     source = path.read_bytes()
 
     replicas = _REPLICAS.search(source[:_HEADER_BYTES])
@@ -83,26 +79,9 @@ def _formats_in_errors(what: str) -> Iterator[None]:
 
 def digest(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a file. Raises ValueError if the file cannot be a program."""
-    _check_file(f"--program={path}", path)
+    program_path.check(f"--program={path}", path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_file(what: str, path: pathlib.Path) -> None:
-    """Raises ValueError, prefixed by `what`, if a file, not read yet, cannot be a program."""
-    if path.is_dir():
-        raise ValueError(f"{what}: this is a folder, expected a file.")
-    if not path.is_file():
-        raise ValueError(f"{what}: there is no such file.")
-
-    size_bytes = storage.size_bytes(path)
-    if size_bytes == 0:
-        raise ValueError(f"{what}: the file is empty.")
-    if size_bytes > _MAX_BYTES:
-        raise ValueError(
-            f"{what}: {size_bytes / 2**30:.1f} GiB are too large for a program, at most "
-            f"{_MAX_BYTES / 2**30:.0f} GiB are read; weights should be arguments, not constants."
-        )
 
 
 def _num_replicas(hlo: Any) -> int:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from xla_plan.program import argument_letters
 from xla_plan.program.argument_letters import Letters
 from xla_plan.program.stablehlo_program import StablehloProgram
+from xla_plan.searches.axes import check as check_axes
+from xla_plan.searches.axes import parse_mesh
 from xla_plan.searches.table_cost import Rows, TableCost
 from xla_spmd.hlo.hlo_module import num_bytes
 from xla_spmd.mesh import Mesh
@@ -51,17 +53,13 @@ def meshes(
     Raises ValueError for more than two axes, or for a mesh of another size.
     """
     if text is not None:
-        mesh = Mesh.parse(text, num_devices)
-        if len(mesh.axis_names) > 2 or (axes and set(axes) != set(mesh.axis_names)):
-            raise ValueError(f"--mesh={text}: --search takes one or two axes, the same as --axes.")
-        yield mesh
+        yield parse_mesh(text, axes, num_devices)
         return
 
     names = tuple(axes) or tuple(program.axes)[:2]
     if not axes and len(names) < 2:
         names = (*names, *(name for name in AXES if name not in names))[:2]
-    if not 1 <= len(names) <= 2 or len(set(names)) != len(names):
-        raise ValueError(f"--axes={','.join(names)}: expected one or two names of axes.")
+    check_axes(names)
 
     for size in range(1, num_devices + 1):
         if num_devices % size == 0:

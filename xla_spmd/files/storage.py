@@ -115,6 +115,21 @@ def check_writable(folder: _Path) -> None:
         raise ValueError(f"{nearest} cannot be written by this user; choose another folder.")
 
 
+def check_file_writable(what: str, file: _Path) -> None:
+    """Raises ValueError, which begins with `what`, if this disk cannot hold a file, new or not.
+
+    A folder or a device may be in its place, and its own folder has to exist.
+    """
+    if is_bucket(file):
+        return
+    path = pathlib.Path(file)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{what}={path}: expected a regular file.")
+    if not path.parent.is_dir():
+        raise ValueError(f"{what}={path}: expected a file in a folder that exists.")
+    check_writable(path.parent)
+
+
 def absolute(name: _Path) -> str:
     """Returns a path for the record: it names the same file from every working folder."""
     return str(name) if is_bucket(name) else os.path.abspath(name)
