@@ -9,10 +9,11 @@ places: see Config.order.
 
 import abc
 import dataclasses
+import math
 import pathlib
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,11 +26,6 @@ from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.layers.activations import Activation
 
 CONFIG = "config.json"
-
-# Our ids. Without a start_piece, targets begin with BOS.
-PAD = 0
-BOS = 1
-EOS = 2
 
 # Far above any model's sizes, but small enough that a damaged number does not exhaust the memory.
 MAX_DIM = 2**18
@@ -56,6 +52,11 @@ class Config(abc.ABC):
 
     # The defaults of transformers' classes, for fields that a file lacks.
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    # Fields that change a model, and their values with which ours computes the same.
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "pruned_heads": ({}, None),
+        "quantization_config": (None,),
+    }
     # The names of tables, of which a file may have copies; and of numbers that we compute.
     TABLES: ClassVar[re.Pattern[str]]
     COMPUTED: ClassVar[re.Pattern[str]]
@@ -125,10 +126,50 @@ class Config(abc.ABC):
         value = reprlib.repr(self[name])
         return ValueError(f"{self.path}: {name} is {value}; expected {expected}.")
 
+    def check_fixed(self, fixed: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raises ValueError if the file has a field with none of its values in `fixed`."""
+        for name, allowed in fixed.items():
+            if name in self.values and self[name] not in allowed:
+                raise self.refused(name, " or ".join(map(repr, allowed)))
 
-def is_integer(value: Any) -> bool:
-    """Returns whether a value is an int and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    def check_integer(self, name: str, least: int, most: int | None = None) -> None:
+        """Raises ValueError unless a field is an integer from `least` to `most`."""
+        value = self[name]
+        if type(value) is not int or value < least or (most is not None and value > most):
+            raise self.refused(name, f"{least} or more" if most is None else f"{least} to {most}")
+
+    def check_number(self, name: str, is_right: Callable[[float], bool], expected: str) -> None:
+        """Raises ValueError unless a field is a finite number for which `is_right` holds."""
+        value = self[name]
+        if type(value) not in (int, float) or not math.isfinite(value) or not is_right(value):
+            raise self.refused(name, expected)
+
+    def check_rate(self, name: str) -> None:
+        """Raises ValueError unless a field is a rate of dropout."""
+        self.check_number(name, lambda rate: 0 <= rate < 1, "0 or more, below 1")
+
+    def check_switches(self, names: Iterable[str]) -> None:
+        """Raises ValueError unless the fields are true or false."""
+        for name in names:
+            if type(self[name]) is not bool:
+                raise self.refused(name, "true or false")
+
+    def check_activation(self, name: str) -> None:
+        """Raises ValueError unless a field names one of ACTIVATIONS."""
+        if self[name] not in list(ACTIVATIONS):
+            raise self.refused(name, f"one of {', '.join(ACTIVATIONS)}")
+
+    def check_divisor(self, name: str, of: str) -> None:
+        """Raises ValueError unless a field is a divisor of another one."""
+        value = self[name]
+        if type(value) is not int or value < 1 or self[of] % value:
+            raise self.refused(name, f"a divisor of {of} {self[of]}")
+
+    def check_experts(self, name: str, num_layers: int) -> None:
+        """Raises ValueError if a field cannot be the number of experts in each layer."""
+        self.check_integer(name, 1, MAX_EXPERTS)
+        if num_layers * self[name] > MAX_ALL_EXPERTS:
+            raise self.refused(name, f"at most {MAX_ALL_EXPERTS} experts in all layers together")
 
 
 def settings(base: Params, wanted: Params) -> tuple[str, ...]:

@@ -28,13 +28,10 @@ from lingvo_gshard.files.json_fields import Fields
 from lingvo_gshard.hugging_face.config import (
     ACTIVATIONS,
     CONFIG,
-    MAX_ALL_EXPERTS,
     MAX_DIM,
-    MAX_EXPERTS,
     MAX_LAYERS,
     MAX_VOCAB,
     Config,
-    is_integer,
     settings,
 )
 from lingvo_gshard.input.manifest import Kind
@@ -69,12 +66,6 @@ EXPERT = {
     "feed_forward.wi": "mlp.experts.{}.up_proj.weight",
     "feed_forward.wo": "mlp.experts.{}.down_proj.weight",
 }
-# As in FIXED, for every family.
-_FIXED: dict[str, tuple[Any, ...]] = {
-    "is_encoder_decoder": (False,),
-    "pruned_heads": ({}, None),
-    "quantization_config": (None,),
-}
 # Settings of tasks that do not change what a trained model computes.
 _WITHOUT_EFFECT = re.compile(
     r"task\.(input_dropout\..*|label_smoothing|aux_loss_weight|activation_dtype|product_dtype"
@@ -89,8 +80,7 @@ class Decoder(Config):
     MODEL_TYPE: ClassVar[str]
     ARCHITECTURE: ClassVar[str]
     BASE: ClassVar[str]  # The registered model, whose settings a config.json changes.
-    # Fields that change a model, and their values with which ours computes the same.
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = Config.FIXED | {"is_encoder_decoder": (False,)}
     EXPERTS: ClassVar[str] = "num_experts"  # The field of E.
     EXPERT_DIM: ClassVar[str] = "moe_intermediate_size"  # The field of an expert's H.
     LAYER: ClassVar[Mapping[str, str]] = LAYER
@@ -101,9 +91,14 @@ class Decoder(Config):
     COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
     @property
+    def experts_field(self) -> str:
+        """The field of E in this file."""
+        return self.EXPERTS
+
+    @property
     def num_experts(self) -> int:
         """E."""
-        return self[self.EXPERTS]
+        return self[self.experts_field]
 
     @property
     def expert_dim(self) -> int:
@@ -164,59 +159,32 @@ class Decoder(Config):
 
     def check(self) -> None:
         self._check_sizes()
-        for name, allowed in (_FIXED | dict(self.FIXED)).items():
-            if name in self.values and self[name] not in allowed:
-                raise self.refused(name, " or ".join(map(repr, allowed)))
-        if self["hidden_act"] not in list(ACTIVATIONS):
-            raise self.refused("hidden_act", f"one of {', '.join(ACTIVATIONS)}")
+        self.check_fixed(self.FIXED)
+        self.check_activation("hidden_act")
         for name in ("rope_parameters", "rope_scaling"):
             kind = self.values.values.get(name) or {}
             if not isinstance(kind, dict) or kind.get("rope_type", "default") != "default":
                 raise self.refused(name, "the rope_type 'default'")
-        if not self._is_number(self.max_timescale, above=1):
+        if type(self.max_timescale) not in (int, float) or not 1 < self.max_timescale < math.inf:
             raise self.refused("rope_theta", "a number above 1")
-        for name, above in (("rms_norm_eps", 0), ("attention_dropout", -1)):
-            if not self._is_number(self[name], above=above) or self[name] >= 1:
-                raise self.refused(name, "a number below 1")
-        for name, default in self.DEFAULTS.items():
-            if isinstance(default, bool) and not isinstance(self[name], bool):
-                raise self.refused(name, "true or false")
+        self.check_number("rms_norm_eps", lambda epsilon: 0 < epsilon < 1, "above 0, below 1")
+        self.check_rate("attention_dropout")
+        self.check_switches(name for name, value in self.DEFAULTS.items() if type(value) is bool)
         self._check_ids()
 
     def _check_sizes(self) -> None:
         """Raises ValueError for a size that is not a number, or larger than any model's."""
-        limits = {
-            "vocab_size": MAX_VOCAB,
-            "hidden_size": MAX_DIM,
-            "intermediate_size": MAX_DIM,
-            "num_hidden_layers": MAX_LAYERS,
-            "num_attention_heads": MAX_DIM,
-        }
-        for name, limit in limits.items():
-            if not is_integer(self[name]) or not 1 <= self[name] <= limit:
-                raise self.refused(name, f"1 to {limit}")
-        if not is_integer(self.head_dim) or not 1 <= self.head_dim <= MAX_DIM or self.head_dim % 2:
+        self.check_integer("vocab_size", 1, MAX_VOCAB)
+        self.check_integer("num_hidden_layers", 1, MAX_LAYERS)
+        for name in ("hidden_size", "intermediate_size", "num_attention_heads", self.EXPERT_DIM):
+            self.check_integer(name, 1, MAX_DIM)
+        if type(self.head_dim) is not int or not 1 <= self.head_dim <= MAX_DIM or self.head_dim % 2:
             raise self.refused("head_dim", "an even number")
-        heads = self["num_attention_heads"]
-        kv_heads = self.num_kv_heads
-        if not is_integer(kv_heads) or kv_heads < 1 or heads % kv_heads:
-            raise self.refused("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
+        if self["num_key_value_heads"] is not None:
+            self.check_divisor("num_key_value_heads", "num_attention_heads")
 
-        if not is_integer(self.expert_dim) or not 1 <= self.expert_dim <= MAX_DIM:
-            raise ValueError(f"{self.path}: experts' hidden size is {self.expert_dim!r}.")
-        if not is_integer(self.num_experts) or not 1 <= self.num_experts <= MAX_EXPERTS:
-            raise ValueError(
-                f"{self.path}: the number of experts is {self.num_experts!r}; expected 1 to "
-                f"{MAX_EXPERTS}."
-            )
-        if self["num_hidden_layers"] * self.num_experts > MAX_ALL_EXPERTS:
-            raise ValueError(
-                f"{self.path}: {self.num_experts} experts in each layer; expected at most "
-                f"{MAX_ALL_EXPERTS} in all layers together."
-            )
-        chosen = self["num_experts_per_tok"]
-        if not is_integer(chosen) or not 1 <= chosen <= self.num_experts:
-            raise self.refused("num_experts_per_tok", f"1 to {self.num_experts}")
+        self.check_experts(self.experts_field, self["num_hidden_layers"])
+        self.check_integer("num_experts_per_tok", 1, self.num_experts)
 
     def _check_ids(self) -> None:
         """Raises ValueError for a special token that is not of the vocabulary."""
@@ -225,18 +193,13 @@ class Decoder(Config):
             values = self._ends(self[name]) if name == "eos_token_id" else [self[name]]
             for value in values:
                 is_none = value is None and name != "eos_token_id"
-                if not is_none and not (is_integer(value) and 0 <= value < size):
+                if not is_none and not (type(value) is int and 0 <= value < size):
                     raise self.refused(name, f"an id below vocab_size {size}")
 
     @staticmethod
     def _ends(value: Any) -> list[Any]:
         """Returns the ids of EOS, of which there may be several; the first is ours."""
         return (value or [None]) if isinstance(value, list) else [value]
-
-    @staticmethod
-    def _is_number(value: Any, above: float) -> bool:
-        is_number = is_integer(value) or isinstance(value, float)
-        return is_number and math.isfinite(value) and value > above
 
     def check_generated(self, given: Fields) -> None:
         _, _, eos = self.rows

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.hugging_face import decoder
-from lingvo_gshard.hugging_face.config import is_integer
 from lingvo_gshard.layers.layer_order import layer_order
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -41,7 +40,7 @@ class HyV3(decoder.HeadNormDecoder):
         "router_scaling_factor": 2.826,
         "tie_word_embeddings": False,
     }
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "mlp_bias": (False,),
         "moe_router_enable_expert_bias": (True,),
         "moe_router_use_sigmoid": (True,),
@@ -81,13 +80,9 @@ class HyV3(decoder.HeadNormDecoder):
             and all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
         ):
             raise self.refused("mlp_layer_types", f"{num_layers} of {' and '.join(_KINDS)}")
-        first = self["first_k_dense_replace"]
-        if not is_integer(first) or not 0 <= first <= num_layers:
-            raise self.refused("first_k_dense_replace", f"0 to {num_layers}")
-        if not is_integer(self["num_shared_experts"]) or self["num_shared_experts"] < 1:
-            raise self.refused("num_shared_experts", "1 or more")
-        if not self._is_number(self["router_scaling_factor"], above=0):
-            raise self.refused("router_scaling_factor", "a number above 0")
+        self.check_integer("first_k_dense_replace", 0, num_layers)
+        self.check_integer("num_shared_experts", 1)
+        self.check_number("router_scaling_factor", lambda scale: scale > 0, "a number above 0")
 
     def set_family(self, stack: Params) -> None:
         super().set_family(stack)

@@ -30,7 +30,7 @@ class Mixtral(decoder.Decoder):
         "rope_theta": 1e6,
         "tie_word_embeddings": False,
     }
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "sliding_window": (None,),
     }
 

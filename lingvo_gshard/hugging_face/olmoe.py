@@ -29,7 +29,7 @@ class Olmoe(decoder.HeadNormDecoder):
         "rope_theta": 1e4,
         "tie_word_embeddings": False,
     }
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "clip_qkv": (None,),
     }
 

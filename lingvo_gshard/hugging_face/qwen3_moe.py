@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.hugging_face import decoder
-from lingvo_gshard.hugging_face.config import is_integer
 from lingvo_gshard.layers.layer_order import layer_order
 
 
@@ -35,13 +34,13 @@ class Qwen3Moe(decoder.HeadNormDecoder):
         "rope_theta": 1e4,
         "tie_word_embeddings": False,
     }
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "use_sliding_window": (False,),
     }
 
     @property
-    def num_experts(self) -> int:
-        return self["num_local_experts" if "num_local_experts" in self.values else "num_experts"]
+    def experts_field(self) -> str:
+        return "num_local_experts" if "num_local_experts" in self.values else self.EXPERTS
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -52,11 +51,9 @@ class Qwen3Moe(decoder.HeadNormDecoder):
 
     def check(self) -> None:
         super().check()
-        step = self["decoder_sparse_step"]
-        if not is_integer(step) or step < 1:
-            raise self.refused("decoder_sparse_step", "1 or more")
+        self.check_integer("decoder_sparse_step", 1)
         dense = self["mlp_only_layers"] or []
-        if not isinstance(dense, list) or not all(map(is_integer, dense)):
+        if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
             raise self.refused("mlp_only_layers", "a list of layers")
 
     def family_fields(self, stack: Params) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from typing import Any
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.hugging_face.config import ACTIVATIONS, BOS, EOS, PAD
-from lingvo_gshard.hugging_face.encoder_decoder import REQUIRED, SIDES
+from lingvo_gshard.hugging_face.config import ACTIVATIONS
+from lingvo_gshard.hugging_face.encoder_decoder import FIXED_OF_EXPERTS, SIDES
 from lingvo_gshard.hugging_face.names import Family
+from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID
 from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.gating_layers import Top2Gating
 from lingvo_gshard.layers.norms import LayerNorm
@@ -28,7 +29,7 @@ def written(task: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
 
     has_experts = task.encoder.moe is not None
     is_padded = task.embedding.first_position > 0
-    start = BOS if task.start_piece is None else task.start_piece
+    start = BOS_ID if task.start_piece is None else task.start_piece
     config: dict[str, Any] = {
         "architectures": [
             "NllbMoeForConditionalGeneration" if has_experts else "M2M100ForConditionalGeneration"
@@ -44,9 +45,9 @@ def written(task: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
         "activation_dropout": task.encoder.dense.hidden_dropout.rate,
         "max_position_embeddings": 1024,  # Not a limit, since their tables of sinusoids grow.
         "is_encoder_decoder": True,
-        "pad_token_id": rows[PAD] if is_padded else -1,
-        "bos_token_id": rows[BOS],
-        "eos_token_id": rows[EOS],
+        "pad_token_id": rows[PAD_ID] if is_padded else -1,
+        "bos_token_id": rows[BOS_ID],
+        "eos_token_id": rows[EOS_ID],
         "decoder_start_token_id": rows[start] if start < len(rows) else start,
         "torch_dtype": "float32",
     }
@@ -61,7 +62,7 @@ def written(task: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
             config[f"{side}_sparse_step"] = stack.moe_every if is_sparse else 0
             config["num_experts"] = stack.moe.num_experts
     if has_experts:
-        config |= {name: value for name, value in REQUIRED.items() if name != "eos_token_id"}
+        config |= {name: allowed[0] for name, allowed in FIXED_OF_EXPERTS.items()}
         config["moe_token_dropout"] = 0.0  # Its factor is already in the weights.
     return config
 
