@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.core.settings import differences
+from lingvo_gshard.core.settings import differences, values_by_path
 from lingvo_gshard.files.json_fields import Fields
 from lingvo_gshard.input.bpe_tokenizer import their_ids
 from lingvo_gshard.input.manifest import Kind
@@ -51,7 +52,7 @@ class Config(abc.ABC):
     values: Fields
 
     # The defaults of transformers' classes, for fields that a file lacks.
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    DEFAULTS: ClassVar[dict[str, Any]] = {}
     # Fields that change a model, and their values with which ours computes the same.
     FIXED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "pruned_heads": ({}, None),
@@ -62,6 +63,12 @@ class Config(abc.ABC):
     COMPUTED: ClassVar[re.Pattern[str]]
     # Whether their layers have biases that ours lack.
     HAS_BIASES: ClassVar[bool] = False
+    # The settings of tasks that do not change what a trained model computes.
+    WITHOUT_EFFECT: ClassVar[str] = (
+        r"task\.(input_dropout\..*|label_smoothing|aux_loss_weight|activation_dtype|product_dtype"
+        r"|(encoder|decoder)\.(layers_as|remat|kept_hidden_dtype|stages|microbatches|.*dropout\..*"
+        r"|moe\.(dispatch|group_size|train_capacity\..*|gating\.(z_loss_weight|bias_rate))))"
+    )
     # The kind of the data that such a model learns from.
     KIND: ClassVar[Kind]
 
@@ -102,9 +109,37 @@ class Config(abc.ABC):
     def check_generated(self, given: Fields) -> None:
         """Raises ValueError if generate, with these options, would use other special tokens."""
 
+    @property
     @abc.abstractmethod
+    def base(self) -> str:
+        """The registered model whose settings a config.json changes."""
+
+    @abc.abstractmethod
+    def on(self, params: Params) -> Params:
+        """Returns an experiment's settings, changed by this config.json."""
+
+    @abc.abstractmethod
+    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+        """Returns the fields of the config.json of an experiment; see families.written."""
+
+    def inexpressible(self, params: Params) -> list[str]:
+        """Returns the settings of an experiment that its config.json would not give back."""
+        try:
+            got = self.on(registry.get_params(self.base))
+        except ValueError as error:
+            return [str(error)]
+
+        lost = []
+        for line in differences(params.task.ToText(), got.task.ToText()):
+            path, _, _ = line.partition(": ")
+            if not re.fullmatch(self.WITHOUT_EFFECT, f"task.{path}"):
+                lost.append(f"task.{line}")
+        return lost
+
     def launched_model(self) -> tuple[str, tuple[str, ...]]:
         """Returns the registered model, and `path=value` settings in which this one differs."""
+        base = registry.get_params(self.base)
+        return self.base, settings(base, self.on(base))
 
     @abc.abstractmethod
     def table_candidates(self, path: str) -> tuple[str, ...]:
@@ -172,12 +207,13 @@ class Config(abc.ABC):
             raise self.refused(name, f"at most {MAX_ALL_EXPERTS} experts in all layers together")
 
 
+def activation_name(activation: Activation) -> str:
+    """Returns the name of an activation in transformers."""
+    return next(name for name, ours in ACTIVATIONS.items() if ours is activation)
+
+
 def settings(base: Params, wanted: Params) -> tuple[str, ...]:
     """Returns the settings in which `wanted` differs from `base`, in the form of --set."""
-    lines = differences(wanted.ToText(), base.ToText())
-    found = []
-    for line in lines:
-        path, _, values = line.partition(": ")
-        value, _, _ = values.partition(", not ")
-        found.append(f"{path}={value}")
-    return tuple(found)
+    of_base = values_by_path(base.ToText()).items()
+    wanted_values = values_by_path(wanted.ToText()).items()
+    return tuple(f"{path}={value}" for path, value in wanted_values if (path, value) not in of_base)

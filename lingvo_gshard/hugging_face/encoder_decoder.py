@@ -5,7 +5,7 @@
     num_experts, encoder_sparse_step                                                   the experts
 
 The first position is pad_token_id + 1. Our ids of padding and BOS are 0 and 1, and released models'
-are 1 and 0, so rows of the tables change places. written_config.py does the opposite conversion.
+are 1 and 0, so rows of the tables change places.
 """
 
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from lingvo_gshard.hugging_face.config import (
     MAX_LAYERS,
     MAX_VOCAB,
     Config,
+    activation_name,
     settings,
 )
 from lingvo_gshard.hugging_face.names import Family
@@ -50,7 +51,7 @@ _DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 # As in Config.FIXED, for a model with experts.
-FIXED_OF_EXPERTS: dict[str, tuple[Any, ...]] = {
+_FIXED_OF_EXPERTS: dict[str, tuple[Any, ...]] = {
     "router_bias": (False,),
     "router_dtype": ("float32",),
     "second_expert_policy": ("all",),
@@ -79,6 +80,11 @@ class EncoderDecoder(Config):
         "is_encoder_decoder": (True,),
         "tie_encoder_decoder": (False, None),
     }
+    # Biases that our layers lack are written as 0, and exporting.py tells other epsilons of norms.
+    WITHOUT_EFFECT = (
+        Config.WITHOUT_EFFECT
+        + r"|task\.(encoder|decoder)\.(.*\.biases|layer\.norm\.epsilon|moe\.gating\.second_expert)"
+    )
     TABLES = names.TABLES
     COMPUTED = names.COMPUTED
     HAS_BIASES = True
@@ -149,7 +155,7 @@ class EncoderDecoder(Config):
         for side in SIDES:
             self.check_integer(f"{side}_sparse_step", 0)
         self.check_rate("moe_token_dropout")
-        self.check_fixed(FIXED_OF_EXPERTS)
+        self.check_fixed(_FIXED_OF_EXPERTS)
 
     def check_generated(self, given: Fields) -> None:
         pad, bos, _ = self.rows
@@ -171,20 +177,128 @@ class EncoderDecoder(Config):
             what = f"{start}, as in {self.path.name}"
             raise json_fields.refused(given, "decoder_start_token_id", what)
 
+    @property
+    def base(self) -> str:
+        return _BASES[0 if self._has_experts else 1]
+
     def launched_model(self) -> tuple[str, tuple[str, ...]]:
         """Returns the registered model, and settings of it.
 
         A released model does not need settings. A model of other sizes is the largest released one,
         with settings.
         """
-        by_name = {}
-        for name in _candidates(self):
-            base = registry.get_params(name)
-            by_name[name] = settings(base, _with(base.Copy(), self))
-        model = min(by_name, key=lambda name: len(by_name[name]))
-        if by_name[model]:
-            model = _BASES[0 if _has_experts(self) else 1]
-        return model, by_name[model]
+        for name in registry.registered_names():
+            if name.startswith("nllb."):
+                released = registry.get_params(name)
+                has_experts = released.task.encoder.moe is not None
+                if has_experts == self._has_experts and not settings(released, self.on(released)):
+                    return name, ()
+        return super().launched_model()
+
+    @property
+    def _has_experts(self) -> bool:
+        return any(self._moe_every(side) is not None for side in SIDES)
+
+    def _moe_every(self, side: str) -> int | None:
+        """Returns n if every n-th layer of a side has experts, or None."""
+        if self.family is Family.M2M_100:
+            return None
+        step = self[f"{side}_sparse_step"]
+        return int(step) if 0 < step <= self[f"{side}_layers"] else None
+
+    def on(self, params: Params) -> Params:
+        p = params.Copy()
+        size = self["vocab_size"]
+        p.task.Set(
+            source_vocab_size=size,
+            target_vocab_size=size,
+            dim=self["d_model"],
+            shared_embeddings=self["tie_word_embeddings"],
+            start_piece=self._start_piece(),
+        )
+        p.task.embedding.Set(
+            scaled=self["scale_embedding"], first_position=self["pad_token_id"] + 1
+        )
+        p.task.input_dropout.rate = self["dropout"]
+        for side in SIDES:
+            self._set_stack(p.task.Get(side), side)
+        return p
+
+    def _start_piece(self) -> int | None:
+        """Returns our id of the first piece of targets; None for BOS."""
+        start = self["decoder_start_token_id"]
+        ours = self.rows.index(start) if start in self.rows else start
+        return None if ours == BOS_ID else int(ours)
+
+    def _set_stack(self, stack: Params, side: str) -> None:
+        num_layers = self[f"{side}_layers"]
+        heads = self[f"{side}_attention_heads"]
+        hidden = {
+            "hidden_dim": self[f"{side}_ffn_dim"],
+            "activation": ACTIVATIONS[self["activation_function"]],
+        }
+
+        stack.num_layers = num_layers
+        stack.layer.attention.Set(num_heads=heads, head_dim=self["d_model"] // heads)
+        stack.layer.attention.dropout.rate = self["attention_dropout"]
+        stack.layer.residual_dropout.rate = self["dropout"]
+        stack.dense.Set(**hidden)
+        stack.dense.hidden_dropout.rate = self["activation_dropout"]
+        if stack.moe is None:
+            return
+
+        stack.moe.Set(num_experts=self["num_experts"], **hidden)
+        stack.moe.hidden_dropout.rate = self["activation_dropout"]
+        stack.moe.output_dropout.rate = self["moe_token_dropout"]
+        # If only the other side has experts, the first ones of this side would follow its last
+        # layer.
+        every = self._moe_every(side)
+        stack.moe_every = num_layers + 1 if every is None else every
+        if num_layers % stack.moe_every:
+            stack.Set(layers_as=Layers.UNROLLED)
+
+    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+        task = params.task
+        has_experts = task.encoder.moe is not None
+        is_padded = task.embedding.first_position > 0
+        start = BOS_ID if task.start_piece is None else task.start_piece
+        fields: dict[str, Any] = {
+            "architectures": [
+                "NllbMoeForConditionalGeneration"
+                if has_experts
+                else "M2M100ForConditionalGeneration"
+            ],
+            "model_type": str(Family.NLLB_MOE if has_experts else Family.M2M_100),
+            "vocab_size": task.target_vocab_size,
+            "d_model": task.dim,
+            "scale_embedding": task.embedding.scaled,
+            "tie_word_embeddings": task.shared_embeddings,
+            "activation_function": activation_name(task.encoder.dense.activation),
+            "dropout": task.encoder.layer.residual_dropout.rate,
+            "attention_dropout": task.encoder.layer.attention.dropout.rate,
+            "activation_dropout": task.encoder.dense.hidden_dropout.rate,
+            "max_position_embeddings": 1024,  # Not a limit, since their tables of sinusoids grow.
+            "is_encoder_decoder": True,
+            "pad_token_id": rows[PAD_ID] if is_padded else -1,
+            "bos_token_id": rows[BOS_ID],
+            "eos_token_id": rows[EOS_ID],
+            "decoder_start_token_id": rows[start] if start < len(rows) else start,
+            "torch_dtype": "float32",
+        }
+        for side in SIDES:
+            stack = task.Get(side)
+            fields[f"{side}_layers"] = stack.num_layers
+            fields[f"{side}_attention_heads"] = stack.layer.attention.num_heads
+            fields[f"{side}_ffn_dim"] = stack.dense.hidden_dim
+            fields[f"{side}_layerdrop"] = 0.0
+            if has_experts:
+                is_sparse = stack.moe_every <= stack.num_layers
+                fields[f"{side}_sparse_step"] = stack.moe_every if is_sparse else 0
+                fields["num_experts"] = stack.moe.num_experts
+        if has_experts:
+            fields |= {name: allowed[0] for name, allowed in _FIXED_OF_EXPERTS.items()}
+            fields["moe_token_dropout"] = 0.0  # Its factor is already in the weights.
+        return fields
 
     def table_candidates(self, path: str) -> tuple[str, ...]:
         if path == names.TABLE and self["tie_word_embeddings"]:
@@ -202,82 +316,3 @@ class EncoderDecoder(Config):
 
     def name(self, path: str, layer: int | None, expert: int | None) -> str:
         return names.name(path, self.family, layer, expert)
-
-
-def _candidates(config: EncoderDecoder) -> list[str]:
-    """Returns the registered models with experts, or without, like the config's model."""
-    has_experts = _has_experts(config)
-    names = []
-    for name in registry.registered_names():
-        if name.startswith("nllb."):
-            p = registry.get_params(name)
-            if p.task.encoder.moe is not None and has_experts:
-                names.append(name)
-            elif p.task.encoder.moe is None and not has_experts:
-                names.append(name)
-    return names
-
-
-def _has_experts(config: EncoderDecoder) -> bool:
-    return any(_moe_every(config, side) is not None for side in SIDES)
-
-
-def _moe_every(config: EncoderDecoder, side: str) -> int | None:
-    """Returns n if every n-th layer of a side has experts, or None."""
-    if config.family is Family.M2M_100:
-        return None
-    step = config[f"{side}_sparse_step"]
-    return int(step) if 0 < step <= config[f"{side}_layers"] else None
-
-
-def _with(p: Params, config: EncoderDecoder) -> Params:
-    """Returns an experiment's settings, changed by a config.json."""
-    size = config["vocab_size"]
-    p.task.Set(
-        source_vocab_size=size,
-        target_vocab_size=size,
-        dim=config["d_model"],
-        shared_embeddings=config["tie_word_embeddings"],
-        start_piece=_start_piece(config),
-    )
-    p.task.embedding.Set(
-        scaled=config["scale_embedding"], first_position=config["pad_token_id"] + 1
-    )
-    p.task.input_dropout.rate = config["dropout"]
-    for side in SIDES:
-        _set_stack(p.task.Get(side), config, side)
-    return p
-
-
-def _start_piece(config: EncoderDecoder) -> int | None:
-    """Returns our id of the first piece of targets; None for BOS."""
-    start = config["decoder_start_token_id"]
-    ours = config.rows.index(start) if start in config.rows else start
-    return None if ours == BOS_ID else int(ours)
-
-
-def _set_stack(stack: Params, config: EncoderDecoder, side: str) -> None:
-    num_layers = config[f"{side}_layers"]
-    heads = config[f"{side}_attention_heads"]
-    hidden = {
-        "hidden_dim": config[f"{side}_ffn_dim"],
-        "activation": ACTIVATIONS[config["activation_function"]],
-    }
-
-    stack.num_layers = num_layers
-    stack.layer.attention.Set(num_heads=heads, head_dim=config["d_model"] // heads)
-    stack.layer.attention.dropout.rate = config["attention_dropout"]
-    stack.layer.residual_dropout.rate = config["dropout"]
-    stack.dense.Set(**hidden)
-    stack.dense.hidden_dropout.rate = config["activation_dropout"]
-    if stack.moe is None:
-        return
-
-    stack.moe.Set(num_experts=config["num_experts"], **hidden)
-    stack.moe.hidden_dropout.rate = config["activation_dropout"]
-    stack.moe.output_dropout.rate = config["moe_token_dropout"]
-    # If only the other side has experts, the first ones of this side would follow its last layer.
-    every = _moe_every(config, side)
-    stack.moe_every = num_layers + 1 if every is None else every
-    if num_layers % stack.moe_every:
-        stack.Set(layers_as=Layers.UNROLLED)

@@ -22,23 +22,21 @@ class HyV3(decoder.HeadNormDecoder):
     MODEL_TYPE = "hy_v3"
     ARCHITECTURE = "HYV3ForCausalLM"
     BASE = "open_moe.HyMT2MoE30B"
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": None,
+    DEFAULTS: ClassVar[dict[str, Any]] = decoder.HeadNormDecoder.DEFAULTS | {
         "first_k_dense_replace": 1,
         "head_dim": 128,
-        "hidden_act": "silu",
         "mlp_bias": False,
         "mlp_layer_types": None,
         "num_experts_per_tok": 8,
         "num_key_value_heads": 8,
         "num_shared_experts": 1,
-        "pad_token_id": None,
         "rms_norm_eps": 1e-5,
         "rope_theta": 11_158_840.0,
         "router_scaling_factor": 2.826,
-        "tie_word_embeddings": False,
+    }
+    SETTINGS: ClassVar[dict[str, str]] = decoder.HeadNormDecoder.SETTINGS | {
+        "num_shared_experts": "decoder.moe.num_shared",
+        "router_scaling_factor": "decoder.moe.gating.scale",
     }
     FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "mlp_bias": (False,),
@@ -84,16 +82,9 @@ class HyV3(decoder.HeadNormDecoder):
         self.check_integer("num_shared_experts", 1)
         self.check_number("router_scaling_factor", lambda scale: scale > 0, "a number above 0")
 
-    def set_family(self, stack: Params) -> None:
-        super().set_family(stack)
-        stack.moe.num_shared = self["num_shared_experts"]
-        stack.moe.gating.scale = float(self["router_scaling_factor"])
-
-    def family_fields(self, stack: Params) -> dict[str, Any]:
-        have_experts = layer_order(stack, "task.decoder").have_experts
+    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+        have_experts = layer_order(params.task.decoder, "task.decoder").have_experts
         kinds = {is_sparse: kind for kind, is_sparse in _KINDS.items()}
-        return super().family_fields(stack) | {
-            "num_shared_experts": stack.moe.num_shared,
-            "router_scaling_factor": stack.moe.gating.scale,
+        return super().fields_of(params, rows) | {
             "mlp_layer_types": [kinds[sparse] for sparse in have_experts],
         }
