@@ -12,7 +12,6 @@ from data_prep.directions import Direction
 from data_prep.encoding import Encoded
 from data_prep.job import Corpus, SplitKey
 from data_prep.rules import Dropped, Rule
-from data_prep.source_cleaning import Cleaned
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.manifest import Kind
 from xla_spmd.files import digests
@@ -83,7 +82,7 @@ def _num_kept(
     return num_kept
 
 
-def sum_of_dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
+def sum_of_dropped(results: Iterable[Selected | Encoded]) -> Dropped:
     """Returns how many examples the rules dropped in all results together."""
     total: Dropped = collections.Counter()
     for result in results:

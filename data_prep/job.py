@@ -1,6 +1,5 @@
 """The common data of a build's steps: sources, settings, folders, and the cleaned text."""
 
-import collections
 import dataclasses
 import math
 import pathlib
@@ -11,7 +10,7 @@ from data_prep.config import BuildConfig
 from data_prep.deduplication import Runner
 from data_prep.directions import Direction
 from data_prep.given_vocabulary import GivenVocabulary
-from data_prep.rules import Dropped
+from data_prep.rules import Counts
 from data_prep.sources import Source
 from data_prep.text_chunks import Chunk
 from lingvo_gshard.input.manifest import Kind
@@ -21,16 +20,11 @@ SplitKey = tuple[str, str]  # A split, and a language or the code of a direction
 
 
 @dataclasses.dataclass(frozen=True)
-class Corpus:
-    """The cleaned text: its chunks, and the counts of dropped and repaired examples."""
+class Corpus(Counts):
+    """The cleaned text: its chunks, and counts by language."""
 
     # By split and language, in the order of the sources.
-    chunks: dict[SplitKey, list[Chunk]]
-    read: collections.Counter[str]  # By language, as are the next four.
-    dropped: Dropped
-    repaired: collections.Counter[str]
-    escaped: collections.Counter[str]
-    mojibake: collections.Counter[str]
+    chunks: dict[SplitKey, list[Chunk]] = dataclasses.field(default_factory=dict)
 
     def num_examples(self, language: str) -> int:
         """Returns the number of a language's examples in all splits."""

@@ -161,23 +161,11 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
 
     max_share = job.config.max_malformed_share
     sources = [source_cleaning.join(source, spans, max_share) for source, spans in spans_of.items()]
-    read: collections.Counter[str] = collections.Counter()
-    repaired: collections.Counter[str] = collections.Counter()
-    escaped: collections.Counter[str] = collections.Counter()
-    mojibake: collections.Counter[str] = collections.Counter()
+    chunks = _numbered([cleaned.chunks for cleaned in sources], job.config.pairs_per_chunk)
+    corpus = Corpus(chunks=chunks)
     for cleaned in sources:
-        read.update(cleaned.read)
-        repaired.update(cleaned.repaired)
-        escaped.update(cleaned.escaped)
-        mojibake.update(cleaned.mojibake)
-    return Corpus(
-        chunks=_numbered([cleaned.chunks for cleaned in sources], job.config.pairs_per_chunk),
-        read=read,
-        dropped=accounts.sum_of_dropped(sources),
-        repaired=repaired,
-        escaped=escaped,
-        mojibake=mojibake,
-    )
+        corpus.add(cleaned)
+    return corpus
 
 
 def _numbered(

@@ -27,8 +27,14 @@ _LENGTHS = ("mean", *_QUANTILES, "longest")
 _COVERAGE = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
 # The report counts the pairs that are too long for rows of these lengths.
 _ROW_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
-_MANY_ESCAPED = 0.01
-_MANY_MOJIBAKE = 0.01
+_MANY_DAMAGED = 0.01
+# Counts in the manifest, and what their examples have, and what to do.
+_DAMAGE = {
+    "escaped": "have HTML entities, such as &apos;, or marks of a tokenizer, such as @-@, and are "
+    "learned with them: unescape = true replaces them by text",
+    "mojibake": "seem to have been decoded with the encoding of another text, and are learned like "
+    "that: convert the files to UTF-8 from their true encoding",
+}
 _MANY_DROPPED = 0.03  # The share of a language's examples that one rule dropped.
 # The user's setting if a rule drops too much.
 _SETTING_OF_RULE = {
@@ -63,7 +69,7 @@ def write(
 
 def warnings(data: manifest.Manifest) -> list[str]:
     """Returns a line for each problem with much of a language's text."""
-    return [*many_dropped(data), *many_escaped(data), *many_wrongly_decoded(data)]
+    return [*many_dropped(data), *many_damaged(data)]
 
 
 def many_dropped(data: manifest.Manifest) -> list[str]:
@@ -84,31 +90,16 @@ def many_dropped(data: manifest.Manifest) -> list[str]:
     return lines
 
 
-def many_escaped(data: manifest.Manifest) -> list[str]:
-    """Returns a warning for each language whose text has HTML entities or a tokenizer's marks."""
+def many_damaged(data: manifest.Manifest) -> list[str]:
+    """Returns a warning for each language with many examples of a kind of _DAMAGE."""
     lines: list[str] = []
-    for language in data.languages:
-        share = language.escaped / max(language.read, 1)
-        if share > _MANY_ESCAPED:
-            lines.append(
-                f"{language.code}: {100 * share:.1f} % of the examples read have HTML entities, "
-                "such as &apos;, or marks of a tokenizer, such as @-@, and are learned with them: "
-                "unescape = true replaces them by text"
-            )
-    return lines
-
-
-def many_wrongly_decoded(data: manifest.Manifest) -> list[str]:
-    """Returns a warning for each language whose text was decoded as another encoding."""
-    lines: list[str] = []
-    for language in data.languages:
-        share = language.mojibake / max(language.read, 1)
-        if share > _MANY_MOJIBAKE:
-            lines.append(
-                f"{language.code}: {100 * share:.1f} % of the examples read seem to have been "
-                "decoded with the encoding of another text, and are learned like that: convert "
-                "the files to UTF-8 from their true encoding"
-            )
+    for kind, description in _DAMAGE.items():
+        for language in data.languages:
+            share = getattr(language, kind) / max(language.read, 1)
+            if share > _MANY_DAMAGED:
+                lines.append(
+                    f"{language.code}: {100 * share:.1f} % of the examples read {description}"
+                )
     return lines
 
 

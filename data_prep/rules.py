@@ -4,6 +4,7 @@ So for each language, the rows read are the rows kept plus the rows dropped by e
 """
 
 import collections
+import dataclasses
 import enum
 
 
@@ -40,3 +41,21 @@ class Rule(enum.StrEnum):
 
 
 Dropped = collections.Counter[tuple[str, Rule]]  # The number of examples by language and rule.
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """The numbers of rows that were read, and of examples, by language."""
+
+    read: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    dropped: Dropped = dataclasses.field(default_factory=collections.Counter)
+    # Training examples that were repaired, that have HTML entities or a tokenizer's marks, and that
+    # were probably decoded wrongly (mojibake.py).
+    repaired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    escaped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    mojibake: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    def add(self, other: "Counts") -> None:
+        """Adds the counts of another part of the text."""
+        for field in dataclasses.fields(Counts):
+            getattr(self, field.name).update(getattr(other, field.name))

@@ -13,7 +13,7 @@ from absl import logging
 
 from data_prep import cleaning, languages, mojibake, tsv
 from data_prep.config import BuildConfig
-from data_prep.rules import Dropped, Rule
+from data_prep.rules import Counts, Rule
 from data_prep.sources import Row, Source
 from data_prep.text_chunks import Chunk, ChunkWriter
 from data_prep.tsv import Document, Example
@@ -25,20 +25,12 @@ _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 
 @dataclasses.dataclass(frozen=True)
-class Cleaned:
+class Cleaned(Counts):
     """The results of cleaning a source or span: chunks, and counts by language."""
 
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
-    dropped: Dropped = dataclasses.field(default_factory=collections.Counter)
-    repaired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     # The first malformed lines: their numbers, from 1, and their problems.
     malformed: list[tuple[int, str]] = dataclasses.field(default_factory=list)
-    # The rows read, by language.
-    read: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    # Training examples with HTML entities or a tokenizer's marks, by language.
-    escaped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    # Training examples that were probably decoded wrongly (mojibake.py), by language.
-    mojibake: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def num_rows(self) -> int:
@@ -220,11 +212,7 @@ def join(source: Source, spans: Sequence[Cleaned], max_malformed_share: float) -
         for number, reason in span.malformed[: _LOGGED_LINES - len(joined.malformed)]:
             joined.malformed.append((joined.num_rows + number, reason))
         joined.chunks.extend(span.chunks)
-        joined.read.update(span.read)
-        joined.dropped.update(span.dropped)
-        joined.repaired.update(span.repaired)
-        joined.escaped.update(span.escaped)
-        joined.mojibake.update(span.mojibake)
+        joined.add(span)
 
     for number, reason in joined.malformed:
         logging.warning("%s:%d: skipped: %s", source, number, reason)

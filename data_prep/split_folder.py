@@ -45,7 +45,6 @@ def warn_of_unread(path: pathlib.Path, read: Collection[pathlib.Path]) -> None:
     These have other endings or names. Hidden files are not reported.
     """
     # A folder counts as read if a file in it is read.
-    # A folder is read if a file in it is.
     read_paths: set[pathlib.Path] = set()
     for file in map(pathlib.Path.resolve, read):
         read_paths.update((file, *file.parents))

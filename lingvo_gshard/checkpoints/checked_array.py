@@ -248,16 +248,12 @@ def part_shape(spec: TensorSpec) -> tuple[int, ...]:
     if not shape:
         return ()
 
-    # The axes along which it may be cut, best first.
-    dims = spec.dims.upper()
-    cut = [axis for axis, letter in enumerate(dims) if letter == "V"]
-    cut += [axis for axis, size in enumerate(shape) if size > 1 and axis not in cut]
-
-    if cut:
-        axis = cut[0]
-        num_bytes = math.prod(shape) * np.dtype(spec.dtype).itemsize
-        count = max(1, math.ceil(num_bytes / PART_BYTES))
-        shape[axis] = math.ceil(shape[axis] / count)
+    axis = spec.dims.upper().find("V")
+    if axis < 0:
+        axis = int(np.argmax(np.greater(shape, 1)))
+    num_bytes = math.prod(shape) * np.dtype(spec.dtype).itemsize
+    count = max(1, math.ceil(num_bytes / PART_BYTES))
+    shape[axis] = math.ceil(shape[axis] / count)
     return tuple(shape)
 
 

@@ -55,22 +55,16 @@ class Contents:
     partitioning: Partitioning
     state_spec: NestedMap  # TensorSpecs.
 
-    def to_json(self, state: NestedMap) -> dict[str, Any]:
-        """Returns the description of a checkpoint of `state`; all processes must call it."""
-        array_of = dict(state.FlattenItems())
-        fingerprints = {
-            path: fingerprint(array_of[path], spec.dims)
-            for path, spec in self.state_spec.FlattenItems()
-        }
-        return self.described(fingerprints, jax.process_count())
-
     def described(
-        self, fingerprints: Mapping[str, list[str]], num_processes: int
+        self,
+        fingerprints: Mapping[str, list[str]],
+        num_processes: int,
+        input_state: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Returns the description of a checkpoint, given the fingerprints of its arrays."""
         mesh = self.partitioning.mesh
-        # Programs read `arrays` and `fingerprints` back; the rest is for people.
-        return {
+        # Programs read `arrays`, `fingerprints` and `digest` back; the rest is for people.
+        about = {
             "params": self.params.ToText(),
             "mesh": [list(mesh.axis_names), list(mesh.axis_sizes), list(mesh.devices)],
             "table": dict(self.partitioning.table),
@@ -78,6 +72,7 @@ class Contents:
             "num_processes": num_processes,
             "fingerprints": dict(fingerprints),
         }
+        return about | {"digest": digests.of_json(about, input_state)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,8 +275,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self.wait()  # One save at a time.
 
         # The fingerprints are computed now, as the next step will overwrite the arrays.
-        about = self._contents.to_json(state)
-        about["digest"] = digests.of_json(about, input_state)
+        array_of = dict(state.FlattenItems())
+        fingerprints = {
+            path: fingerprint(array_of[path], spec.dims)
+            for path, spec in self._contents.state_spec.FlattenItems()
+        }
+        about = self._contents.described(fingerprints, jax.process_count(), input_state)
         items = ocp.args.Composite(
             # Arrays are written with their padding; `about` has the logical shapes.
             state=ocp.args.PyTreeSave(dict(state.Transform(padded.on_devices).FlattenItems())),

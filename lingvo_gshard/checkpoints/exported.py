@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import glob
+import itertools
 import json
 import math
 import pathlib
@@ -33,14 +34,13 @@ from lingvo_gshard.checkpoints.checked_array import (
     computed_view,
     part_shape,
 )
-from lingvo_gshard.files import safetensors_file
+from lingvo_gshard.files import safetensors_file, safetensors_parts
 from lingvo_gshard.files.safetensors_file import Contents
+from lingvo_gshard.files.safetensors_parts import INDEX_SUFFIX, PART_BYTES
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import processes, specs
 from xla_spmd.files import atomic_file, digests, json_records, storage
 
-PART_BYTES = 5 * 10**9
-INDEX_SUFFIX = ".index.json"
 _FORMAT = "lingvo_gshard weights 1"  # In the metadata of every file.
 _RANGE_ENTRY = re.compile(r"(.+)\[((?::,)*)(\d+):(\d+)\]")  # NAME[:,:,START:STOP]
 
@@ -72,7 +72,8 @@ def write(
     then its part files. Raises DamagedCheckpointError in all processes if a weight is damaged.
     """
     parts = _parts(weights, part_bytes)
-    files = dict(zip(_file_names(path, len(parts)), parts, strict=True))
+    names = safetensors_parts.file_names(path, len(parts))
+    files = dict(zip(names, parts, strict=True))
     has_index = len(parts) > 1
 
     # Every file names its export; the index, or the only file, describes the arrays.
@@ -104,16 +105,11 @@ def write(
 
     # With the index, the export is complete.
     if processes.is_first():
-        atomic_file.write(index_path, _index(files, identity | contents))
+        entries = {file: part.entries for file, part in files.items()}
+        index = safetensors_parts.index(entries, identity | contents)
+        atomic_file.write(index_path, index)
     processes.wait_for_all()
     return index_path
-
-
-def _file_names(path: pathlib.Path, count: int) -> list[str]:
-    """Returns the names of `count` part files; a single file has the name of `path`."""
-    if count == 1:
-        return [path.name]
-    return [f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}" for i in range(1, count + 1)]
 
 
 def _parts(weights: Mapping[str, CheckedArray], part_bytes: int) -> list[_PartFile]:
@@ -133,7 +129,7 @@ def _parts(weights: Mapping[str, CheckedArray], part_bytes: int) -> list[_PartFi
     # Each process writes its own files.
     parts = []
     for writer, entries in sorted(entries_by_writer.items()):
-        for packed in _packed(entries, part_bytes):
+        for packed in safetensors_parts.packed(entries, part_bytes):
             parts.append(_PartFile(writer, packed))
     return parts
 
@@ -181,29 +177,8 @@ def _ranges(array: CheckedArray, num_writers: int, part_bytes: int) -> list[_Ran
     size = array.shape[axis]
     indices_per_part = max(1, part_bytes * size // array.num_bytes)
     count = max(min(num_writers, size), math.ceil(size / indices_per_part))
-    return [_Range(axis, start, stop) for start, stop in _even_ends(size, count)]
-
-
-def _even_ends(size: int, count: int) -> list[tuple[int, int]]:
-    """Returns the ends of `count` ranges of `size` indices: of 8 in 3, (0, 2), (2, 5), (5, 8)."""
-    return [(i * size // count, (i + 1) * size // count) for i in range(count)]
-
-
-def _packed(
-    entries: Mapping[str, CheckedArray], part_bytes: int
-) -> Iterator[dict[str, CheckedArray]]:
-    """Yields the entries of each file, in order. An entry above `part_bytes` has its own file."""
-    part: dict[str, CheckedArray] = {}
-    free_bytes = part_bytes
-    for name, entry in entries.items():
-        # An entry that is too large goes into an empty file.
-        if part and entry.num_bytes > free_bytes:
-            yield part
-            part = {}
-            free_bytes = part_bytes
-        part[name] = entry
-        free_bytes -= entry.num_bytes
-    yield part
+    ends = [i * size // count for i in range(count + 1)]  # For 8 indices in 3: 0, 2, 5, 8.
+    return [_Range(axis, start, stop) for start, stop in itertools.pairwise(ends)]
 
 
 def _remove_earlier(
@@ -220,17 +195,6 @@ def _remove_earlier(
         is_replaced = len(files) == 1 and old.name in files
         if not is_replaced:
             old.unlink(missing_ok=True)
-
-
-def _index(files: Mapping[str, _PartFile], metadata: Mapping[str, str]) -> str:
-    """Returns the text of the index: the total size, and each entry's file."""
-    total_size = 0
-    weight_map: dict[str, str] = {}
-    for file, part in files.items():
-        total_size += sum(entry.num_bytes for entry in part.entries.values())
-        weight_map |= dict.fromkeys(part.entries, file)
-    index = {"metadata": {"total_size": total_size, **metadata}, "weight_map": weight_map}
-    return json.dumps(index, indent=2) + "\n"
 
 
 def _entry_name(path: str, indices: _Range | None) -> str:
@@ -345,14 +309,13 @@ class _Files:
         # The part files of two exports can have the same names.
         if contents.metadata.get("export") != self._export:
             raise ValueError(f"{path} is a part of another export than {self._path}; export again.")
-        if entry not in contents.arrays:
+        if entry not in contents.spans:
             raise ValueError(f"{path} is damaged: it lacks {entry}.")
 
         # Mapped from the file, and not read yet.
         mapped = contents.arrays[entry]
         if is_hashed and entry not in self._hashed:
-            sha256_of_entry = json_records.parse(contents.metadata.get("sha256", "{}"))
-            if sha256_of_entry.get(entry) != safetensors_file.sha256(mapped):
+            if contents.spans[entry].digest != f"sha256:{safetensors_file.sha256(mapped)}":
                 raise ValueError(f"{path} is damaged: {entry} is not what was written.")
             self._hashed.add(entry)
         values[...] = mapped[index]
@@ -366,7 +329,7 @@ def _header(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
             return dict(index["metadata"]), dict(index["weight_map"])
     # A single file describes itself.
     contents = safetensors_file.read(path)
-    return contents.metadata, dict.fromkeys(contents.arrays, path.name)
+    return contents.metadata, dict.fromkeys(contents.spans, path.name)
 
 
 @contextlib.contextmanager

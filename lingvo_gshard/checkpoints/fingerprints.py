@@ -45,7 +45,7 @@ def fingerprint(array: jax.Array | PaddedArray, dims: str) -> list[str]:
     if on_devices.sharding.mesh.size == 1 and on_devices.nbytes > _PART_BYTES:
         return _of_parts(on_devices, dims)
 
-    program = _program(dims.upper(), array.shape, on_devices.sharding.mesh)
+    program = _program(dims.upper().find("E"), array.shape, on_devices.sharding.mesh)
     with ONE_AT_A_TIME:  # With collectives, two programs at once could deadlock.
         return _digits(np.asarray(program(on_devices)))
 
@@ -63,7 +63,7 @@ def _is_small_on_host(array: jax.Array) -> bool:
 
 
 def _sums_on_host(x: np.ndarray, expert_axis: int) -> np.ndarray:
-    """Computes `_sums` by NumPy; `expert_axis` is -1 for an array without experts."""
+    """Computes `_sums_of_part` of a whole array by NumPy."""
     by_expert = x[None] if expert_axis < 0 else np.moveaxis(x, expert_axis, 0)
     rows = np.ascontiguousarray(by_expert).reshape(len(by_expert), -1)
     bits = rows.view(f"uint{8 * x.dtype.itemsize}").astype(np.uint32)
@@ -109,30 +109,22 @@ class PartSums:
 
     def __init__(self, dims: str, shape: tuple[int, ...]) -> None:
         """`dims` has a letter for each dim of the whole array, whose shape is `shape`."""
-        self._dims = dims.upper()
-        self._shape = shape
-        self._expert_axis = self._dims.find("E")
+        self._expert_axis = dims.upper().find("E")
+        self._strides = _strides(shape, self._expert_axis)
         num_experts = shape[self._expert_axis] if self._expert_axis >= 0 else 1
         self._sums = np.zeros((num_experts, len(_SEEDS)), np.uint32)
 
     def add(self, begin: tuple[int, ...], part: np.ndarray | jax.Array) -> None:
         """Adds a part whose first element has the index `begin`; parts must not overlap."""
-        # `first` is the position of the part's first element within its expert.
-        strides = []
-        first = 0
         experts = slice(None)
-        stride = 1
-        for axis in reversed(range(len(self._shape))):
-            if axis == self._expert_axis:
-                experts = slice(begin[axis], begin[axis] + part.shape[axis])
-                strides.append(0)
-                continue
-            strides.append(stride % 2**32)
-            first += begin[axis] * stride
-            stride *= self._shape[axis]
+        if self._expert_axis >= 0:
+            start = begin[self._expert_axis]
+            experts = slice(start, start + part.shape[self._expert_axis])
 
-        offset = np.uint32(first % 2**32)
-        sums = _sums_of_part(part, tuple(reversed(strides)), offset, self._expert_axis)
+        # The position of the part's first element within its expert.
+        first = sum(index * stride for index, stride in zip(begin, self._strides, strict=True))
+        strides = tuple(stride % 2**32 for stride in self._strides)
+        sums = _sums_of_part(part, strides, np.uint32(first % 2**32), self._expert_axis)
         self._sums[experts] += np.asarray(sums)  # Modulo 2**32.
 
     def fingerprint(self) -> list[str]:
@@ -159,28 +151,32 @@ def difference(
 
 @functools.cache
 def _program(
-    dims: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+    expert_axis: int, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns the compiled `_sums`, which all arrays of a shape share."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(functools.partial(_sums, dims=dims, shape=shape), out_shardings=everywhere)
+    """Returns the compiled sums of whole arrays, uint32 [E, 2], which all of a shape share.
 
-
-def _sums(x: jax.Array, dims: str, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the sum of each expert's hashes for each seed, uint32 [E, 2].
-
-    `x` may be larger than `shape`; the padding is not hashed.
+    An array may be larger than `shape`; its padding is not hashed.
     """
-    x = padded.without_padding(x, shape)
-    by_expert = jnp.moveaxis(x, dims.index("E"), 0) if "E" in dims else x[None]
+    strides = tuple(stride % 2**32 for stride in _strides(shape, expert_axis))
 
-    # The position is row-major within the expert, whichever axis E is in the array.
-    position = jnp.zeros(by_expert.shape, jnp.uint32)
-    for axis in range(1, by_expert.ndim):
-        stride = math.prod(by_expert.shape[axis + 1 :]) % 2**32
-        index = jax.lax.broadcasted_iota(jnp.uint32, by_expert.shape, axis)
-        position += index * jnp.uint32(stride)
-    return _hashed(by_expert, position)
+    def sums(x: jax.Array) -> jax.Array:
+        return _sums_of_part(padded.without_padding(x, shape), strides, np.uint32(0), expert_axis)
+
+    return jax.jit(sums, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def _strides(shape: tuple[int, ...], expert_axis: int) -> tuple[int, ...]:
+    """Returns how far an element and its neighbor along each axis are apart in their expert.
+
+    Elements are in row-major order, whichever axis the experts have. The stride of that axis is 0.
+    """
+    within_expert = list(shape)
+    if expert_axis >= 0:
+        within_expert[expert_axis] = 1
+    strides = [math.prod(within_expert[axis + 1 :]) for axis in range(len(shape))]
+    if expert_axis >= 0:
+        strides[expert_axis] = 0
+    return tuple(strides)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))

@@ -33,8 +33,6 @@ from xla_spmd.runtime import environment, progress
 _Result = TypeVar("_Result")
 _MAX_INT32 = 2**31 - 1
 _BYTES_AT_ONCE = 128 * 2**20  # The host memory for arrays that are read onto the devices.
-# A file of early versions, whose descriptions lack a digest.
-_OF_EARLIER_VERSIONS = "digests.json"
 
 
 class DamagedCheckpointError(ValueError):
@@ -56,24 +54,14 @@ class Stored:
     def open(cls, path: pathlib.Path) -> Self:
         """Reads a checkpoint's description, but not its arrays.
 
-        Raises DamagedCheckpointError if the description is missing or damaged, and ValueError for a
-        checkpoint of an earlier version.
+        Raises DamagedCheckpointError if the description is missing or damaged.
         """
         with _read_errors(path):
             about = _json_object(path, "about")
             input_state = _json_object(path, "input_state")
             digest = about.pop("digest", None)
-            is_earlier = digest is None and (path / _OF_EARLIER_VERSIONS).exists()
 
-        # It is not damaged, so it must not be moved away.
-        if is_earlier:
-            raise ValueError(
-                f"{path}: an earlier version wrote this checkpoint. Continue with that version, or "
-                f"export the weights with it and set train.warm_start_from to the exported file."
-            )
-
-        # The digest covers everything that the fingerprints do not.
-        with _read_errors(path):
+            # The digest covers everything that the fingerprints do not.
             if "arrays" not in about or digest != digests.of_json(about, input_state):
                 raise ValueError("about/metadata or input_state/metadata was changed")
             arrays = {name: specs.from_json(text) for name, text in about["arrays"].items()}

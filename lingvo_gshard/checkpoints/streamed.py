@@ -33,7 +33,7 @@ from lingvo_gshard.checkpoints.checkpoints import COMMITTED, Contents, folder
 from lingvo_gshard.checkpoints.fingerprints import PartSums, difference
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from xla_spmd.files import atomic_file, digests, json_records, storage
+from xla_spmd.files import atomic_file, json_records, storage
 from xla_spmd.runtime import progress
 
 # Arrays that are written at a time; for each, one part is read while another is written.
@@ -241,9 +241,8 @@ def _finish(
     fingerprints: Mapping[str, list[str]],
 ) -> None:
     """Writes the description, and makes the checkpoint complete."""
-    about = contents.described(fingerprints, num_processes=1)
     input_state: dict[str, Any] = {}
-    about["digest"] = digests.of_json(about, input_state)
+    about = contents.described(fingerprints, num_processes=1, input_state=input_state)
     for name, value in (("about", about), ("input_state", input_state)):
         (partial / name).mkdir(exist_ok=True)
         atomic_file.write(partial / name / "metadata", json.dumps(value))

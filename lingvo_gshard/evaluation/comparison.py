@@ -2,7 +2,10 @@
 
 import dataclasses
 import os
+import statistics
 from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
 
 from lingvo_gshard.core.late import figure as mpl_figure
 from lingvo_gshard.evaluation.quality import TITLES, Quality
@@ -56,7 +59,7 @@ class Comparison:
         runs = [quality.values(self.metric) for quality in self.models[model]]
         means = {}
         for code in runs[0]:
-            means[code] = _mean([run[code] for run in runs])
+            means[code] = statistics.fmean(run[code] for run in runs)
         return means
 
     def gains(self, model: str) -> dict[str, float]:
@@ -167,13 +170,10 @@ def smoothed(values: Sequence[float], window: int = _WINDOW) -> list[float]:
     if len(values) < window:
         return list(values)
 
-    # The window of value i is i - before, ..., i + after - 1.
-    before = window // 2
-    after = window - before
-    means = []
-    for i in range(len(values)):
-        means.append(_mean(values[max(0, i - before) : i + after]))
-    return means
+    ones = np.ones(window)
+    sums = np.convolve(values, ones, "same")
+    counts = np.convolve(np.ones(len(values)), ones, "same")
+    return (sums / counts).tolist()
 
 
 def check_same_tokens(metric: str, first: Quality, other: Quality, name: str) -> None:
@@ -192,10 +192,6 @@ def _train_pairs(quality: Quality) -> dict[str, int]:
     return {language.code: language.train_pairs for language in quality.languages}
 
 
-def _mean(values: Collection[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _average(values: Collection[float], spec: str = ".2f") -> str:
     """Returns the mean of values as text, or `-` without values."""
-    return table.number(_mean(values) if values else None, spec)
+    return table.number(statistics.fmean(values) if values else None, spec)

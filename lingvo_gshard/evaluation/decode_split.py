@@ -1,11 +1,11 @@
 """Decodes a split of every language with a trained run, and scores the translations."""
 
+import abc
 import dataclasses
 import itertools
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from lingvo_gshard.decoding.chunks import Parts
 from lingvo_gshard.decoding.generator import Generator
@@ -45,21 +45,72 @@ class _Texts:
     references: list[str]
 
 
-class _SplitDecoding(Protocol):
-    """How to decode one kind of data."""
+class _SplitDecoding(abc.ABC):
+    """A split of some languages to decode; a subclass for each kind of data."""
 
-    @property
-    def text_decoder(self) -> TextDecoder:
-        """The decoder of lines."""
-        ...
+    text_decoder: TextDecoder
 
-    def examples(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
+    def __init__(self, run: Run, split: str, languages: Sequence[Language]) -> None:
+        """Reads the weights."""
+        self.run = run
+        self.split = split
+        self.languages = languages
+
+    @abc.abstractmethod
+    def read(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
         """Yields the examples of a language's file."""
-        ...
 
+    @abc.abstractmethod
     def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path, tell: Tell) -> Quality | None:
         """Writes and returns the results of all languages, and passes a report to `tell`."""
-        ...
+
+    def examples(self, language: Language) -> Iterator[_Example]:
+        """Yields the examples of a language that are to be decoded."""
+        path = digests.local(_data_dir(self.run), language.text[self.split])
+        return itertools.islice(self.read(language, path), self.run.params.decode.max_sentences)
+
+    def lines(self) -> Iterator[str]:
+        """Yields the lines of all languages."""
+        for language in self.languages:
+            for example in self.examples(language):
+                yield example.line
+
+    def place(self, number: int) -> str:
+        """Returns the name of a line within its language, by its number, from 1, in all."""
+        for language in self.languages:
+            count = sum(1 for _ in self.examples(language))
+            if number <= count:
+                return _named(language, number)
+            number -= count
+        raise AssertionError(f"{number} lines more than the {self.split} split has")
+
+    def written(
+        self, folder: pathlib.Path, lines: Iterator[Line], cut_lines: CutLines
+    ) -> Iterator[_Texts]:
+        """Writes each language's texts and yields them; `lines` has the results of all languages.
+
+        Counts the results in `cut_lines`.
+        """
+        source_name = self.text_decoder.spec.input_name
+        for language in self.languages:
+            examples = list(self.examples(language))
+            results = list(itertools.islice(lines, len(examples)))
+            for number, result in enumerate(results, start=1):
+                cut_lines.count(_named(language, number), result.finish)
+
+            of_language = _Texts(
+                language,
+                results=[result.text for result in results],
+                num_cut=sum(result.finish is Finish.LENGTH for result in results),
+                sources=[example.source for example in examples],
+                references=[example.reference for example in examples],
+            )
+
+            code = language.code
+            _write(folder / f"{code}.txt", of_language.results)
+            _write(folder / f"{code}.{source_name}.txt", of_language.sources)
+            _write(folder / f"{code}.reference.txt", of_language.references)
+            yield of_language
 
 
 def decode_split(run: Run, split: str, tell: Tell = print) -> Quality | None:
@@ -85,40 +136,32 @@ def decode_split(run: Run, split: str, tell: Tell = print) -> Quality | None:
     check_data(run.launch, run.logdir)
     languages = decoded_languages(run.launch, run.params, split)
     digests.verify(_data_dir(run), [language.text[split] for language in languages])
-    data = manifest.load(_data_dir(run))
-    decoding = _KINDS[data.kind](run, [language.code for language in data.languages])
+    decoding = _KINDS[manifest.load(_data_dir(run)).kind](run, split, languages)
     folder = pathlib.Path(run.logdir, f"decode_{split}")
     with processes.locked(folder, "decodes to this folder"):
         folder.mkdir(exist_ok=True)
-        return _decode(run, split, languages, decoding, folder, tell)
+        return _decode(decoding, folder, tell)
 
 
-def _decode(
-    run: Run,
-    split: str,
-    languages: list[Language],
-    decoding: _SplitDecoding,
-    folder: pathlib.Path,
-    tell: Tell,
-) -> Quality | None:
-    """Decodes the split of the languages into a folder that no other program writes."""
+def _decode(decoding: _SplitDecoding, folder: pathlib.Path, tell: Tell) -> Quality | None:
+    """Decodes a split into a folder that no other program writes."""
     # Batches mix languages, so that they are full and each length needs only one program.
-    digests_of_texts = {language.code: language.text[split].sha256 for language in languages}
-    parts = Parts(
-        folder / "parts", decoding.text_decoder, _best, digests_of_texts, run.params.decode.seed
-    )
+    digests_of_texts = {
+        language.code: language.text[decoding.split].sha256 for language in decoding.languages
+    }
+    seed = decoding.run.params.decode.seed
+    parts = Parts(folder / "parts", decoding.text_decoder, _best, digests_of_texts, seed)
     try:
-        num_lines = sum(1 for _ in _lines(run, split, languages, decoding))
-        num_parts = parts.write(_lines(run, split, languages, decoding), num_lines)
+        num_lines = sum(1 for _ in decoding.lines())
+        num_parts = parts.write(decoding.lines(), num_lines)
     except NoResultError as error:
-        place = _place(run, split, languages, decoding, error.number)
+        place = decoding.place(error.number)
         raise NoResultError(place, decoding.text_decoder.spec.noun) from error
 
     # The parts are all that a restart needs, so they are deleted last.
     if processes.is_first():
         cut_lines = CutLines()
-        lines = parts.lines(num_parts)
-        written = _written(run, split, languages, decoding, folder, lines, cut_lines)
+        written = decoding.written(folder, parts.lines(num_parts), cut_lines)
         scores = decoding.conclude(written, folder, tell)
         cut_lines.warn()
         shutil.rmtree(parts.folder)
@@ -126,15 +169,16 @@ def _decode(
     return None
 
 
-class _Translations:
+class _Translations(_SplitDecoding):
     """Sentences and their translations."""
 
-    def __init__(self, run: Run, codes: Sequence[str]) -> None:
-        """Reads the weights; `codes` are the codes of all languages of the data."""
-        self.text_decoder = Translator(*run.decoder())
-        self._codes = codes
+    text_decoder: Translator
 
-    def examples(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
+    def __init__(self, run: Run, split: str, languages: Sequence[Language]) -> None:
+        super().__init__(run, split, languages)
+        self.text_decoder = Translator(*run.decoder())
+
+    def read(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
         for raw_source, reference in sentences.eval_text(path):
             line = language.line(raw_source)
             # Other programs read this source, so it must not contain tokens of languages.
@@ -144,6 +188,7 @@ class _Translations:
 
     def conclude(self, texts: Iterator[_Texts], folder: pathlib.Path, tell: Tell) -> Quality | None:
         """Writes and returns the scores, and passes their table to `tell`."""
+        codes = [language.code for language in manifest.load(_data_dir(self.run)).languages]
         qualities = []
         targets = set()
         for of_language in texts:
@@ -153,7 +198,7 @@ class _Translations:
                 tell(f"{language.code}: there are no sentences to score.")
                 continue
 
-            _, target = example_codec.sides(language.code, self._codes)
+            _, target = example_codec.sides(language.code, codes)
             targets.add(target)
             scores = {
                 metric: quality.score(metric, of_language.results, of_language.references, target)
@@ -180,12 +225,14 @@ class _Translations:
         return scores_of_all
 
 
-class _Continuations:
+class _Continuations(_SplitDecoding):
     """Documents, whose first tokens are the model's prompts."""
 
-    def __init__(self, run: Run, codes: Sequence[str]) -> None:
-        """Reads the weights. Raises ValueError if prompts are longer than the model can read."""
-        del codes
+    text_decoder: Generator
+
+    def __init__(self, run: Run, split: str, languages: Sequence[Language]) -> None:
+        """Raises ValueError if prompts are longer than the model can read."""
+        super().__init__(run, split, languages)
         decode = run.params.decode
         if not 1 <= decode.prompt_len <= decode.max_prompt_len:
             raise ValueError(
@@ -194,7 +241,7 @@ class _Continuations:
             )
         self.text_decoder = Generator(*run.decoder(), first_tokens=decode.prompt_len)
 
-    def examples(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
+    def read(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
         del language
         for document in sentences.eval_documents(path):
             prompt, rest = self.text_decoder.divided(document)
@@ -207,10 +254,7 @@ class _Continuations:
         return None
 
 
-_KINDS: dict[str, type[_Translations] | type[_Continuations]] = {
-    Kind.PARALLEL: _Translations,
-    Kind.TEXT: _Continuations,
-}
+_KINDS: dict[str, type[_SplitDecoding]] = {Kind.PARALLEL: _Translations, Kind.TEXT: _Continuations}
 
 
 def _data_dir(run: Run) -> str:
@@ -219,76 +263,12 @@ def _data_dir(run: Run) -> str:
     return run.launch.data_dir
 
 
-def _lines(
-    run: Run, split: str, languages: list[Language], decoding: _SplitDecoding
-) -> Iterator[str]:
-    """Yields the lines of all languages."""
-    for language in languages:
-        for example in _examples(run, split, language, decoding):
-            yield example.line
-
-
-def _examples(
-    run: Run, split: str, language: Language, decoding: _SplitDecoding
-) -> Iterator[_Example]:
-    """Yields the examples of a language that are to be decoded."""
-    path = digests.local(_data_dir(run), language.text[split])
-    return itertools.islice(decoding.examples(language, path), run.params.decode.max_sentences)
-
-
-def _place(
-    run: Run, split: str, languages: list[Language], decoding: _SplitDecoding, number: int
-) -> str:
-    """Returns the name of a line within its language, by its number, from 1, in all languages."""
-    for language in languages:
-        count = sum(1 for _ in _examples(run, split, language, decoding))
-        if number <= count:
-            return _named(language, number)
-        number -= count
-    raise AssertionError(f"{number} lines more than the {split} split has")
-
-
 def _named(language: Language, number: int) -> str:
     return f"line {number} of {language.code}"
 
 
 def _best(results: NBest) -> Line:
     return Line(results[0].text, results[0].finish)
-
-
-def _written(
-    run: Run,
-    split: str,
-    languages: list[Language],
-    decoding: _SplitDecoding,
-    folder: pathlib.Path,
-    lines: Iterator[Line],
-    cut_lines: CutLines,
-) -> Iterator[_Texts]:
-    """Writes each language's texts and yields them; `lines` has the results of all languages.
-
-    Counts the results in `cut_lines`.
-    """
-    source_name = decoding.text_decoder.spec.input_name
-    for language in languages:
-        examples = list(_examples(run, split, language, decoding))
-        results = list(itertools.islice(lines, len(examples)))
-        for number, result in enumerate(results, start=1):
-            cut_lines.count(_named(language, number), result.finish)
-
-        of_language = _Texts(
-            language,
-            results=[result.text for result in results],
-            num_cut=sum(result.finish is Finish.LENGTH for result in results),
-            sources=[example.source for example in examples],
-            references=[example.reference for example in examples],
-        )
-
-        code = language.code
-        _write(folder / f"{code}.txt", of_language.results)
-        _write(folder / f"{code}.{source_name}.txt", of_language.sources)
-        _write(folder / f"{code}.reference.txt", of_language.references)
-        yield of_language
 
 
 def _write(path: pathlib.Path, lines: Sequence[str]) -> None:

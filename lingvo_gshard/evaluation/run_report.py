@@ -1,7 +1,6 @@
 """The report of a run: LOGDIR/report.html, a single page with tables and pictures."""
 
 import dataclasses
-import math
 import pathlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +70,6 @@ _PANELS = (
     _Panel("time spent waiting for input, %", ("input_wait",), factor=100),
 )
 _PADDING = _Panel("padding of the rows, %", ("padding.source", "padding.target"), factor=100)
-_PANELS_A_ROW = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,15 +214,11 @@ def _panels(facts: RunFacts, results: _Results) -> list[_Panel]:
 
 
 def _draw_curves(figure: Figure, panels: Sequence[_Panel], results: _Results) -> None:
-    num_rows = math.ceil(len(panels) / _PANELS_A_ROW)
-    figure.set_size_inches(10, 3 * num_rows)
-
-    for i, panel in enumerate(panels):
-        axes = figure.add_subplot(num_rows, _PANELS_A_ROW, i + 1)
+    all_axes = expert_load.panels(figure, len(panels), 3.0)
+    for axes, panel in zip(all_axes, panels, strict=True):
         _draw_panel(axes, panel, results)
-        is_lowest = i + _PANELS_A_ROW >= len(panels)
-        if is_lowest:
-            axes.set_xlabel("step")
+    for lowest in all_axes[-expert_load.PANELS_PER_ROW :]:
+        lowest.set_xlabel("step")
 
 
 def _draw_panel(axes: Axes, panel: _Panel, results: _Results) -> None:

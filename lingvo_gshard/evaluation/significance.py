@@ -27,16 +27,7 @@ class _Texts:
     """The lines of a language: the references, and the translations from each run of two models."""
 
     references: list[str]
-    base: list[list[str]]
-    other: list[list[str]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Samples:
-    """The scores of two models, float [1 + BOOTSTRAPS]: of the text, then of its samples."""
-
-    base: np.ndarray
-    other: np.ndarray
+    runs_of_models: list[list[list[str]]]  # The base's runs, then the other model's.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +81,10 @@ def _texts(base: Sequence[pathlib.Path], other: Sequence[pathlib.Path], code: st
         if _lines(folder / f"{code}.reference.txt") != references:
             raise ValueError(f"--paired: {base[0]} and {folder} differ in references of {code}.")
 
-    return _Texts(
-        references,
-        base=[_lines(folder / f"{code}.txt") for folder in base],
-        other=[_lines(folder / f"{code}.txt") for folder in other],
-    )
+    runs_of_models = []
+    for folders in (base, other):
+        runs_of_models.append([_lines(folder / f"{code}.txt") for folder in folders])
+    return _Texts(references, runs_of_models)
 
 
 def _lines(path: pathlib.Path) -> list[str]:
@@ -109,15 +99,12 @@ def _table(metric: str, base_name: str, other_name: str, texts: Mapping[str, _Te
 
     Languages with different tokens are not averaged.
     """
-    samples: dict[str, _Samples] = {}
+    samples: dict[str, np.ndarray] = {}
     codes_by_signature: dict[str, list[str]] = collections.defaultdict(list)
     for code, text in texts.items():
         _, target = example_codec.sides(code, texts)
         scorer = quality.scorer_for(metric, target)
-        samples[code] = _Samples(
-            base=_mean_of_runs(scorer, text.base, text.references),
-            other=_mean_of_runs(scorer, text.other, text.references),
-        )
+        samples[code] = _samples(scorer, text)
         codes_by_signature[str(scorer.get_signature())].append(code)
 
     rows = [["language", base_name, other_name, "gain", "from", "to", "p"]]
@@ -127,10 +114,7 @@ def _table(metric: str, base_name: str, other_name: str, texts: Mapping[str, _Te
     # mean over languages in each sample.
     are_alike = len(codes_by_signature) == 1
     if are_alike:
-        average = _Samples(
-            base=np.mean([language.base for language in samples.values()], axis=0),
-            other=np.mean([language.other for language in samples.values()], axis=0),
-        )
+        average = np.mean(list(samples.values()), axis=0)
         rows.append(["average", *_cells(_gain(average))])
 
     lines = [table.text(rows)]
@@ -140,16 +124,22 @@ def _table(metric: str, base_name: str, other_name: str, texts: Mapping[str, _Te
     return "\n".join(lines)
 
 
-def _mean_of_runs(scorer: Metric, runs: list[list[str]], references: list[str]) -> np.ndarray:
-    """Returns the mean scores of a model's runs, float [1 + BOOTSTRAPS]."""
-    samples = [quality.samples(scorer, lines, references) for lines in runs]
-    return np.mean(samples, axis=0)
+def _samples(scorer: Metric, texts: _Texts) -> np.ndarray:
+    """Returns the scores of two models, of the text and of its samples: float [2, 1 + BOOTSTRAPS].
+
+    A model's score is the mean over its runs.
+    """
+    means = []
+    for runs in texts.runs_of_models:
+        of_runs = [quality.samples(scorer, lines, texts.references) for lines in runs]
+        means.append(np.mean(of_runs, axis=0))
+    return np.array(means)
 
 
-def _gain(samples: _Samples) -> _Gain:
-    gain, *resampled = (samples.other - samples.base).tolist()
-    base_score = float(samples.base[0])
-    other_score = float(samples.other[0])
+def _gain(samples: np.ndarray) -> _Gain:
+    """Returns the gain, given the result of `_samples`."""
+    base_score, other_score = samples[:, 0].tolist()
+    gain, *resampled = (samples[1] - samples[0]).tolist()
 
     # A test needs variance; all samples of a single sentence are that sentence.
     if np.ptp([gain, *resampled]) < _ROUNDING:

@@ -6,6 +6,7 @@ array at a time, so that weights larger than a host's memory can be exported.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -40,10 +41,21 @@ _CODES = {np.dtype(name): code for code, name in _DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """A file's arrays by name, mapped from the file, and its metadata."""
+    """The header of a file: the place of each array by name, and the metadata."""
 
-    arrays: dict[str, np.ndarray]
+    path: pathlib.Path
+    spans: dict[str, TensorSpan]  # With the digests that `write` recorded.
     metadata: dict[str, str]
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays, mapped from the file; changes to them are not written to it."""
+        data = np.memmap(self.path, np.uint8, mode="c")  # Pages are read when they are used.
+        arrays = {}
+        for name, span in self.spans.items():
+            values = data[span.offset : span.offset + span.num_bytes]
+            arrays[name] = values.view(span.dtype).reshape(span.shape)
+        return arrays
 
 
 def write(
@@ -107,35 +119,22 @@ def _encoded(header: dict[str, Any], metadata: Mapping[str, str], digests: dict[
 
 
 def read(path: str | pathlib.Path) -> Contents:
-    """Maps a file into memory; changes to the arrays are not written to it.
+    """Reads the header of a file; any part of its arrays can be read later.
 
     Raises ValueError if the file is missing, is not a safetensors file, is cut short, or has a
-    dtype that is not supported.
-    """
-    with _readable(path):
-        data = np.memmap(path, np.uint8, mode="c")  # Pages are read when they are used.
-        header_length = _header_length(data[:_LENGTH_BYTES].tobytes(), len(data))
-        header_end = _LENGTH_BYTES + header_length
-
-        # The offsets in the header count from the header's end.
-        header = dict(json_records.parse(data[_LENGTH_BYTES:header_end].tobytes()))
-        metadata_of_file = header.pop(_METADATA, {})
-        arrays = {name: _array(data, header_end, entry) for name, entry in header.items()}
-        return Contents(arrays, metadata_of_file)
-
-
-def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
-    """Returns the place of each array in a file, by name: any part can be read without mapping it.
-
-    The spans have the digests that `write` recorded. Raises ValueError if the file is missing, is
-    not a safetensors file or is cut short, before it takes more memory than the header.
+    dtype that is not supported, before it takes more memory than the header.
     """
     path = pathlib.Path(path)
-    with _readable(path):
+    with _readable(path), path.open("rb") as file:
         size = path.stat().st_size
-        header, header_length = _header_of(path)
+        header_length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         header_end = _LENGTH_BYTES + header_length
-        sha256_of_entry = json_records.parse(header.pop(_METADATA, {}).get("sha256", "{}"))
+        if header_length > _MAX_HEADER_BYTES or header_end > size:
+            raise ValueError(f"a header of {header_length} bytes")
+
+        header = dict(json_records.parse(file.read(header_length)))
+        metadata = header.pop(_METADATA, {})
+        sha256_of_entry = json_records.parse(metadata.get("sha256", "{}"))
         spans = {}
         for name, entry in header.items():
             digest = sha256_of_entry.get(name)
@@ -146,24 +145,7 @@ def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
                 tuple(entry["shape"]),
                 None if digest is None else f"sha256:{digest}",
             )
-        return spans
-
-
-def metadata(path: str | pathlib.Path) -> dict[str, Any]:
-    """Returns the metadata of a file, which may be empty.
-
-    Raises ValueError if the file is missing, is not a safetensors file or is cut short.
-    """
-    path = pathlib.Path(path)
-    with _readable(path):
-        return dict(_header_of(path)[0].get(_METADATA, {}))
-
-
-def _header_of(path: pathlib.Path) -> tuple[dict[str, Any], int]:
-    """Returns a file's header, and its length in bytes."""
-    with path.open("rb") as file:
-        length = _header_length(file.read(_LENGTH_BYTES), path.stat().st_size)
-        return dict(json_records.parse(file.read(length))), length
+        return Contents(path, spans, dict(metadata))
 
 
 @contextlib.contextmanager
@@ -179,14 +161,6 @@ def _readable(path: str | pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def _header_length(first_bytes: bytes, file_size: int) -> int:
-    """Returns the length of a header. Raises ValueError if the file or our limit is shorter."""
-    header_length = int.from_bytes(first_bytes, "little")
-    if header_length > min(file_size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
-        raise ValueError(f"a header of {header_length} bytes")
-    return header_length
-
-
 def _checked_offset(entry: Mapping[str, Any], header_end: int, file_size: int) -> int:
     """Returns where an array begins in its file. Raises ValueError if it ends outside the file."""
     begin, end = entry["data_offsets"]
@@ -199,14 +173,6 @@ def _checked_offset(entry: Mapping[str, Any], header_end: int, file_size: int) -
     if header_end + end > file_size:
         raise ValueError(f"it has {file_size} bytes and should have {header_end + end}")
     return int(header_end + begin)
-
-
-def _array(data: np.ndarray, header_end: int, entry: Mapping[str, Any]) -> np.ndarray:
-    """Returns the array that an entry of the header describes, a view of the file's bytes."""
-    offset = _checked_offset(entry, header_end, len(data))
-    dtype = np.dtype(_DTYPES[entry["dtype"]])
-    num_bytes = dtype.itemsize * math.prod(entry["shape"])
-    return data[offset : offset + num_bytes].view(dtype).reshape(entry["shape"])
 
 
 def sha256(array: np.ndarray) -> str:

@@ -9,27 +9,24 @@ places: see Config.order.
 
 import abc
 import dataclasses
+import math
 import pathlib
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
+from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.core.settings import differences
+from lingvo_gshard.core.settings import differences, values_by_path
 from lingvo_gshard.files.json_fields import Fields
 from lingvo_gshard.input.bpe_tokenizer import their_ids
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.layers.activations import Activation
 
 CONFIG = "config.json"
-
-# Our ids. Without a start_piece, targets begin with BOS.
-PAD = 0
-BOS = 1
-EOS = 2
 
 # Far above any model's sizes, but small enough that a damaged number does not exhaust the memory.
 MAX_DIM = 2**18
@@ -55,12 +52,23 @@ class Config(abc.ABC):
     values: Fields
 
     # The defaults of transformers' classes, for fields that a file lacks.
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    DEFAULTS: ClassVar[dict[str, Any]] = {}
+    # Fields that change a model, and their values with which ours computes the same.
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "pruned_heads": ({}, None),
+        "quantization_config": (None,),
+    }
     # The names of tables, of which a file may have copies; and of numbers that we compute.
     TABLES: ClassVar[re.Pattern[str]]
     COMPUTED: ClassVar[re.Pattern[str]]
     # Whether their layers have biases that ours lack.
     HAS_BIASES: ClassVar[bool] = False
+    # The settings of tasks that do not change what a trained model computes.
+    WITHOUT_EFFECT: ClassVar[str] = (
+        r"task\.(input_dropout\..*|label_smoothing|aux_loss_weight|activation_dtype|product_dtype"
+        r"|(encoder|decoder)\.(layers_as|remat|kept_hidden_dtype|stages|microbatches|.*dropout\..*"
+        r"|moe\.(dispatch|group_size|train_capacity\..*|gating\.(z_loss_weight|bias_rate))))"
+    )
     # The kind of the data that such a model learns from.
     KIND: ClassVar[Kind]
 
@@ -101,9 +109,37 @@ class Config(abc.ABC):
     def check_generated(self, given: Fields) -> None:
         """Raises ValueError if generate, with these options, would use other special tokens."""
 
+    @property
     @abc.abstractmethod
+    def base(self) -> str:
+        """The registered model whose settings a config.json changes."""
+
+    @abc.abstractmethod
+    def on(self, params: Params) -> Params:
+        """Returns an experiment's settings, changed by this config.json."""
+
+    @abc.abstractmethod
+    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+        """Returns the fields of the config.json of an experiment; see families.written."""
+
+    def inexpressible(self, params: Params) -> list[str]:
+        """Returns the settings of an experiment that its config.json would not give back."""
+        try:
+            got = self.on(registry.get_params(self.base))
+        except ValueError as error:
+            return [str(error)]
+
+        lost = []
+        for line in differences(params.task.ToText(), got.task.ToText()):
+            path, _, _ = line.partition(": ")
+            if not re.fullmatch(self.WITHOUT_EFFECT, f"task.{path}"):
+                lost.append(f"task.{line}")
+        return lost
+
     def launched_model(self) -> tuple[str, tuple[str, ...]]:
         """Returns the registered model, and `path=value` settings in which this one differs."""
+        base = registry.get_params(self.base)
+        return self.base, settings(base, self.on(base))
 
     @abc.abstractmethod
     def table_candidates(self, path: str) -> tuple[str, ...]:
@@ -125,18 +161,59 @@ class Config(abc.ABC):
         value = reprlib.repr(self[name])
         return ValueError(f"{self.path}: {name} is {value}; expected {expected}.")
 
+    def check_fixed(self, fixed: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raises ValueError if the file has a field with none of its values in `fixed`."""
+        for name, allowed in fixed.items():
+            if name in self.values and self[name] not in allowed:
+                raise self.refused(name, " or ".join(map(repr, allowed)))
 
-def is_integer(value: Any) -> bool:
-    """Returns whether a value is an int and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    def check_integer(self, name: str, least: int, most: int | None = None) -> None:
+        """Raises ValueError unless a field is an integer from `least` to `most`."""
+        value = self[name]
+        if type(value) is not int or value < least or (most is not None and value > most):
+            raise self.refused(name, f"{least} or more" if most is None else f"{least} to {most}")
+
+    def check_number(self, name: str, is_right: Callable[[float], bool], expected: str) -> None:
+        """Raises ValueError unless a field is a finite number for which `is_right` holds."""
+        value = self[name]
+        if type(value) not in (int, float) or not math.isfinite(value) or not is_right(value):
+            raise self.refused(name, expected)
+
+    def check_rate(self, name: str) -> None:
+        """Raises ValueError unless a field is a rate of dropout."""
+        self.check_number(name, lambda rate: 0 <= rate < 1, "0 or more, below 1")
+
+    def check_switches(self, names: Iterable[str]) -> None:
+        """Raises ValueError unless the fields are true or false."""
+        for name in names:
+            if type(self[name]) is not bool:
+                raise self.refused(name, "true or false")
+
+    def check_activation(self, name: str) -> None:
+        """Raises ValueError unless a field names one of ACTIVATIONS."""
+        if self[name] not in list(ACTIVATIONS):
+            raise self.refused(name, f"one of {', '.join(ACTIVATIONS)}")
+
+    def check_divisor(self, name: str, of: str) -> None:
+        """Raises ValueError unless a field is a divisor of another one."""
+        value = self[name]
+        if type(value) is not int or value < 1 or self[of] % value:
+            raise self.refused(name, f"a divisor of {of} {self[of]}")
+
+    def check_experts(self, name: str, num_layers: int) -> None:
+        """Raises ValueError if a field cannot be the number of experts in each layer."""
+        self.check_integer(name, 1, MAX_EXPERTS)
+        if num_layers * self[name] > MAX_ALL_EXPERTS:
+            raise self.refused(name, f"at most {MAX_ALL_EXPERTS} experts in all layers together")
+
+
+def activation_name(activation: Activation) -> str:
+    """Returns the name of an activation in transformers."""
+    return next(name for name, ours in ACTIVATIONS.items() if ours is activation)
 
 
 def settings(base: Params, wanted: Params) -> tuple[str, ...]:
     """Returns the settings in which `wanted` differs from `base`, in the form of --set."""
-    lines = differences(wanted.ToText(), base.ToText())
-    found = []
-    for line in lines:
-        path, _, values = line.partition(": ")
-        value, _, _ = values.partition(", not ")
-        found.append(f"{path}={value}")
-    return tuple(found)
+    of_base = values_by_path(base.ToText()).items()
+    wanted_values = values_by_path(wanted.ToText()).items()
+    return tuple(f"{path}={value}" for path, value in wanted_values if (path, value) not in of_base)

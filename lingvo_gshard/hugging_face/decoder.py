@@ -15,27 +15,20 @@ M model, N heads, D head size, H hidden, E experts.
 """
 
 import math
-import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.core.settings import differences
 from lingvo_gshard.files import json_fields
 from lingvo_gshard.files.json_fields import Fields
 from lingvo_gshard.hugging_face.config import (
     ACTIVATIONS,
-    CONFIG,
-    MAX_ALL_EXPERTS,
     MAX_DIM,
-    MAX_EXPERTS,
     MAX_LAYERS,
     MAX_VOCAB,
     Config,
-    is_integer,
-    settings,
+    activation_name,
 )
 from lingvo_gshard.input.manifest import Kind
 
@@ -45,7 +38,6 @@ _FINAL_NORM = "theta.decoder.norm.scale"
 _LAYER = re.compile(r"theta\.decoder\.(?:layers|block)\[\d+\]\.(.+)")
 _EMBEDDING = "embed_tokens.weight"
 _LOGITS = "lm_head.weight"
-_NORMALIZED = "norm_topk_prob"  # Whether a token's gates are divided by their sum.
 
 # The tensors of our weights in a layer. Biases have the same names with `bias`.
 LAYER = {
@@ -64,23 +56,13 @@ HEAD_NORMS = {
     "self_attention.query_norm.scale": "self_attn.q_norm.weight",
     "self_attention.key_norm.scale": "self_attn.k_norm.weight",
 }
+# The setting whether a token's gates are divided by their sum, of the families that have it.
+NORMALIZED = {"norm_topk_prob": "decoder.moe.gating.normalized"}
 EXPERT = {
     "feed_forward.wi_gate": "mlp.experts.{}.gate_proj.weight",
     "feed_forward.wi": "mlp.experts.{}.up_proj.weight",
     "feed_forward.wo": "mlp.experts.{}.down_proj.weight",
 }
-# As in FIXED, for every family.
-_FIXED: dict[str, tuple[Any, ...]] = {
-    "is_encoder_decoder": (False,),
-    "pruned_heads": ({}, None),
-    "quantization_config": (None,),
-}
-# Settings of tasks that do not change what a trained model computes.
-_WITHOUT_EFFECT = re.compile(
-    r"task\.(input_dropout\..*|label_smoothing|aux_loss_weight|activation_dtype|product_dtype"
-    r"|decoder\.(layers_as|remat|kept_hidden_dtype|stages|microbatches|.*dropout\..*"
-    r"|moe\.(dispatch|group_size|train_capacity\..*|gating\.(z_loss_weight|bias_rate))))"
-)
 
 
 class Decoder(Config):
@@ -89,8 +71,26 @@ class Decoder(Config):
     MODEL_TYPE: ClassVar[str]
     ARCHITECTURE: ClassVar[str]
     BASE: ClassVar[str]  # The registered model, whose settings a config.json changes.
-    # Fields that change a model, and their values with which ours computes the same.
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "hidden_act": "silu",
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = Config.FIXED | {"is_encoder_decoder": (False,)}
+    # Fields, and the settings of the task that are equal to them.
+    SETTINGS: ClassVar[dict[str, str]] = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "dim",
+        "tie_word_embeddings": "tied_softmax",
+        "num_hidden_layers": "decoder.num_layers",
+        "rms_norm_eps": "decoder.layer.norm.epsilon",
+        "num_attention_heads": "decoder.layer.attention.num_heads",
+        "attention_dropout": "decoder.layer.attention.dropout.rate",
+        "intermediate_size": "decoder.dense.hidden_dim",
+        "num_experts_per_tok": "decoder.moe.gating.k",
+    }
     EXPERTS: ClassVar[str] = "num_experts"  # The field of E.
     EXPERT_DIM: ClassVar[str] = "moe_intermediate_size"  # The field of an expert's H.
     LAYER: ClassVar[Mapping[str, str]] = LAYER
@@ -101,9 +101,18 @@ class Decoder(Config):
     COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
     @property
+    def base(self) -> str:
+        return self.BASE
+
+    @property
+    def experts_field(self) -> str:
+        """The field of E in this file."""
+        return self.EXPERTS
+
+    @property
     def num_experts(self) -> int:
         """E."""
-        return self[self.EXPERTS]
+        return self[self.experts_field]
 
     @property
     def expert_dim(self) -> int:
@@ -134,18 +143,6 @@ class Decoder(Config):
         given = rotary.get("rope_theta") if isinstance(rotary, dict) else None
         return self["rope_theta"] if given is None else given
 
-    def set_family(self, stack: Params) -> None:
-        """Sets this family's own settings of the decoder's stack."""
-        if _NORMALIZED in self.DEFAULTS:
-            stack.moe.gating.normalized = self[_NORMALIZED]
-
-    def family_fields(self, stack: Params) -> dict[str, Any]:
-        """Returns the fields that only this family has, given the settings of the stack."""
-        fields = {self.EXPERTS: stack.moe.num_experts, self.EXPERT_DIM: stack.moe.hidden_dim}
-        if _NORMALIZED in self.DEFAULTS:
-            fields[_NORMALIZED] = stack.moe.gating.normalized
-        return fields
-
     @property
     def rows(self) -> tuple[int, int, int]:
         eos, *_ = self._ends(self["eos_token_id"])
@@ -164,59 +161,33 @@ class Decoder(Config):
 
     def check(self) -> None:
         self._check_sizes()
-        for name, allowed in (_FIXED | dict(self.FIXED)).items():
-            if name in self.values and self[name] not in allowed:
-                raise self.refused(name, " or ".join(map(repr, allowed)))
-        if self["hidden_act"] not in list(ACTIVATIONS):
-            raise self.refused("hidden_act", f"one of {', '.join(ACTIVATIONS)}")
+        self.check_fixed(self.FIXED)
+        self.check_activation("hidden_act")
+        self.check_number("rms_norm_eps", lambda epsilon: 0 < epsilon < 1, "above 0, below 1")
+        self.check_rate("attention_dropout")
+        self.check_switches(name for name, value in self.DEFAULTS.items() if type(value) is bool)
+        self._check_ids()
+
         for name in ("rope_parameters", "rope_scaling"):
             kind = self.values.values.get(name) or {}
             if not isinstance(kind, dict) or kind.get("rope_type", "default") != "default":
                 raise self.refused(name, "the rope_type 'default'")
-        if not self._is_number(self.max_timescale, above=1):
+        if type(self.max_timescale) not in (int, float) or not 1 < self.max_timescale < math.inf:
             raise self.refused("rope_theta", "a number above 1")
-        for name, above in (("rms_norm_eps", 0), ("attention_dropout", -1)):
-            if not self._is_number(self[name], above=above) or self[name] >= 1:
-                raise self.refused(name, "a number below 1")
-        for name, default in self.DEFAULTS.items():
-            if isinstance(default, bool) and not isinstance(self[name], bool):
-                raise self.refused(name, "true or false")
-        self._check_ids()
 
     def _check_sizes(self) -> None:
         """Raises ValueError for a size that is not a number, or larger than any model's."""
-        limits = {
-            "vocab_size": MAX_VOCAB,
-            "hidden_size": MAX_DIM,
-            "intermediate_size": MAX_DIM,
-            "num_hidden_layers": MAX_LAYERS,
-            "num_attention_heads": MAX_DIM,
-        }
-        for name, limit in limits.items():
-            if not is_integer(self[name]) or not 1 <= self[name] <= limit:
-                raise self.refused(name, f"1 to {limit}")
-        if not is_integer(self.head_dim) or not 1 <= self.head_dim <= MAX_DIM or self.head_dim % 2:
+        self.check_integer("vocab_size", 1, MAX_VOCAB)
+        self.check_integer("num_hidden_layers", 1, MAX_LAYERS)
+        for name in ("hidden_size", "intermediate_size", "num_attention_heads", self.EXPERT_DIM):
+            self.check_integer(name, 1, MAX_DIM)
+        if type(self.head_dim) is not int or not 1 <= self.head_dim <= MAX_DIM or self.head_dim % 2:
             raise self.refused("head_dim", "an even number")
-        heads = self["num_attention_heads"]
-        kv_heads = self.num_kv_heads
-        if not is_integer(kv_heads) or kv_heads < 1 or heads % kv_heads:
-            raise self.refused("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
+        if self["num_key_value_heads"] is not None:
+            self.check_divisor("num_key_value_heads", "num_attention_heads")
 
-        if not is_integer(self.expert_dim) or not 1 <= self.expert_dim <= MAX_DIM:
-            raise ValueError(f"{self.path}: experts' hidden size is {self.expert_dim!r}.")
-        if not is_integer(self.num_experts) or not 1 <= self.num_experts <= MAX_EXPERTS:
-            raise ValueError(
-                f"{self.path}: the number of experts is {self.num_experts!r}; expected 1 to "
-                f"{MAX_EXPERTS}."
-            )
-        if self["num_hidden_layers"] * self.num_experts > MAX_ALL_EXPERTS:
-            raise ValueError(
-                f"{self.path}: {self.num_experts} experts in each layer; expected at most "
-                f"{MAX_ALL_EXPERTS} in all layers together."
-            )
-        chosen = self["num_experts_per_tok"]
-        if not is_integer(chosen) or not 1 <= chosen <= self.num_experts:
-            raise self.refused("num_experts_per_tok", f"1 to {self.num_experts}")
+        self.check_experts(self.experts_field, self["num_hidden_layers"])
+        self.check_integer("num_experts_per_tok", 1, self.num_experts)
 
     def _check_ids(self) -> None:
         """Raises ValueError for a special token that is not of the vocabulary."""
@@ -225,7 +196,7 @@ class Decoder(Config):
             values = self._ends(self[name]) if name == "eos_token_id" else [self[name]]
             for value in values:
                 is_none = value is None and name != "eos_token_id"
-                if not is_none and not (is_integer(value) and 0 <= value < size):
+                if not is_none and not (type(value) is int and 0 <= value < size):
                     raise self.refused(name, f"an id below vocab_size {size}")
 
     @staticmethod
@@ -233,84 +204,52 @@ class Decoder(Config):
         """Returns the ids of EOS, of which there may be several; the first is ours."""
         return (value or [None]) if isinstance(value, list) else [value]
 
-    @staticmethod
-    def _is_number(value: Any, above: float) -> bool:
-        is_number = is_integer(value) or isinstance(value, float)
-        return is_number and math.isfinite(value) and value > above
-
     def check_generated(self, given: Fields) -> None:
         _, _, eos = self.rows
         if eos not in self._ends(given.get("eos_token_id", eos)):
             raise json_fields.refused(given, "eos_token_id", f"{eos}, as in {self.path.name}")
 
-    def launched_model(self) -> tuple[str, tuple[str, ...]]:
-        base = registry.get_params(self.BASE)
-        return self.BASE, settings(base, self.on(base))
-
     def on(self, params: Params) -> Params:
-        """Returns an experiment's settings, changed by this config.json."""
         p = params.Copy()
-        p.task.Set(
-            vocab_size=self["vocab_size"],
-            dim=self["hidden_size"],
-            tied_softmax=self["tie_word_embeddings"],
-        )
-        stack = p.task.decoder
-        stack.num_layers = self["num_hidden_layers"]
-        stack.layer.norm.epsilon = float(self["rms_norm_eps"])
-        stack.layer.attention.Set(
-            num_heads=self["num_attention_heads"],
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-        )
-        stack.layer.attention.positions.max_timescale = float(self.max_timescale)
-        stack.layer.attention.dropout.rate = float(self["attention_dropout"])
+        for field, path in self.SETTINGS.items():
+            is_float = isinstance(p.task.Get(path), float)  # In JSON, 1 may stand for 1.0.
+            p.task.Set(**{path: float(self[field]) if is_float else self[field]})
 
+        stack = p.task.decoder
+        stack.layer.attention.Set(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        stack.layer.attention.positions.max_timescale = float(self.max_timescale)
         activation = ACTIVATIONS[self["hidden_act"]]
-        stack.dense.Set(hidden_dim=self["intermediate_size"], activation=activation)
+        stack.dense.activation = activation
         stack.moe.Set(
             hidden_dim=self.expert_dim, num_experts=self.num_experts, activation=activation
         )
-        stack.moe.gating.k = self["num_experts_per_tok"]
         is_every = len(self.moe_layers) == self["num_hidden_layers"]
         stack.Set(moe_every=1, moe_layers=None if is_every else self.moe_layers)
-        self.set_family(stack)
         return p
 
     def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
-        """Returns the fields of the config.json of an experiment."""
-        task = params.task
-        stack = task.decoder
+        stack = params.task.decoder
         attention = stack.layer.attention
         pad, bos, eos = rows
-        activation = next(
-            name for name, ours in ACTIVATIONS.items() if ours is stack.dense.activation
-        )
-        fields = {
+        settings = {field: params.task.Get(path) for field, path in self.SETTINGS.items()}
+
+        return settings | {
             "architectures": [self.ARCHITECTURE],
             "model_type": self.MODEL_TYPE,
-            "vocab_size": task.vocab_size,
-            "hidden_size": task.dim,
-            "intermediate_size": stack.dense.hidden_dim,
-            "num_hidden_layers": stack.num_layers,
-            "num_attention_heads": attention.num_heads,
             "num_key_value_heads": attention.num_kv_heads or attention.num_heads,
             "head_dim": attention.head_dim,
-            "hidden_act": activation,
-            "rms_norm_eps": stack.layer.norm.epsilon,
+            "hidden_act": activation_name(stack.dense.activation),
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": attention.positions.max_timescale,
             },
-            "attention_dropout": attention.dropout.rate,
-            "tie_word_embeddings": task.tied_softmax,
-            "num_experts_per_tok": stack.moe.gating.k,
             "pad_token_id": pad,
             "bos_token_id": bos,
             "eos_token_id": eos,
             "dtype": "float32",
+            self.EXPERTS: stack.moe.num_experts,
+            self.EXPERT_DIM: stack.moe.hidden_dim,
         }
-        return fields | self.family_fields(stack)
 
     def table_candidates(self, path: str) -> tuple[str, ...]:
         if path == _TABLE:
@@ -337,54 +276,16 @@ class Decoder(Config):
         return f"layers.{layer}.{name}"
 
 
-def written(
-    params: Params, rows: tuple[int, int, int], families: Sequence[type[Decoder]]
-) -> Decoder:
-    """Returns the config.json of an experiment in the first family that can express its task.
-
-    Raises ValueError, in one line, that names what the closest family cannot express.
-    """
-    if params.task.decoder.moe is None:
-        raise ValueError("--to=huggingface: decoders without experts cannot be exported.")
-
-    closest: list[str] | None = None
-    name = ""
-    for family in families:
-        path = pathlib.Path(CONFIG)
-        fields = family(path, Fields(path, {})).fields_of(params, rows)
-        config = family(path, Fields(path, fields))
-        missing = _inexpressible(config, params)
-        if not missing:
-            config.check()
-            return config
-        if closest is None or len(missing) < len(closest):
-            closest = missing
-            name = family.MODEL_TYPE
-    raise ValueError(f"--to=huggingface: {name} has no {'; nor '.join(closest or [])}.")
-
-
-def _inexpressible(config: Decoder, params: Params) -> list[str]:
-    """Returns the settings of an experiment that its config.json would not give back."""
-    wanted = params.task.ToText()
-    try:
-        got = config.on(registry.get_params(config.BASE)).task.ToText()
-    except ValueError as error:
-        return [str(error)]
-    lines = differences(wanted, got)
-    lines = [f"task.{line}" for line in lines]
-    return [line for line in lines if not _WITHOUT_EFFECT.match(line.partition(": ")[0])]
-
-
 class HeadNormDecoder(Decoder):
     """A family with norms of queries and keys, and with biases of attention by `attention_bias`."""
 
+    DEFAULTS: ClassVar[dict[str, Any]] = Decoder.DEFAULTS | {"attention_bias": False}
+    SETTINGS: ClassVar[dict[str, str]] = Decoder.SETTINGS | {
+        "attention_bias": "decoder.layer.attention.biases",
+    }
     LAYER: ClassVar[Mapping[str, str]] = LAYER | HEAD_NORMS
 
-    def set_family(self, stack: Params) -> None:
-        super().set_family(stack)
-        stack.layer.attention.biases = self["attention_bias"]
-        stack.layer.attention.head_norm.epsilon = float(self["rms_norm_eps"])
-
-    def family_fields(self, stack: Params) -> dict[str, Any]:
-        own = {"attention_bias": stack.layer.attention.biases}
-        return super().family_fields(stack) | own
+    def on(self, params: Params) -> Params:
+        p = super().on(params)
+        p.task.decoder.layer.attention.head_norm.epsilon = float(self["rms_norm_eps"])
+        return p

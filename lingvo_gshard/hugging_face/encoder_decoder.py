@@ -5,11 +5,10 @@
     num_experts, encoder_sparse_step                                                   the experts
 
 The first position is pad_token_id + 1. Our ids of padding and BOS are 0 and 1, and released models'
-are 1 and 0, so rows of the tables change places. written_config.py does the opposite conversion.
+are 1 and 0, so rows of the tables change places.
 """
 
-import reprlib
-from typing import Any
+from typing import Any, ClassVar
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
@@ -18,19 +17,15 @@ from lingvo_gshard.files.json_fields import Fields
 from lingvo_gshard.hugging_face import names
 from lingvo_gshard.hugging_face.config import (
     ACTIVATIONS,
-    BOS,
-    EOS,
-    MAX_ALL_EXPERTS,
     MAX_DIM,
-    MAX_EXPERTS,
     MAX_LAYERS,
     MAX_VOCAB,
-    PAD,
     Config,
-    is_integer,
+    activation_name,
     settings,
 )
 from lingvo_gshard.hugging_face.names import Family
+from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.layers.repeat import Layers
 
@@ -55,20 +50,12 @@ _DEFAULTS: dict[str, Any] = {
     "second_expert_policy": "all",
     "tie_word_embeddings": True,
 }
-# Only with these values, our model computes the same as theirs.
-REQUIRED = {
-    "router_bias": False,
-    "router_dtype": "float32",
-    "second_expert_policy": "all",
-    "moe_eval_capacity_token_fraction": 1.0,
-    "eos_token_id": EOS,
-}
-# Fields that change a model in transformers, and their values without an effect.
-_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "is_encoder_decoder": (True,),
-    "pruned_heads": ({}, None),
-    "quantization_config": (None,),
-    "tie_encoder_decoder": (False, None),
+# As in Config.FIXED, for a model with experts.
+_FIXED_OF_EXPERTS: dict[str, tuple[Any, ...]] = {
+    "router_bias": (False,),
+    "router_dtype": ("float32",),
+    "second_expert_policy": ("all",),
+    "moe_eval_capacity_token_fraction": (1.0,),
 }
 # Other names that transformers accepts for sizes.
 _ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"}
@@ -88,6 +75,16 @@ class EncoderDecoder(Config):
     """The config.json of an NLLB-MoE or M2M-100."""
 
     DEFAULTS = _DEFAULTS
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = Config.FIXED | {
+        "eos_token_id": (EOS_ID,),
+        "is_encoder_decoder": (True,),
+        "tie_encoder_decoder": (False, None),
+    }
+    # Biases that our layers lack are written as 0, and exporting.py tells other epsilons of norms.
+    WITHOUT_EFFECT = (
+        Config.WITHOUT_EFFECT
+        + r"|task\.(encoder|decoder)\.(.*\.biases|layer\.norm\.epsilon|moe\.gating\.second_expert)"
+    )
     TABLES = names.TABLES
     COMPUTED = names.COMPUTED
     HAS_BIASES = True
@@ -108,7 +105,7 @@ class EncoderDecoder(Config):
         bos = self["bos_token_id"]
         eos = self["eos_token_id"]
         if pad == -1:
-            pad = min({PAD, BOS, EOS} - {bos, eos})
+            pad = min({PAD_ID, BOS_ID, EOS_ID} - {bos, eos})
         return (pad, bos, eos)
 
     @property
@@ -116,11 +113,57 @@ class EncoderDecoder(Config):
         return 1.0 - float(self["moe_token_dropout"]) if self.family is Family.NLLB_MOE else 1.0
 
     def check(self) -> None:
-        _check(self)
+        self._check_sizes()
+        self._check_ids()
+        self.check_switches(("scale_embedding", "tie_word_embeddings"))
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            self.check_rate(name)
+        self.check_activation("activation_function")
+        self.check_fixed(self.FIXED)
+        if self.family is Family.NLLB_MOE:
+            self._check_experts()
+
+        fields = self.values.values  # An alias is only compared, so it does not count as used.
+        for alias, name in _ALIASES.items():
+            if fields.get(alias, self[name]) != self[name]:
+                raise self.refused(alias, f"{self[name]}, as {name}")
+
+    def _check_sizes(self) -> None:
+        """Raises ValueError for a size that is not a number, or larger than any model's."""
+        self.check_integer("d_model", 1, MAX_DIM)
+        self.check_integer("vocab_size", 1, MAX_VOCAB)
+        for side in SIDES:
+            self.check_integer(f"{side}_layers", 1, MAX_LAYERS)
+            self.check_integer(f"{side}_ffn_dim", 1, MAX_DIM)
+            self.check_divisor(f"{side}_attention_heads", "d_model")
+
+    def _check_ids(self) -> None:
+        """Raises ValueError for special tokens that are not of the vocabulary, or not the first."""
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+            if type(self[name]) is not int or not -1 <= self[name] < self["vocab_size"]:
+                raise self.refused(name, "an id of the vocabulary")
+        if set(self.rows) != {PAD_ID, BOS_ID, EOS_ID}:
+            raise ValueError(
+                f"{self.path}: pad, bos and eos are {list(self.rows)}; expected 0, 1 and 2, in any "
+                "order."
+            )
+
+    def _check_experts(self) -> None:
+        """Raises ValueError for experts that our layers do not have."""
+        # Every layer may have experts.
+        self.check_experts("num_experts", sum(self[f"{side}_layers"] for side in SIDES))
+        for side in SIDES:
+            self.check_integer(f"{side}_sparse_step", 0)
+        self.check_rate("moe_token_dropout")
+        self.check_fixed(_FIXED_OF_EXPERTS)
 
     def check_generated(self, given: Fields) -> None:
         pad, bos, _ = self.rows
-        for name, expected in (("eos_token_id", EOS), ("pad_token_id", pad), ("bos_token_id", bos)):
+        for name, expected in (
+            ("eos_token_id", EOS_ID),
+            ("pad_token_id", pad),
+            ("bos_token_id", bos),
+        ):
             value = given.get(name, expected)
             if name == "eos_token_id" and value == [expected]:
                 value = expected  # A list with a single token.
@@ -134,20 +177,128 @@ class EncoderDecoder(Config):
             what = f"{start}, as in {self.path.name}"
             raise json_fields.refused(given, "decoder_start_token_id", what)
 
+    @property
+    def base(self) -> str:
+        return _BASES[0 if self._has_experts else 1]
+
     def launched_model(self) -> tuple[str, tuple[str, ...]]:
         """Returns the registered model, and settings of it.
 
         A released model does not need settings. A model of other sizes is the largest released one,
         with settings.
         """
-        by_name = {}
-        for name in _candidates(self):
-            base = registry.get_params(name)
-            by_name[name] = settings(base, _with(base.Copy(), self))
-        model = min(by_name, key=lambda name: len(by_name[name]))
-        if by_name[model]:
-            model = _BASES[0 if _has_experts(self) else 1]
-        return model, by_name[model]
+        for name in registry.registered_names():
+            if name.startswith("nllb."):
+                released = registry.get_params(name)
+                has_experts = released.task.encoder.moe is not None
+                if has_experts == self._has_experts and not settings(released, self.on(released)):
+                    return name, ()
+        return super().launched_model()
+
+    @property
+    def _has_experts(self) -> bool:
+        return any(self._moe_every(side) is not None for side in SIDES)
+
+    def _moe_every(self, side: str) -> int | None:
+        """Returns n if every n-th layer of a side has experts, or None."""
+        if self.family is Family.M2M_100:
+            return None
+        step = self[f"{side}_sparse_step"]
+        return int(step) if 0 < step <= self[f"{side}_layers"] else None
+
+    def on(self, params: Params) -> Params:
+        p = params.Copy()
+        size = self["vocab_size"]
+        p.task.Set(
+            source_vocab_size=size,
+            target_vocab_size=size,
+            dim=self["d_model"],
+            shared_embeddings=self["tie_word_embeddings"],
+            start_piece=self._start_piece(),
+        )
+        p.task.embedding.Set(
+            scaled=self["scale_embedding"], first_position=self["pad_token_id"] + 1
+        )
+        p.task.input_dropout.rate = self["dropout"]
+        for side in SIDES:
+            self._set_stack(p.task.Get(side), side)
+        return p
+
+    def _start_piece(self) -> int | None:
+        """Returns our id of the first piece of targets; None for BOS."""
+        start = self["decoder_start_token_id"]
+        ours = self.rows.index(start) if start in self.rows else start
+        return None if ours == BOS_ID else int(ours)
+
+    def _set_stack(self, stack: Params, side: str) -> None:
+        num_layers = self[f"{side}_layers"]
+        heads = self[f"{side}_attention_heads"]
+        hidden = {
+            "hidden_dim": self[f"{side}_ffn_dim"],
+            "activation": ACTIVATIONS[self["activation_function"]],
+        }
+
+        stack.num_layers = num_layers
+        stack.layer.attention.Set(num_heads=heads, head_dim=self["d_model"] // heads)
+        stack.layer.attention.dropout.rate = self["attention_dropout"]
+        stack.layer.residual_dropout.rate = self["dropout"]
+        stack.dense.Set(**hidden)
+        stack.dense.hidden_dropout.rate = self["activation_dropout"]
+        if stack.moe is None:
+            return
+
+        stack.moe.Set(num_experts=self["num_experts"], **hidden)
+        stack.moe.hidden_dropout.rate = self["activation_dropout"]
+        stack.moe.output_dropout.rate = self["moe_token_dropout"]
+        # If only the other side has experts, the first ones of this side would follow its last
+        # layer.
+        every = self._moe_every(side)
+        stack.moe_every = num_layers + 1 if every is None else every
+        if num_layers % stack.moe_every:
+            stack.Set(layers_as=Layers.UNROLLED)
+
+    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+        task = params.task
+        has_experts = task.encoder.moe is not None
+        is_padded = task.embedding.first_position > 0
+        start = BOS_ID if task.start_piece is None else task.start_piece
+        fields: dict[str, Any] = {
+            "architectures": [
+                "NllbMoeForConditionalGeneration"
+                if has_experts
+                else "M2M100ForConditionalGeneration"
+            ],
+            "model_type": str(Family.NLLB_MOE if has_experts else Family.M2M_100),
+            "vocab_size": task.target_vocab_size,
+            "d_model": task.dim,
+            "scale_embedding": task.embedding.scaled,
+            "tie_word_embeddings": task.shared_embeddings,
+            "activation_function": activation_name(task.encoder.dense.activation),
+            "dropout": task.encoder.layer.residual_dropout.rate,
+            "attention_dropout": task.encoder.layer.attention.dropout.rate,
+            "activation_dropout": task.encoder.dense.hidden_dropout.rate,
+            "max_position_embeddings": 1024,  # Not a limit, since their tables of sinusoids grow.
+            "is_encoder_decoder": True,
+            "pad_token_id": rows[PAD_ID] if is_padded else -1,
+            "bos_token_id": rows[BOS_ID],
+            "eos_token_id": rows[EOS_ID],
+            "decoder_start_token_id": rows[start] if start < len(rows) else start,
+            "torch_dtype": "float32",
+        }
+        for side in SIDES:
+            stack = task.Get(side)
+            fields[f"{side}_layers"] = stack.num_layers
+            fields[f"{side}_attention_heads"] = stack.layer.attention.num_heads
+            fields[f"{side}_ffn_dim"] = stack.dense.hidden_dim
+            fields[f"{side}_layerdrop"] = 0.0
+            if has_experts:
+                is_sparse = stack.moe_every <= stack.num_layers
+                fields[f"{side}_sparse_step"] = stack.moe_every if is_sparse else 0
+                fields["num_experts"] = stack.moe.num_experts
+        if has_experts:
+            fields |= {name: allowed[0] for name, allowed in _FIXED_OF_EXPERTS.items()}
+            fields["moe_token_dropout"] = 0.0  # Its factor is already in the weights.
+        return fields
 
     def table_candidates(self, path: str) -> tuple[str, ...]:
         if path == names.TABLE and self["tie_word_embeddings"]:
@@ -165,178 +316,3 @@ class EncoderDecoder(Config):
 
     def name(self, path: str, layer: int | None, expert: int | None) -> str:
         return names.name(path, self.family, layer, expert)
-
-
-def _check(config: EncoderDecoder) -> None:
-    """Raises ValueError, which names the value, for a model that we do not support."""
-    _check_sizes(config)
-    _check_types(config)
-    required = dict(REQUIRED)
-    if config.family is Family.M2M_100:
-        required = {"eos_token_id": EOS}
-    for name, value in required.items():
-        if config[name] != value:
-            raise ValueError(f"{config.path}: {name} is {config[name]!r}; expected {value!r}.")
-
-    for name, allowed in _WITHOUT_EFFECT.items():
-        if name in config.values and config[name] not in allowed:
-            raise ValueError(
-                f"{config.path}: {name} is {reprlib.repr(config[name])}; expected {allowed[0]!r}."
-            )
-    fields = config.values.values  # An alias is only compared, so it does not count as used.
-    for alias, name in _ALIASES.items():
-        if fields.get(alias, config[name]) != config[name]:
-            raise ValueError(
-                f"{config.path}: {alias} is {reprlib.repr(fields[alias])}; expected "
-                f"{config[name]}, as {name}."
-            )
-
-    activation = config["activation_function"]
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(
-            f"{config.path}: activation_function is {activation!r}; expected one of "
-            f"{', '.join(ACTIVATIONS)}."
-        )
-    if set(config.rows) != {PAD, BOS, EOS}:
-        raise ValueError(
-            f"{config.path}: pad, bos and eos are {list(config.rows)}; expected 0, 1 and 2, in any "
-            "order."
-        )
-
-
-def _check_sizes(config: EncoderDecoder) -> None:
-    """Raises ValueError for a size that is not a number, or larger than any model's."""
-    limits = {"d_model": MAX_DIM, "vocab_size": MAX_VOCAB}
-    for side in SIDES:
-        limits[f"{side}_layers"] = MAX_LAYERS
-        limits[f"{side}_ffn_dim"] = MAX_DIM
-    if config.family is Family.NLLB_MOE:
-        limits["num_experts"] = MAX_EXPERTS
-
-    for name, limit in limits.items():
-        if not is_integer(config[name]) or not 1 <= config[name] <= limit:
-            raise ValueError(
-                f"{config.path}: {name} is {reprlib.repr(config[name])}; expected 1 to {limit}."
-            )
-
-    if config.family is Family.NLLB_MOE:
-        # Every layer may have experts.
-        num_layers = sum(config[f"{side}_layers"] for side in SIDES)
-        num_experts = config["num_experts"]
-        if num_layers * num_experts > MAX_ALL_EXPERTS:
-            raise ValueError(
-                f"{config.path}: num_experts is {num_experts} in each layer; expected at most "
-                f"{MAX_ALL_EXPERTS} experts in all layers together."
-            )
-
-    for side in SIDES:
-        heads = config[f"{side}_attention_heads"]
-        if not is_integer(heads) or heads < 1 or config["d_model"] % heads:
-            raise ValueError(
-                f"{config.path}: {side}_attention_heads is {reprlib.repr(heads)}; expected a "
-                f"divisor of d_model {config['d_model']}."
-            )
-
-
-def _check_types(config: EncoderDecoder) -> None:
-    """Raises ValueError for an id, a rate or a switch of another type."""
-    expected = {}
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-        is_id = is_integer(config[name]) and -1 <= config[name] < config["vocab_size"]
-        expected[name] = is_id, "an id of the vocabulary"
-    for name in ("scale_embedding", "tie_word_embeddings"):
-        expected[name] = isinstance(config[name], bool), "true or false"
-
-    rates = ["dropout", "attention_dropout", "activation_dropout"]
-    if config.family is Family.NLLB_MOE:
-        rates.append("moe_token_dropout")
-        for name in ("encoder_sparse_step", "decoder_sparse_step"):
-            expected[name] = is_integer(config[name]) and config[name] >= 0, "0 or more"
-    for name in rates:
-        is_number = is_integer(config[name]) or isinstance(config[name], float)
-        expected[name] = is_number and 0 <= config[name] < 1, "0 or more, below 1"
-
-    for name, (is_right, what) in expected.items():
-        if not is_right:
-            raise ValueError(
-                f"{config.path}: {name} is {reprlib.repr(config[name])}; expected {what}."
-            )
-
-
-def _candidates(config: EncoderDecoder) -> list[str]:
-    """Returns the registered models with experts, or without, like the config's model."""
-    has_experts = _has_experts(config)
-    names = []
-    for name in registry.registered_names():
-        if name.startswith("nllb."):
-            p = registry.get_params(name)
-            if p.task.encoder.moe is not None and has_experts:
-                names.append(name)
-            elif p.task.encoder.moe is None and not has_experts:
-                names.append(name)
-    return names
-
-
-def _has_experts(config: EncoderDecoder) -> bool:
-    return any(_moe_every(config, side) is not None for side in SIDES)
-
-
-def _moe_every(config: EncoderDecoder, side: str) -> int | None:
-    """Returns n if every n-th layer of a side has experts, or None."""
-    if config.family is Family.M2M_100:
-        return None
-    step = config[f"{side}_sparse_step"]
-    return int(step) if 0 < step <= config[f"{side}_layers"] else None
-
-
-def _with(p: Params, config: EncoderDecoder) -> Params:
-    """Returns an experiment's settings, changed by a config.json."""
-    size = config["vocab_size"]
-    p.task.Set(
-        source_vocab_size=size,
-        target_vocab_size=size,
-        dim=config["d_model"],
-        shared_embeddings=config["tie_word_embeddings"],
-        start_piece=_start_piece(config),
-    )
-    p.task.embedding.Set(
-        scaled=config["scale_embedding"], first_position=config["pad_token_id"] + 1
-    )
-    p.task.input_dropout.rate = config["dropout"]
-    for side in SIDES:
-        _set_stack(p.task.Get(side), config, side)
-    return p
-
-
-def _start_piece(config: EncoderDecoder) -> int | None:
-    """Returns our id of the first piece of targets; None for BOS."""
-    start = config["decoder_start_token_id"]
-    ours = config.rows.index(start) if start in config.rows else start
-    return None if ours == BOS else int(ours)
-
-
-def _set_stack(stack: Params, config: EncoderDecoder, side: str) -> None:
-    num_layers = config[f"{side}_layers"]
-    heads = config[f"{side}_attention_heads"]
-    hidden = {
-        "hidden_dim": config[f"{side}_ffn_dim"],
-        "activation": ACTIVATIONS[config["activation_function"]],
-    }
-
-    stack.num_layers = num_layers
-    stack.layer.attention.Set(num_heads=heads, head_dim=config["d_model"] // heads)
-    stack.layer.attention.dropout.rate = config["attention_dropout"]
-    stack.layer.residual_dropout.rate = config["dropout"]
-    stack.dense.Set(**hidden)
-    stack.dense.hidden_dropout.rate = config["activation_dropout"]
-    if stack.moe is None:
-        return
-
-    stack.moe.Set(num_experts=config["num_experts"], **hidden)
-    stack.moe.hidden_dropout.rate = config["activation_dropout"]
-    stack.moe.output_dropout.rate = config["moe_token_dropout"]
-    # If only the other side has experts, the first ones of this side would follow its last layer.
-    every = _moe_every(config, side)
-    stack.moe_every = num_layers + 1 if every is None else every
-    if num_layers % stack.moe_every:
-        stack.Set(layers_as=Layers.UNROLLED)

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,16 @@ from lingvo_gshard.checkpoints import stack_forms
 from lingvo_gshard.checkpoints.checked_array import CheckedArray
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.files import safetensors_file
+from lingvo_gshard.files import safetensors_file, safetensors_parts
+from lingvo_gshard.files.safetensors_parts import PART_BYTES
 from lingvo_gshard.hugging_face import (
     families,
     generation,
     names,
     tokenizer_files,
-    written_config,
 )
 from lingvo_gshard.hugging_face.config import CONFIG, Config
-from lingvo_gshard.hugging_face.encoder_decoder import EncoderDecoder
+from lingvo_gshard.hugging_face.encoder_decoder import SIDES, EncoderDecoder
 from lingvo_gshard.hugging_face.names import Family, Piece
 from lingvo_gshard.input import bpe_tokenizer
 from lingvo_gshard.input.example_codec import PAD_ID
@@ -39,8 +39,8 @@ from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.run import Run
 from xla_spmd.files import atomic_file, storage
 
-PART_BYTES = 5 * 10**9  # The size of Hugging Face's files.
 _PREFIX = "model."
+_EPSILON = 1e-5  # The epsilon of all norms of their encoder-decoders.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,33 +211,14 @@ def _zero_biases(tensors: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
 
 def _write(folder: pathlib.Path, tensors: Mapping[str, _Tensor], part_bytes: int) -> None:
     """Writes the tensors to files of at most `part_bytes`, and an index of several files."""
-    parts = list(_packed(tensors, part_bytes))
-    metadata = {"format": "pt"}
-    if len(parts) == 1:
-        safetensors_file.write(folder / "model.safetensors", parts[0], metadata, in_order=True)
-        return
-
-    weight_map: dict[str, str] = {}
-    for number, part in enumerate(parts, start=1):
-        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        safetensors_file.write(folder / file, part, metadata, in_order=True)
-        weight_map |= dict.fromkeys(part, file)
-    total_size = sum(tensor.num_bytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-    _write_json(folder / "model.safetensors.index.json", index)
-
-
-def _packed(tensors: Mapping[str, _Tensor], part_bytes: int) -> Iterator[dict[str, _Tensor]]:
-    part: dict[str, _Tensor] = {}
-    num_bytes = 0
-    for name, tensor in tensors.items():
-        if part and num_bytes + tensor.num_bytes > part_bytes:
-            yield part
-            part = {}
-            num_bytes = 0
-        part[name] = tensor
-        num_bytes += tensor.num_bytes
-    yield part
+    path = folder / "model.safetensors"
+    parts = list(safetensors_parts.packed(tensors, part_bytes))
+    files = dict(zip(safetensors_parts.file_names(path, len(parts)), parts, strict=True))
+    for file, part in files.items():
+        safetensors_file.write(folder / file, part, {"format": "pt"}, in_order=True)
+    if len(parts) > 1:
+        index_path = path.with_name(path.name + safetensors_parts.INDEX_SUFFIX)
+        atomic_file.write(index_path, safetensors_parts.index(files, {}))
 
 
 def _generation(decode: Params, config: Config) -> dict[str, Any]:
@@ -266,8 +247,9 @@ def _notes(params: Params, config: Config) -> list[str]:
     """Returns the differences from this project's model, a line each."""
     notes = []
     if isinstance(config, EncoderDecoder):
-        for epsilon in sorted(written_config.epsilons(params.task)):
-            notes.append(f"Norms have the epsilon {epsilon:g} here and 1e-05 there.")
+        epsilons = {params.task.Get(side).layer.norm.epsilon for side in SIDES}
+        for epsilon in sorted(epsilons - {_EPSILON}):
+            notes.append(f"Norms have the epsilon {epsilon:g} here and {_EPSILON:g} there.")
     if params.decode.rules is not Rules.HUGGING_FACE:
         notes.append("Beam search ranks by other scores there: see decode.rules.")
     if config["model_type"] == Family.NLLB_MOE:

@@ -5,7 +5,6 @@ import pathlib
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import json_fields
 from lingvo_gshard.files.json_fields import Fields
-from lingvo_gshard.hugging_face import decoder, written_config
 from lingvo_gshard.hugging_face.config import CONFIG, Config
 from lingvo_gshard.hugging_face.encoder_decoder import EncoderDecoder
 from lingvo_gshard.hugging_face.hy_v3 import HyV3
@@ -13,7 +12,10 @@ from lingvo_gshard.hugging_face.mixtral import Mixtral
 from lingvo_gshard.hugging_face.names import Family
 from lingvo_gshard.hugging_face.olmoe import Olmoe
 from lingvo_gshard.hugging_face.qwen3_moe import Qwen3Moe
+from lingvo_gshard.layers.gating_layers import TopKGating
+from lingvo_gshard.layers.positions import RotaryPositions
 from lingvo_gshard.model.language_model import LanguageModelTask
+from lingvo_gshard.model.translation import TranslationTask
 
 _MAX_CONFIG_BYTES = 2**20
 _DECODERS = (Mixtral, Qwen3Moe, Olmoe, HyV3)
@@ -45,10 +47,35 @@ def read(folder: pathlib.Path) -> Config:
 def written(params: Params, rows: tuple[int, int, int]) -> Config:
     """Returns the config.json of an experiment whose exported table has these `rows`.
 
-    These are their ids of our ids 0, 1 and 2. Raises ValueError, in one line, if transformers'
-    models cannot express the experiment's task.
+    These are their ids of our ids 0, 1 and 2. Raises ValueError, in one line, that names what the
+    closest family cannot express.
     """
-    if params.task.cls is LanguageModelTask:
-        return decoder.written(params, rows, _DECODERS)
-    values = written_config.written(params.task, rows)
-    return EncoderDecoder(pathlib.Path(CONFIG), Fields(pathlib.Path(CONFIG), values))
+    task = params.task
+    families: tuple[type[Config], ...] = _DECODERS
+    if task.cls is TranslationTask:
+        families = (EncoderDecoder,)
+        if (task.encoder.moe is None) != (task.decoder.moe is None):
+            raise ValueError("--to=huggingface: experts on one side alone cannot be exported.")
+    elif task.cls is not LanguageModelTask:
+        raise ValueError(f"--to=huggingface: {task.cls.__name__} cannot be exported.")
+    elif task.decoder.moe is None:
+        raise ValueError("--to=huggingface: decoders without experts cannot be exported.")
+    elif task.decoder.layer.attention.positions.cls is not RotaryPositions:
+        raise ValueError("--to=huggingface: decoders without rotary positions cannot be exported.")
+    elif task.decoder.moe.gating.cls is not TopKGating:
+        raise ValueError("--to=huggingface: decoders without TopKGating cannot be exported.")
+
+    closest: list[str] | None = None
+    name = ""
+    for family in families:
+        path = pathlib.Path(CONFIG)
+        fields = family(path, Fields(path, {})).fields_of(params, rows)
+        config = family(path, Fields(path, fields))
+        missing = config.inexpressible(params)
+        if not missing:
+            config.check()
+            return config
+        if closest is None or len(missing) < len(closest):
+            closest = missing
+            name = config["model_type"]
+    raise ValueError(f"--to=huggingface: {name} has no {'; nor '.join(closest or [])}.")

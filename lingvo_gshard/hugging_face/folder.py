@@ -19,7 +19,6 @@ from lingvo_gshard.checkpoints.checked_array import (
 from lingvo_gshard.checkpoints.stack_forms import Form
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import finite
-from lingvo_gshard.files.tensor_span import TensorSpan
 from lingvo_gshard.hugging_face import names, weight_files
 from lingvo_gshard.hugging_face.config import Config
 from lingvo_gshard.hugging_face.names import Piece
@@ -167,10 +166,7 @@ class Folder:
         of_tensor = TensorSpec(spec.shape[num_counted:], spec.dtype, spec.dims[num_counted:])
         is_expert_output = "E" in spec.dims and spec.dims.endswith("M")
         factor = self._config.expert_scale if is_expert_output else 1.0
-        views = []
-        for piece in pieces:
-            read = functools.partial(self._read_product, piece.name, of_tensor, factor)
-            views.append(computed_view(read, of_tensor.shape, of_tensor.dtype))
+        views = [self._product(piece.name, of_tensor, factor) for piece in pieces]
 
         # Experts are stacked first, and then blocks.
         for size in reversed(spec.shape[:num_counted]):
@@ -179,14 +175,16 @@ class Folder:
         (view,) = views
         return view
 
-    def _read_product(
-        self, name: str, spec: TensorSpec, factor: float, index: Index, values: np.ndarray
-    ) -> None:
-        """Reads [index] of a product's weight with `spec` into `values`, multiplied by `factor`."""
-        tensor = self._finite(name)
-        if names.is_transposed(spec.dims):
-            tensor = tensor.T
-        np.multiply(tensor.reshape(spec.shape)[index], np.float32(factor), out=values)
+    def _product(self, name: str, spec: TensorSpec, factor: float) -> TensorStore:
+        """Returns a view of a product's weight with `spec`, multiplied by `factor`."""
+
+        def read(index: Index, values: np.ndarray) -> None:
+            tensor = self._finite(name)
+            if names.is_transposed(spec.dims):
+                tensor = tensor.T
+            np.multiply(tensor.reshape(spec.shape)[index], np.float32(factor), out=values)
+
+        return computed_view(read, spec.shape, spec.dtype)
 
     def _table(self, piece: Piece) -> TensorStore:
         """Returns a view of a table [V, M], in the order of our ids, as float32."""
@@ -210,8 +208,14 @@ class Folder:
         return tensorstore.concat([part[tensorstore.d[0].translate_to[0]] for part in parts], 0)
 
     def _finite(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Returns rows [start:stop] of a tensor as float32; raises ValueError unless finite."""
-        span = self._tensor(name)
+        """Returns rows [start:stop] of a tensor as float32.
+
+        Raises ValueError unless they are finite, and the tensor matches its digest in the file.
+        """
+        span = self._spans[name]
+        if name not in self._checked:
+            span.check()
+            self._checked.add(name)
         with np.errstate(over="ignore"):  # A float64 beyond float32 becomes infinite.
             values = span.read(start, stop).astype(np.float32, copy=False)
             if finite.num_not_finite(values) > 0:
@@ -219,11 +223,3 @@ class Folder:
                 whole = span.read().astype(np.float32)
                 finite.check(str(span.path), {name: finite.num_not_finite(whole)})
         return values
-
-    def _tensor(self, name: str) -> TensorSpan:
-        """Returns a tensor's place; raises ValueError if it differs from its digest in the file."""
-        span = self._spans[name]
-        if name not in self._checked:
-            span.check()
-            self._checked.add(name)
-        return span

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.hugging_face import decoder
-from lingvo_gshard.hugging_face.config import is_integer
 from lingvo_gshard.layers.layer_order import layer_order
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -23,25 +22,23 @@ class HyV3(decoder.HeadNormDecoder):
     MODEL_TYPE = "hy_v3"
     ARCHITECTURE = "HYV3ForCausalLM"
     BASE = "open_moe.HyMT2MoE30B"
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": None,
+    DEFAULTS: ClassVar[dict[str, Any]] = decoder.HeadNormDecoder.DEFAULTS | {
         "first_k_dense_replace": 1,
         "head_dim": 128,
-        "hidden_act": "silu",
         "mlp_bias": False,
         "mlp_layer_types": None,
         "num_experts_per_tok": 8,
         "num_key_value_heads": 8,
         "num_shared_experts": 1,
-        "pad_token_id": None,
         "rms_norm_eps": 1e-5,
         "rope_theta": 11_158_840.0,
         "router_scaling_factor": 2.826,
-        "tie_word_embeddings": False,
     }
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    SETTINGS: ClassVar[dict[str, str]] = decoder.HeadNormDecoder.SETTINGS | {
+        "num_shared_experts": "decoder.moe.num_shared",
+        "router_scaling_factor": "decoder.moe.gating.scale",
+    }
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "mlp_bias": (False,),
         "moe_router_enable_expert_bias": (True,),
         "moe_router_use_sigmoid": (True,),
@@ -81,24 +78,13 @@ class HyV3(decoder.HeadNormDecoder):
             and all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
         ):
             raise self.refused("mlp_layer_types", f"{num_layers} of {' and '.join(_KINDS)}")
-        first = self["first_k_dense_replace"]
-        if not is_integer(first) or not 0 <= first <= num_layers:
-            raise self.refused("first_k_dense_replace", f"0 to {num_layers}")
-        if not is_integer(self["num_shared_experts"]) or self["num_shared_experts"] < 1:
-            raise self.refused("num_shared_experts", "1 or more")
-        if not self._is_number(self["router_scaling_factor"], above=0):
-            raise self.refused("router_scaling_factor", "a number above 0")
+        self.check_integer("first_k_dense_replace", 0, num_layers)
+        self.check_integer("num_shared_experts", 1)
+        self.check_number("router_scaling_factor", lambda scale: scale > 0, "a number above 0")
 
-    def set_family(self, stack: Params) -> None:
-        super().set_family(stack)
-        stack.moe.num_shared = self["num_shared_experts"]
-        stack.moe.gating.scale = float(self["router_scaling_factor"])
-
-    def family_fields(self, stack: Params) -> dict[str, Any]:
-        have_experts = layer_order(stack, "task.decoder").have_experts
+    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+        have_experts = layer_order(params.task.decoder, "task.decoder").have_experts
         kinds = {is_sparse: kind for kind, is_sparse in _KINDS.items()}
-        return super().family_fields(stack) | {
-            "num_shared_experts": stack.moe.num_shared,
-            "router_scaling_factor": stack.moe.gating.scale,
+        return super().fields_of(params, rows) | {
             "mlp_layer_types": [kinds[sparse] for sparse in have_experts],
         }

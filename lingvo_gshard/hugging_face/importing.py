@@ -11,8 +11,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from lingvo_gshard.checkpoints import streamed
-from lingvo_gshard.checkpoints.checkpoints import Contents
 from lingvo_gshard.files import git_lfs, json_fields
 from lingvo_gshard.files.json_fields import Fields
 from lingvo_gshard.hugging_face import families, generation
@@ -24,7 +22,6 @@ from lingvo_gshard.input.fairseq_vocabulary import Vocabulary
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import new_run
 from lingvo_gshard.runs.launch import Launch
@@ -100,18 +97,10 @@ def import_folder(
     launch, params = launches.with_product_dtype(source.launch(settings), str(logdir))
 
     # Mistakes that the files' headers show are found before anything is written.
-    partitioning = placement.partitioning(params, 1)
-    state_spec = TaskModel(params, partitioning).state_spec
-    files = Folder(source.folder, source.config, state_spec.theta)
+    contents = new_run.contents(params)
+    files = Folder(source.folder, source.config, contents.state_spec.theta)
     vocabularies = [] if source.vocabulary is None else [source.vocabulary.model] * 2
-    with new_run.claimed(launch, params, logdir, vocabularies):
-        written = streamed.write(
-            logdir,
-            new_run.STEP,
-            Contents(params, partitioning, state_spec),
-            streamed.first_state(state_spec, files.arrays),
-            files.identity(),
-        )
+    written = new_run.write(logdir, launch, contents, files.arrays, files.identity(), vocabularies)
     assert launch.facts.kind is not None
     return Imported(
         source.model,

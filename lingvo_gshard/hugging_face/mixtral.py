@@ -17,20 +17,16 @@ class Mixtral(decoder.Decoder):
     BASE = "open_moe.Mixtral8x7B"
     EXPERTS = "num_local_experts"
     EXPERT_DIM = "intermediate_size"
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "attention_dropout": 0.0,
+    DEFAULTS: ClassVar[dict[str, Any]] = decoder.Decoder.DEFAULTS | {
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "hidden_act": "silu",
         "num_experts_per_tok": 2,
         "num_key_value_heads": 8,
         "num_local_experts": 8,
-        "pad_token_id": None,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e6,
-        "tie_word_embeddings": False,
     }
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "sliding_window": (None,),
     }
 
@@ -41,5 +37,5 @@ class Mixtral(decoder.Decoder):
         "feed_forward.wo": f"{_MOE}.experts.{{}}.w2.weight",
     }
 
-    def family_fields(self, stack: Params) -> dict[str, Any]:
-        return super().family_fields(stack) | {"sliding_window": None}
+    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+        return super().fields_of(params, rows) | {"sliding_window": None}

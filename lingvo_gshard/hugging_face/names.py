@@ -98,11 +98,6 @@ def pieces(
     return tensors
 
 
-def num_summed(dims: str) -> int:
-    """Returns the number of leading dims that a product sums over: 2 of NDM, 1 of MH and MND."""
-    return 2 if dims == "NDM" else 1
-
-
 def is_transposed(dims: str) -> bool:
     """Returns whether a weight of these dims is the transpose of its tensor."""
     return len(dims) > 1 and dims not in ("VM", "ND", "_H", "_M")
@@ -114,7 +109,7 @@ def _tensor_shape(shape: tuple[int, ...], dims: str) -> tuple[int, ...]:
         return shape
     if not is_transposed(dims):
         return (math.prod(shape),)
-    summed = num_summed(dims)
+    summed = 2 if dims == "NDM" else 1  # The leading dims that a product sums over.
     return (math.prod(shape[summed:]), math.prod(shape[:summed]))
 
 

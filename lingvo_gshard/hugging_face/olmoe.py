@@ -1,6 +1,5 @@
 """OLMoE (Muennighoff et al. 2024): norms over all heads, and gates that are not normalized."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lingvo_gshard.core.hyperparams import Params
@@ -14,12 +13,8 @@ class Olmoe(decoder.HeadNormDecoder):
     ARCHITECTURE = "OlmoeForCausalLM"
     BASE = "open_moe.OLMoE7B"
     EXPERT_DIM = "intermediate_size"
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": None,
+    DEFAULTS: ClassVar[dict[str, Any]] = decoder.HeadNormDecoder.DEFAULTS | {
         "eos_token_id": 50279,
-        "hidden_act": "silu",
         "norm_topk_prob": False,
         "num_experts": 64,
         "num_experts_per_tok": 8,
@@ -27,11 +22,11 @@ class Olmoe(decoder.HeadNormDecoder):
         "pad_token_id": 1,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
-        "tie_word_embeddings": False,
     }
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    SETTINGS: ClassVar[dict[str, str]] = decoder.HeadNormDecoder.SETTINGS | decoder.NORMALIZED
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "clip_qkv": (None,),
     }
 
-    def family_fields(self, stack: Params) -> dict[str, Any]:
-        return super().family_fields(stack) | {"clip_qkv": None}
+    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+        return super().fields_of(params, rows) | {"clip_qkv": None}

@@ -1,11 +1,9 @@
 """Qwen3-MoE (2025): norms of heads, and gates that may be normalized."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.hugging_face import decoder
-from lingvo_gshard.hugging_face.config import is_integer
 from lingvo_gshard.layers.layer_order import layer_order
 
 
@@ -18,30 +16,25 @@ class Qwen3Moe(decoder.HeadNormDecoder):
     MODEL_TYPE = "qwen3_moe"
     ARCHITECTURE = "Qwen3MoeForCausalLM"
     BASE = "open_moe.Qwen3MoE30B"
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": None,
+    DEFAULTS: ClassVar[dict[str, Any]] = decoder.HeadNormDecoder.DEFAULTS | {
         "decoder_sparse_step": 1,
-        "hidden_act": "silu",
         "mlp_only_layers": None,
         "moe_intermediate_size": 768,
         "norm_topk_prob": False,
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "num_key_value_heads": 4,
-        "pad_token_id": None,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e4,
-        "tie_word_embeddings": False,
     }
-    FIXED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    SETTINGS: ClassVar[dict[str, str]] = decoder.HeadNormDecoder.SETTINGS | decoder.NORMALIZED
+    FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "use_sliding_window": (False,),
     }
 
     @property
-    def num_experts(self) -> int:
-        return self["num_local_experts" if "num_local_experts" in self.values else "num_experts"]
+    def experts_field(self) -> str:
+        return "num_local_experts" if "num_local_experts" in self.values else self.EXPERTS
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -52,16 +45,14 @@ class Qwen3Moe(decoder.HeadNormDecoder):
 
     def check(self) -> None:
         super().check()
-        step = self["decoder_sparse_step"]
-        if not is_integer(step) or step < 1:
-            raise self.refused("decoder_sparse_step", "1 or more")
+        self.check_integer("decoder_sparse_step", 1)
         dense = self["mlp_only_layers"] or []
-        if not isinstance(dense, list) or not all(map(is_integer, dense)):
+        if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
             raise self.refused("mlp_only_layers", "a list of layers")
 
-    def family_fields(self, stack: Params) -> dict[str, Any]:
-        has_experts = layer_order(stack, "task.decoder").have_experts
-        return super().family_fields(stack) | {
+    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
+        has_experts = layer_order(params.task.decoder, "task.decoder").have_experts
+        return super().fields_of(params, rows) | {
             "decoder_sparse_step": 1,
             "mlp_only_layers": [i for i, sparse in enumerate(has_experts) if not sparse],
             "use_sliding_window": False,

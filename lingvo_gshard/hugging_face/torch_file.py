@@ -52,7 +52,7 @@ def spans(path: str | pathlib.Path) -> dict[str, TensorSpan]:
     path = pathlib.Path(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            return _Archive(path, archive).spans()
+            return _Unpickler(path, archive).spans()
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
     except (
@@ -91,8 +91,8 @@ class _Storage:
     crc32: int
 
 
-class _Archive:
-    """An open archive."""
+class _Unpickler(pickle.Unpickler):
+    """Creates the TensorSpans of an open archive, and refuses everything else."""
 
     def __init__(self, path: pathlib.Path, archive: zipfile.ZipFile) -> None:
         self._path = path
@@ -101,6 +101,8 @@ class _Archive:
         if len(pickles) != 1:
             raise ValueError(f"it has {len(pickles)} entries data.pkl")
         self._root = pickles[0].removesuffix("data.pkl")
+        self._content = self._read(pickles[0])
+        super().__init__(io.BytesIO(self._content))
 
     def spans(self) -> dict[str, TensorSpan]:
         """Returns the tensors' places."""
@@ -108,9 +110,8 @@ class _Archive:
         if byteorder in self._archive.namelist() and self._read(byteorder) != b"little":
             raise ValueError("its bytes are not in little-endian order")
 
-        content = self._read(f"{self._root}data.pkl")
-        _check_opcodes(content)
-        tensors = _Unpickler(content, self._storage, self._tensor).load()
+        _check_opcodes(self._content)
+        tensors = self.load()
         if not all(isinstance(tensor, TensorSpan) for tensor in tensors.values()):
             raise ValueError("it holds other things than tensors")
         return dict(tensors)
@@ -121,8 +122,17 @@ class _Archive:
             raise ValueError(f"{name} has {info.file_size} bytes")
         return self._archive.read(info)
 
-    def _storage(self, identifier: tuple[Any, ...]) -> _Storage:
-        kind, dtype, key, _, count = identifier
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return _Dict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return self._tensor
+        if module == "torch" and name in _DTYPES:
+            return np.dtype(_DTYPES[name])
+        raise ValueError(f"it holds {module}.{name}, which is not a tensor")
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        kind, dtype, key, _, count = pid
         types = isinstance(dtype, np.dtype), isinstance(key, str), isinstance(count, int)
         if kind != "storage" or not all(types):
             raise ValueError("it refers to something that is not a storage")
@@ -192,24 +202,3 @@ def _check_opcodes(content: bytes) -> None:
         if name in _GETS and argument in tuples:
             raise ValueError("its pickle has a tuple in several places")
         previous = name
-
-
-class _Unpickler(pickle.Unpickler):
-    """Creates TensorSpans, and refuses everything else."""
-
-    def __init__(self, content: bytes, storage: Any, tensor: Any) -> None:
-        super().__init__(io.BytesIO(content))
-        self._storage = storage
-        self._tensor = tensor
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return _Dict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return self._tensor
-        if module == "torch" and name in _DTYPES:
-            return np.dtype(_DTYPES[name])
-        raise ValueError(f"it holds {module}.{name}, which is not a tensor")
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._storage(pid)

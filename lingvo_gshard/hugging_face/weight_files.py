@@ -11,10 +11,11 @@ A folder may have several of these forms. Like transformers, we use the first on
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.files import git_lfs, json_fields, safetensors_file
+from lingvo_gshard.files.safetensors_parts import INDEX_SUFFIX
 from lingvo_gshard.files.tensor_span import TensorSpan
 from lingvo_gshard.hugging_face import torch_file
 
@@ -42,40 +43,31 @@ def find(folder: pathlib.Path) -> WeightFiles:
             f"{folder / _ADAPTER}: an adapter changes the model's weights; merge it, and save the "
             "whole model."
         )
-    for stem, spans_of in (
-        ("model.safetensors", _safetensors),
-        ("pytorch_model.bin", _torch_archive),
-    ):
+    for stem in ("model.safetensors", "pytorch_model.bin"):
         if (folder / stem).is_file():
-            return WeightFiles(dict(spans_of(folder / stem)), frozenset([folder / stem]), ())
-        index = folder / f"{stem}.index.json"
+            return WeightFiles(_spans(folder / stem), frozenset([folder / stem]), ())
+        index = folder / f"{stem}{INDEX_SUFFIX}"
         if index.is_file():
-            return _indexed(index, spans_of)
+            return _indexed(index)
     raise ValueError(
         f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor an index "
         "of their parts."
     )
 
 
-def _safetensors(path: pathlib.Path) -> dict[str, TensorSpan]:
-    """Returns the tensors of a safetensors file; raises ValueError for TensorFlow's and Flax's."""
+def _spans(path: pathlib.Path) -> dict[str, TensorSpan]:
+    """Returns the tensors of a file; raises ValueError for one that TensorFlow or Flax wrote."""
     git_lfs.check(path)
-    spans = safetensors_file.spans(path)
-    written_as = safetensors_file.metadata(path).get("format")
+    if path.suffix == ".bin":
+        return torch_file.spans(path)
+    contents = safetensors_file.read(path)
+    written_as = contents.metadata.get("format")
     if written_as not in _FORMATS:
         raise ValueError(f"{path}: its metadata has the format {written_as!r}; expected 'pt'.")
-    return spans
+    return contents.spans
 
 
-def _torch_archive(path: pathlib.Path) -> dict[str, TensorSpan]:
-    """Returns the tensors of a file that torch.save wrote."""
-    git_lfs.check(path)
-    return torch_file.spans(path)
-
-
-def _indexed(
-    index: pathlib.Path, spans_of: Callable[[pathlib.Path], dict[str, TensorSpan]]
-) -> WeightFiles:
+def _indexed(index: pathlib.Path) -> WeightFiles:
     """Returns the tensors in the files that an index names."""
     fields = json_fields.read(index)
     try:
@@ -92,7 +84,7 @@ def _indexed(
     paths = {index}
     for file in sorted(files):
         paths.add(index.parent / file)
-        in_file = spans_of(index.parent / file)
+        in_file = _spans(index.parent / file)
         for name, span in in_file.items():
             if weight_map.get(name) != file:
                 raise ValueError(f"{index} does not say that {file} has {some([name])}.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ROUTING = "routing."
 _LOAD = "load_E"
 _DEV = "dev_"  # The evaluation of dev in the language CODE is called dev_CODE.
-_PANELS_PER_ROW = 3
+PANELS_PER_ROW = 3
 _WIDTH_INCHES = 10.0  # In a wider picture, letters are smaller on a screen.
 # The title of each field, and a factor for its values. Other fields are drawn under their names.
 _TITLES = {
@@ -126,8 +126,8 @@ def draw_by_language(figure: Figure, layers: dict[str, dict[str, list[float]]]) 
     num_languages = max(len(loads) for loads in layers.values())
     # A row's label needs 0.17 inches; the title and the axis need the rest.
     height_inches = max(1 + 0.17 * num_languages, 2.5)
-    panels = _panels(figure, len(layers), height_inches)
-    for panel, (layer, loads) in zip(panels, layers.items(), strict=True):
+    axes = panels(figure, len(layers), height_inches)
+    for panel, (layer, loads) in zip(axes, layers.items(), strict=True):
         _draw_loads(figure, panel, loads, layer)
 
 
@@ -149,7 +149,7 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     last = lines[-1]
     layers = by_layer(last)
     fields = _fields(layers)
-    load_panel, *field_panels = _panels(figure, 1 + len(fields), 2.7)
+    load_panel, *field_panels = panels(figure, 1 + len(fields), 2.7)
 
     loads = {layer: values[_LOAD] for layer, values in layers.items() if _LOAD in values}
     _draw_loads(figure, load_panel, loads, f"load over its mean, step {last['step']}")
@@ -171,11 +171,11 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8)
 
 
-def _panels(figure: Figure, count: int, height_inches: float) -> list[Axes]:
+def panels(figure: Figure, count: int, height_inches: float) -> list[Axes]:
     """Returns `count` panels, three in a row, and sets the figure's size to match."""
-    num_rows = math.ceil(count / _PANELS_PER_ROW)
+    num_rows = math.ceil(count / PANELS_PER_ROW)
     figure.set_size_inches(_WIDTH_INCHES, num_rows * height_inches)
-    return [figure.add_subplot(num_rows, _PANELS_PER_ROW, i + 1) for i in range(count)]
+    return [figure.add_subplot(num_rows, PANELS_PER_ROW, i + 1) for i in range(count)]
 
 
 def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], title: str) -> None:

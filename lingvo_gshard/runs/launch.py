@@ -112,11 +112,6 @@ def launch_of(
         facts = before.facts
         if data_dir is None:
             raise ValueError(f"{logdir} holds a run without data: give --data_dir for {model}.")
-        if storage.absolute(data_dir) != data_dir:
-            raise ValueError(
-                f"{logdir} records its data as {data_dir}, relative to a folder that it does not "
-                "name: give --data_dir."
-            )
 
     # A wrong setting is reported now, before JAX starts.
     launch = Launch(model, overrides, data_dir, facts)

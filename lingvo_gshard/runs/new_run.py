@@ -1,12 +1,16 @@
 """The folder of a run that starts from the weights of another program or another run."""
 
-import contextlib
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.checkpoints import checkpoints
+from lingvo_gshard.checkpoints import checkpoints, streamed
+from lingvo_gshard.checkpoints.checked_array import CheckedArray
+from lingvo_gshard.checkpoints.checkpoints import Contents
+from lingvo_gshard.checkpoints.streamed import Written
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.model import placement
+from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch, Pruned
 from lingvo_gshard.train import config as train_config
@@ -14,23 +18,33 @@ from lingvo_gshard.train import config as train_config
 STEP = 0  # The step of such a run's first checkpoint.
 
 
-@contextlib.contextmanager
-def claimed(
-    launch: Launch,
-    params: Params,
+def contents(params: Params) -> Contents:
+    """Returns the contents of the checkpoints of a run with these settings, on one partition."""
+    partitioning = placement.partitioning(params, 1)
+    return Contents(params, partitioning, TaskModel(params, partitioning).state_spec)
+
+
+def write(
     logdir: str | pathlib.Path,
+    launch: Launch,
+    described: Contents,
+    theta: Mapping[str, CheckedArray],
+    source: str,
     vocabularies: Sequence[bytes],
     pruned: Pruned | None = None,
-) -> Iterator[None]:
-    """Locks a folder and records the launch in it; on ValueError, removes all new files.
+) -> Written:
+    """Writes a run with the weights `theta`; after a kill, the same call continues.
 
-    Raises ValueError if the folder has checkpoints, holds another model, or is locked.
+    `described` is the result of `contents`, and `source` identifies the weights' origin. Raises
+    ValueError if the folder has checkpoints, holds another model, or is locked, or if a weight is
+    damaged or not finite; then it removes all new files.
     """
     folder = pathlib.Path(logdir)
     steps = checkpoints.whole_steps(folder)
     if steps:
         raise ValueError(f"{folder} has checkpoints already, of steps {steps}: choose another.")
 
+    params = described.params
     entries_before = set(folder.iterdir()) if folder.is_dir() else None
     claim = train_config.claimed(
         folder, params.ToText(), ("task", "optimizer.cls"), params.DefaultsText()
@@ -38,7 +52,8 @@ def claimed(
     with claim:
         try:
             launches.record(launch, str(folder), vocabularies, pruned)
-            yield
+            state = streamed.first_state(described.state_spec, theta)
+            return streamed.write(logdir, STEP, described, state, source)
         except ValueError:
             _remove_new(folder, entries_before)
             raise

@@ -23,7 +23,6 @@ from tensorstore import TensorStore
 
 from lingvo_gshard.checkpoints import stack_forms, streamed
 from lingvo_gshard.checkpoints.checked_array import CheckedArray, Index, computed_view
-from lingvo_gshard.checkpoints.checkpoints import Contents
 from lingvo_gshard.checkpoints.stack_forms import Form
 from lingvo_gshard.core.base_layer import STACKED, Use
 from lingvo_gshard.core.hyperparams import Params
@@ -69,15 +68,13 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
 
     # The arrays themselves are only read while the new run's are written.
     arrays = run.estimator.saved_weights(**run.averaged)
-    of_all = stack_forms.forms_of(arrays)
-    forms = {path: of_all[path] for path in (f"{_THETA}{stack}" for stack in stacks)}
+    forms = stack_forms.forms_of(arrays)
     routers = {path: arrays[path] for path in _router_paths(run.params)}
     kept = _kept(routers, forms, loads, counts, request)
     launch = _pruned_launch(run, counts)
     params = launches.experiment_params(launch)
-    partitioning = placement.partitioning(params, 1)
-    state_spec = TaskModel(params, partitioning).state_spec
-    theta = _pruned_weights(arrays, state_spec, forms, kept)
+    contents = new_run.contents(params)
+    theta = _pruned_weights(arrays, contents.state_spec, forms, kept)
 
     record = _record(run, arrays, request, kept)
     # Means of checkpoints lack fingerprints, and are identified by their checkpoints.
@@ -85,14 +82,7 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     vocabularies = [
         path.read_bytes() for path in launches.vocabularies(run.logdir) if path.is_file()
     ]
-    with new_run.claimed(launch, params, out, vocabularies, record):
-        streamed.write(
-            out,
-            new_run.STEP,
-            Contents(params, partitioning, state_spec),
-            streamed.first_state(state_spec, theta),
-            identity,
-        )
+    new_run.write(out, launch, contents, theta, identity, vocabularies, record)
     return Result(
         launch.model,
         kept,
@@ -125,19 +115,17 @@ def _kept(
 ) -> dict[str, KeptExperts]:
     """Returns the experts that stay by layer, of all layers with a router, the encoder first."""
     kept: dict[str, KeptExperts] = {}
-    for stack, count in counts.items():
-        prefix = f"{_THETA}{stack}."
-        of_stack = {path: router for path, router in routers.items() if path.startswith(prefix)}
-        for path, router in of_stack.items():
-            for block, layer in enumerate(_layers(path, router, forms)):
-                num_experts = router.shape[-1]
-                share_E = _shares(loads.get(layer, {}), layer, num_experts, request.languages)
-                if request.is_merged:
-                    wg = router[()]
-                    wg_ME = wg[block] if _is_stacked(router) else wg
-                    kept[layer] = kept_experts.merged(share_E, count, wg_ME)
-                else:
-                    kept[layer] = kept_experts.busiest(share_E, count)
+    for path, router in routers.items():
+        for block, layer in enumerate(_layers(path, router, forms)):
+            stack, _, _ = layer.rpartition("_")
+            num_experts = router.shape[-1]
+            share_E = _shares(loads.get(layer, {}), layer, num_experts, request.languages)
+            if request.is_merged:
+                wg = router[()]
+                wg_ME = wg[block] if _is_stacked(router) else wg
+                kept[layer] = kept_experts.merged(share_E, counts[stack], wg_ME)
+            else:
+                kept[layer] = kept_experts.busiest(share_E, counts[stack])
     return kept
 
 
@@ -161,11 +149,9 @@ def _shares(
 def _layers(path: str, array: CheckedArray, forms: Mapping[str, Form]) -> list[str]:
     """Returns the names of a weight's layers in metrics, such as encoder_1.
 
-    A weight of a LOOP has several layers. The list is empty for a weight outside of the stacks with
-    experts, and for a stack's norm.
+    A weight of a LOOP has several layers. The list is empty for a weight outside of the stacks, and
+    for a stack's norm.
     """
-    if not path.startswith(tuple(f"{stack}." for stack in forms)):
-        return []
     place = stack_forms.layers_of(path, array.shape, forms)
     if place is None:
         return []

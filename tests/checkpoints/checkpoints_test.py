@@ -224,19 +224,6 @@ def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch):
         assert saved.steps() == [3, 4]
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused_and_kept(tmp_path):
-    """Its description lacks a digest, and it has digests of all files."""
-    _saved(tmp_path, (3,))
-    path = tmp_path / "checkpoints/3/about/metadata"
-    about = json.loads(path.read_text())
-    del about["digest"]
-    path.write_text(json.dumps(about))
-    (tmp_path / "checkpoints/3/digests.json").write_text('{"time": 1.0, "files": {}}')
-    with pytest.raises(ValueError, match="an earlier version wrote this .* export the weights"):
-        _newest(tmp_path)
-    assert path.exists() and not (tmp_path / "damaged_checkpoints").exists()
-
-
 def test_a_lost_digest_is_damage(tmp_path):
     """One changed letter of its key is enough."""
     _saved(tmp_path, (3, 6))

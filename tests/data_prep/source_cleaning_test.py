@@ -173,9 +173,8 @@ def test_a_language_that_was_not_surveyed_has_its_configured_scripts(tmp_path):
 def _span(num_pairs, first_malformed=(), **dropped):
     chunks = [Chunk("train", "de", pathlib.Path("x"), num_pairs)] if num_pairs else []
     by_rule = {("de", Rule(rule)): number for rule, number in dropped.items()}
-    return Cleaned(
-        chunks, collections.Counter(by_rule), collections.Counter(), list(first_malformed)
-    )
+    dropped_by_rule = collections.Counter(by_rule)
+    return Cleaned(chunks=chunks, dropped=dropped_by_rule, malformed=list(first_malformed))
 
 
 def test_joined_spans_number_lines_on(monkeypatch):

@@ -55,10 +55,21 @@ def test_features_that_a_family_lacks_are_refused(name, settings, message):
         families.written(decoders.params(name, *settings), (0, 1, 2))
 
 
-def test_a_decoder_without_experts_is_refused():
-    params = registry.get_params("toy.LmDense4L")
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("toy.LmDense4L", "decoders without experts"), ("toy.LmMoE8E4L", "decoders without rotary")],
+)
+def test_other_decoders_are_refused(model, message):
+    params = registry.get_params(model)
     params.task.vocab_size = 100
-    with pytest.raises(ValueError, match="^--to=huggingface: decoders without experts"):
+    with pytest.raises(ValueError, match=f"^--to=huggingface: {message}"):
+        families.written(params, (0, 1, 2))
+
+
+def test_experts_on_one_side_alone_are_refused():
+    params = registry.get_params("toy.MoE8E4L")
+    params.task.decoder.moe = None
+    with pytest.raises(ValueError, match="^--to=huggingface: experts on one side alone"):
         families.written(params, (0, 1, 2))
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.files import safetensors_file
-from lingvo_gshard.hugging_face import exporting, importing, written_config
+from lingvo_gshard.hugging_face import exporting, families, importing
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.run import open_run
@@ -126,19 +126,31 @@ def test_each_sides_own_table_comes_back(tmp_path):
     [
         (
             ("task.encoder.layer.attention.head_dim=3",),
-            "no 2 heads of 3 beside dim 8 in the encoder",
+            "nllb-moe has no task.encoder.layer.attention.head_dim: 3, not 4",
         ),
-        (("task.decoder.moe.num_shared=1",), "no shared experts in the decoder"),
-        (("task.encoder.dense.gated=True",), "no gated feed-forwards in the encoder"),
-        (("task.embedding.sinusoids=False",), "no embeddings without sinusoids"),
-        (("task.decoder.moe.num_experts=8",), "no numbers of experts that differ by side"),
+        (
+            ("task.decoder.moe.num_shared=1",),
+            "nllb-moe has no task.decoder.moe.num_shared: 1, not 0",
+        ),
+        (
+            ("task.encoder.dense.gated=True",),
+            "nllb-moe has no task.encoder.dense.gated: True, not False",
+        ),
+        (
+            ("task.embedding.sinusoids=False",),
+            "nllb-moe has no task.embedding.sinusoids: False, not True",
+        ),
+        (
+            ("task.encoder.moe.num_experts=8",),
+            "nllb-moe has no task.encoder.moe.num_experts: 8, not 4",
+        ),
     ],
 )
 def test_features_that_transformers_lacks_are_named(settings, message):
     launch = export_model.LAUNCH.changed(settings)
     params = launches.experiment_params(launch)
-    with pytest.raises(ValueError, match=f"^--to=huggingface: transformers' models have {message}"):
-        written_config.written(params.task, (0, 1, 2))
+    with pytest.raises(ValueError, match=f"^--to=huggingface: {message}"):
+        families.written(params, (0, 1, 2))
 
 
 @pytest.mark.slow
