@@ -112,7 +112,7 @@ def _decode(
         num_parts = parts.write(_lines(run, split, languages, decoding), num_lines)
     except NoResultError as error:
         place = _place(run, split, languages, decoding, error.number)
-        raise NoResultError(place, decoding.text_decoder.spec.noun) from error
+        raise NoResultError(place, decoding.text_decoder.spec.reading.noun) from error
 
     # The parts are all that a restart needs, so they are deleted last.
     if processes.is_first():
@@ -269,7 +269,7 @@ def _written(
 
     Counts the results in `cut_lines`.
     """
-    source_name = decoding.text_decoder.spec.input_name
+    source_name = decoding.text_decoder.spec.reading.input_name
     for language in languages:
         examples = list(_examples(run, split, language, decoding))
         results = list(itertools.islice(lines, len(examples)))
