@@ -113,8 +113,8 @@ def from_bundle(spec: DecoderSpec) -> TextDecoder:
 
     if _BEAM_SIZE.value is not None or NBEST.value > spec.num_best:
         raise ValueError(
-            f"{BUNDLE.value}: its beam is fixed and gives {spec.num_best} {spec.noun}s of a line;"
-            " export it again with another --beam_size or --nbest."
+            f"{BUNDLE.value}: its beam is fixed and gives {spec.num_best} {spec.reading.noun}s of "
+            "a line; export it again with another --beam_size or --nbest."
         )
     reading.check_language(SOURCE_LANG.value, spec.source_languages, spec.kind)
 

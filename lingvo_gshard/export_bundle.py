@@ -88,7 +88,7 @@ def main() -> None:
         with decoder_flags.opened_run() as run:
             run.export_bundle(folder)
 
-    program = bundle_spec.load_spec(folder).command
+    program = bundle_spec.load_spec(folder).reading.command
     command = f"gshard {program} --bundle={shlex.quote(folder)} < in.txt > out.txt"
     print(f"Wrote {folder}: {command}")
 

@@ -84,7 +84,7 @@ class TextModel:
         return self._decode(texts(lines), beginning, seed)
 
     def __repr__(self) -> str:
-        return f"<{self.spec.model} of {self._name}, which {self.spec.does}>"
+        return f"<{self.spec.model} of {self._name}, which {self.spec.reading.does}>"
 
     def _check(self, command: str) -> None:
         reading.check_command(self.spec.model, self.spec.kind, command)

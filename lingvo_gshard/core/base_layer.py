@@ -171,7 +171,7 @@ class BaseLayer(Configured):
 
     def __init__(self, params: Params, annotator: Any, path: str = "") -> None:
         """`annotator` is a sharding.annotator.Annotator; `path` is dotted, empty for the root."""
-        self.p = params.Copy().Freeze()  # Later changes of `params` are meant for other layers.
+        super().__init__(params)
         self.path = path
         # The WeightSpecs of this layer and of all layers below it, in theta's structure.
         self.weight_specs = NestedMap()

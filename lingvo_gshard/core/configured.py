@@ -31,6 +31,9 @@ class Configured:
 
     p: Params
 
+    def __init__(self, params: Params) -> None:
+        self.p = params.Copy().Freeze()  # Later changes of `params` are meant for other objects.
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         own = vars(cls).get("Params")
@@ -50,6 +53,12 @@ class Configured:
             }
             cls.Params = type("Params", (cls.Params,), names)  # type: ignore[assignment, misc]
         cls.Params.SetDefaultClass(cls)
+
+    def _check_setting(self, name: str, is_right: bool, expected: str) -> None:
+        """Raises ValueError, which names the setting and its value, unless `is_right`."""
+        if not is_right:
+            where = getattr(self, "path", "") or type(self).__name__
+            raise ValueError(f"{where}: {name} must be {expected}, got {self.p.Get(name)}.")
 
 
 def _naming_its_class(params: classmethod) -> Any:

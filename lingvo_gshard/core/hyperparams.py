@@ -122,38 +122,36 @@ class BaseParams:
 
         Leaves whose default is REQUIRED or is itself Params are left out.
         """
-        defaults = sorted(self._default_leaves(""))
-        return "".join(f"{path} : {_text(default)}\n" for path, default in defaults)
-
-    def _default_leaves(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        for name, value in self._values.items():
-            default = self._definitions[name].default
-            if isinstance(value, BaseParams):
-                yield from value._default_leaves(f"{prefix}{name}.")
-            elif default is not REQUIRED and not isinstance(default, BaseParams):
-                yield f"{prefix}{name}", default
+        lines = []
+        for path, _, definition, _ in self._leaves():
+            default = definition.default
+            if default is not REQUIRED and not isinstance(default, BaseParams):
+                lines.append(f"{path} : {_text(default)}\n")
+        return "".join(sorted(lines))
 
     def Leaves(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         """Yields (dotted path, value) for each hyperparameter that is not itself Params."""
-        for name, value in self._values.items():
-            path = f"{prefix}{name}"
-            if isinstance(value, BaseParams):
-                yield from value.Leaves(path + ".")
-            else:
-                yield path, value
+        for path, value, _, _ in self._leaves(prefix):
+            yield path, value
 
-    def Settings(self, prefix: str = "", group: str = "") -> Iterator[Setting]:
+    def Settings(self) -> Iterator[Setting]:
         """Yields the settings that a user may change: classes and REQUIRED values are left out."""
-        for name, value in self._values.items():
-            path = f"{prefix}{name}"
-            definition = self._definitions[name]
-            if isinstance(value, BaseParams):
-                yield from value.Settings(f"{path}.", definition.description)
-                continue
+        for path, value, definition, group in self._leaves():
             kind = definition.kind_of(value)
             if kind is not None:
                 expected = definition.expected(kind)
                 yield Setting(path, value, expected, definition.description, group)
+
+    def _leaves(
+        self, prefix: str = "", group: str = ""
+    ) -> Iterator[tuple[str, Any, Definition, str]]:
+        """Yields each leaf's path, value and definition, and the description of its group."""
+        for name, value in self._values.items():
+            definition = self._definitions[name]
+            if isinstance(value, BaseParams):
+                yield from value._leaves(f"{prefix}{name}.", definition.description)
+            else:
+                yield f"{prefix}{name}", value, definition, group
 
     def Describe(self, name: str) -> str:
         """Returns the description given to Define. Raises AttributeError for an unknown name."""

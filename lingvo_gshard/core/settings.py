@@ -9,6 +9,7 @@ A TOML file has the settings by group, and may name the model:
 """
 
 import enum
+import json
 import pathlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params, Setting
 
 _MODEL = "model"  # The key of the model's name; settings have other names.
-_BARE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
 def as_texts(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -160,32 +160,14 @@ def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _toml(value: Any) -> str:
     """Returns a value in the syntax of TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, enum.Enum):
-        return _quoted(value.name)
-    if isinstance(value, str):
-        return _quoted(value)
+        return _toml(value.name)
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, dict):
-        items = (f"{_key(key)} = {_toml(item)}" for key, item in value.items())
+        items = (f"{_toml(key)} = {_toml(item)}" for key, item in value.items())
         return f"{{ {', '.join(items)} }}"
+    if isinstance(value, str | bool):
+        # As in JSON, except that TOML escapes one more character.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
-
-
-def _key(name: str) -> str:
-    return name if name and _BARE.issuperset(name) else _quoted(name)
-
-
-def _quoted(text: str) -> str:
-    """Returns a text as a basic string of TOML."""
-    escaped = []
-    for letter in text:
-        if letter in '\\"':
-            escaped.append(f"\\{letter}")
-        elif letter < " " or letter == "\x7f":
-            escaped.append(f"\\u{ord(letter):04x}")
-        else:
-            escaped.append(letter)
-    return f'"{"".join(escaped)}"'

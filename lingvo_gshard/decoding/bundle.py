@@ -58,14 +58,14 @@ class Decoder:
     _compiling: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
 
     def __call__(self, features: NestedMap) -> dict[str, np.ndarray]:
-        """Decodes a batch of the program's features: spec.inputs, int32 [B, L], and others.
+        """Decodes a batch of features: spec.reading.features, int32 [B, L], and perhaps others.
 
         All processes must call it, each with its own rows, and each gets its own rows' results.
         Returns ids int32 [B, n, T], lengths int32 [B, n], scores float32 [B, n], token_log_probs
         float32 [B, n, T] and, if the model records it, attention [B, n, T, L]: see Hypotheses.
         """
         # Each length has a program: a batch is padded to the shortest length that holds it.
-        ids, _, _ = self.spec.inputs
+        ids, _, _ = self.spec.reading.features
         run = self._executable(features[ids].shape[1])
         result = run(NestedMap(theta=self.theta), NestedMap(features=features))
         return dict(self.share.of(result.predictions).FlattenItems())
@@ -174,4 +174,4 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
 
 
 def _program_file(spec: DecoderSpec, length: int) -> str:
-    return f"programs/{spec.input_name}_{length}.program"
+    return f"programs/{spec.reading.input_name}_{length}.program"

@@ -5,7 +5,7 @@ import functools
 import pathlib
 
 from lingvo_gshard.decoding.languages import Languages
-from lingvo_gshard.decoding.reading import READINGS
+from lingvo_gshard.decoding.reading import READINGS, Reading
 from lingvo_gshard.input.manifest import Kind
 from xla_spmd.files import atomic_file, digests, json_records, storage
 from xla_spmd.files.digests import File
@@ -53,29 +53,9 @@ class DecoderSpec:
     weights: str = "float32"
 
     @property
-    def input_name(self) -> str:
-        """The name of a row's input: source or prompt."""
-        return READINGS[self.kind].input_name
-
-    @property
-    def does(self) -> str:
-        """The model's task in words: it translates lines, or continues prompts."""
-        return READINGS[self.kind].does
-
-    @property
-    def noun(self) -> str:
-        """The name of a line's result: translation or continuation."""
-        return READINGS[self.kind].noun
-
-    @property
-    def inputs(self) -> tuple[str, str, str]:
-        """The names of the features with the ids, segments and positions of inputs."""
-        return READINGS[self.kind].features
-
-    @property
-    def command(self) -> str:
-        """The program that decodes lines with this model: translate or generate."""
-        return READINGS[self.kind].command
+    def reading(self) -> Reading:
+        """The inputs and results of such a model, and its program."""
+        return READINGS[self.kind]
 
     @property
     def spoken(self) -> Languages:

@@ -172,7 +172,7 @@ class TextDecoder:
         for number, parts in enumerate(parts_by_line, first_number):
             of_parts = list(itertools.islice(remaining, len(parts)))
             if not all(of_parts):
-                raise NoResultError(f"line {number}", self.spec.noun, number)
+                raise NoResultError(f"line {number}", self.spec.reading.noun, number)
             yield self._joined_line(of_parts)
 
     def decode_parts(
@@ -239,7 +239,7 @@ class TextDecoder:
         """Returns a batch of rows of one length; the first rows contain one part each."""
         sizes = np.arange(self.num_rows) < len(parts)  # The number of parts in each row: 1 or 0.
         arrays = packing.side([part.ids for part in parts], sizes, length)
-        inputs = dict(zip(self.spec.inputs, arrays, strict=True))
+        inputs = dict(zip(self.spec.reading.features, arrays, strict=True))
         return NestedMap(inputs, **self._more_features(parts))
 
     def _hypotheses(self, source: np.ndarray, row: dict[str, np.ndarray]) -> NBest:

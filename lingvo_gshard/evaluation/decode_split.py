@@ -156,7 +156,7 @@ def _decode(decoding: _SplitDecoding, folder: pathlib.Path, tell: Tell) -> Quali
         num_parts = parts.write(decoding.lines(), num_lines)
     except NoResultError as error:
         place = decoding.place(error.number)
-        raise NoResultError(place, decoding.text_decoder.spec.noun) from error
+        raise NoResultError(place, decoding.text_decoder.spec.reading.noun) from error
 
     # The parts are all that a restart needs, so they are deleted last.
     if processes.is_first():

@@ -7,6 +7,7 @@ queries, each for a group of theirs: then N is the number of these in their tens
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
@@ -17,7 +18,6 @@ from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.norms import NoHeadNorm
 from lingvo_gshard.layers.positions import NoPositions
-from lingvo_gshard.layers.products import with_bias
 from lingvo_gshard.layers.vocabulary import capped, check_cap
 
 # Makes a masked key's probability exactly 0, yet is well within float32's range.
@@ -26,7 +26,7 @@ _MASKED_LOGIT = -1e9
 
 @dataclasses.dataclass(frozen=True)
 class KeysValues:
-    """Projected keys and values, each [B, N, T, D].
+    """Projected keys and values, each [B, N, T, D], and the keys' positions.
 
     The heads come before the tokens because that is the layout that the matrix products need. In
     any other layout the compiler would transpose most operands, and again for the gradients.
@@ -34,17 +34,7 @@ class KeysValues:
 
     keys: tf.Tensor
     values: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class Positions:
-    """The positions of queries [B, L] and keys [B, T], int32; None where no scheme reads them."""
-
-    queries: tf.Tensor | None = None
-    keys: tf.Tensor | None = None
-
-
-_UNKNOWN = Positions()
+    positions: tf.Tensor | None = None  # int32 [B, T]; None where no scheme reads them.
 
 
 class MultiHeadAttention(BaseLayer):
@@ -121,19 +111,19 @@ class MultiHeadAttention(BaseLayer):
         return kv_heads
 
     def Project(
-        self, theta: NestedMap, x: tf.Tensor, context: Context, positions: Positions = _UNKNOWN
+        self,
+        theta: NestedMap,
+        x: tf.Tensor,
+        context: Context,
+        positions: tf.Tensor | None = None,
     ) -> KeysValues:
-        """Projects x [B, T, M] to its keys and values."""
-
-        def project(name: str) -> tf.Tensor:
-            x_BTND = context.einsum("BTM,MND->BTND", x, theta[name])
-            return with_bias(x_BTND, theta, name)
-
+        """Projects x [B, T, M], at int32 positions [B, T], to its keys and values."""
+        project = functools.partial(context.numerics.project, "BTM,MND->BTND", x, theta)
         keys_BTND = self.key_norm.FProp(theta.key_norm, project("wk"))
-        keys_BNTD = self.positions.Rotated(_swap_heads_and_tokens(keys_BTND), positions.keys)
+        keys_BNTD = self.positions.Rotated(_swap_heads_and_tokens(keys_BTND), positions)
         keys_BNTD = self.annotate(keys_BNTD, "BNTD")
         values_BNTD = _swap_heads_and_tokens(project("wv"))
-        return KeysValues(keys_BNTD, self.annotate(values_BNTD, "BNTD"))
+        return KeysValues(keys_BNTD, self.annotate(values_BNTD, "BNTD"), positions)
 
     def FProp(
         self,
@@ -142,12 +132,12 @@ class MultiHeadAttention(BaseLayer):
         memory: KeysValues,
         mask: tf.Tensor,
         context: Context,
-        positions: Positions = _UNKNOWN,
+        positions: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Attends from x [B, L, M] to a memory of T tokens, from Project; returns [B, L, M].
 
         `mask` is float32 [B, L, T], 1 where the query may attend to the key, else 0. A query that
-        may attend to no key gets the mean of all values.
+        may attend to no key gets the mean of all values. `positions` of x are int32 [B, L].
         """
         # softmax(Q K^T / sqrt(D)), in the dtype of x for the product that follows.
         weights_BNLT = self.Weights(theta, x, memory, mask, context, positions)
@@ -161,8 +151,7 @@ class MultiHeadAttention(BaseLayer):
         mixed_BLND = self.annotate(_swap_heads_and_tokens(mixed_BNLD), "BLND")
 
         # The sum over all heads and their elements, back to the model dimension.
-        y_BLM = context.einsum("BLND,NDM->BLM", mixed_BLND, theta.wo)
-        y_BLM = with_bias(y_BLM, theta, "wo")
+        y_BLM = context.numerics.project("BLND,NDM->BLM", mixed_BLND, theta, "wo")
         return self.annotate(y_BLM, "BLM")
 
     def Weights(
@@ -172,14 +161,14 @@ class MultiHeadAttention(BaseLayer):
         memory: KeysValues,
         mask: tf.Tensor,
         context: Context,
-        positions: Positions = _UNKNOWN,
+        positions: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Returns the attention probabilities before dropout, float32 [B, N, L, T]."""
         # The queries. They are scaled, not the logits, since they are fewer.
-        q_BLND = context.einsum("BLM,MND->BLND", x, theta.wq)
-        q_BLND = self.query_norm.FProp(theta.query_norm, with_bias(q_BLND, theta, "wq"))
+        q_BLND = context.numerics.project("BLM,MND->BLND", x, theta, "wq")
+        q_BLND = self.query_norm.FProp(theta.query_norm, q_BLND)
         q_BNLD = _swap_heads_and_tokens(q_BLND)
-        q_BNLD = self.annotate(self.positions.Rotated(q_BNLD, positions.queries), "BNLD")
+        q_BNLD = self.annotate(self.positions.Rotated(q_BNLD, positions), "BNLD")
         if self.p.scaled:
             q_BNLD *= self.p.head_dim**-0.5
 
@@ -188,7 +177,7 @@ class MultiHeadAttention(BaseLayer):
         logits_BNLT = context.einsum("BNLD,BNTD->BNLT", q_BNLD, memory.keys)
         logits_BNLT = tf.cast(self._ungrouped(logits_BNLT, "BNLT"), tf.float32)
         logits_BNLT = capped(logits_BNLT, self.p.logit_cap)
-        bias_BNLT = self.positions.Bias(theta.positions, positions.queries, positions.keys)
+        bias_BNLT = self.positions.Bias(theta.positions, positions, memory.positions)
         if bias_BNLT is not None:
             logits_BNLT += bias_BNLT
         logits_BNLT += (1.0 - mask[:, None]) * _MASKED_LOGIT

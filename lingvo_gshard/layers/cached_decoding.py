@@ -22,7 +22,7 @@ from __future__ import annotations
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
-from lingvo_gshard.layers.attention import KeysValues, Positions
+from lingvo_gshard.layers.attention import KeysValues
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.slices import lengthened, write_at
 from lingvo_gshard.layers.transformer import Attended, TransformerLayer
@@ -63,8 +63,7 @@ def prompt_cache(
     """
     # FProp projects them as well; the compiler merges both.
     h = layer.self_norm.FProp(theta.self_norm, x)
-    positions = Positions(attended.positions, attended.positions)
-    prompt = layer.self_attention.Project(theta.self_attention, h, context, positions)
+    prompt = layer.self_attention.Project(theta.self_attention, h, context, attended.positions)
     x, _ = layer.FProp(theta, x, attended, context)
 
     cache = NestedMap(self_keys=prompt.keys, self_values=prompt.values)
@@ -105,17 +104,11 @@ def extend_step(
     """
     # Self-attention to the places so far, which include this step's.
     h = layer.self_norm.FProp(theta.self_norm, x)
-    own_positions = Positions(attended.positions, attended.positions)
-    new = layer.self_attention.Project(theta.self_attention, h, context, own_positions)
+    new = layer.self_attention.Project(theta.self_attention, h, context, attended.positions)
     cache = _with_places(layer, cache, new, first_place)
-    memory = KeysValues(cache.self_keys, cache.self_values)
+    memory = KeysValues(cache.self_keys, cache.self_values, attended.key_positions)
     h = layer.self_attention.FProp(
-        theta.self_attention,
-        h,
-        memory,
-        attended.mask,
-        context,
-        Positions(attended.positions, attended.key_positions),
+        theta.self_attention, h, memory, attended.mask, context, attended.positions
     )
     h = layer.self_dropout.FProp(theta.self_dropout, h, "BLM", context)
     x = layer.annotate(x + h, "BLM")

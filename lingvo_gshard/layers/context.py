@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Self
 
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.numerics import PLAIN, Numerics
-from lingvo_gshard.layers.routing import LOSSES, Routing, at_least_one, in_order
+from lingvo_gshard.layers.routing import LOSSES, Routing, at_least_one
 
 # Odd, so that its multiples are all distinct in int32, whose arithmetic wraps around.
 _INDEX_STRIDE = 0x3779B1B5
@@ -32,12 +32,6 @@ class Whole:
     features: NestedMap
     count: int  # The number of microbatches.
     graph: tf.Graph  # Outside of the loop over the microbatches.
-
-    def mean_tokens(self, num_tokens: Callable[[NestedMap], Mapping[str, tf.Tensor]]) -> NestedMap:
-        """Returns the numbers of tokens of the features, divided by the number of microbatches."""
-        with self.graph.as_default():  # So they are computed once.
-            totals = NestedMap(num_tokens(self.features))
-            return totals.Transform(lambda total: at_least_one(total) / self.count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +104,13 @@ class Context:
         `num_tokens` returns the number of tokens without padding that each stack sees, by its path,
         float32 scalars, given the features of a batch.
         """
-        if self.whole is None:
+        whole = self.whole
+        if whole is None:
             return self
-        return dataclasses.replace(self, stack_tokens=self.whole.mean_tokens(num_tokens))
+        with whole.graph.as_default():  # So they are computed once.
+            totals = NestedMap(num_tokens(whole.features))
+            means = totals.Transform(lambda total: at_least_one(total) / whole.count)
+        return dataclasses.replace(self, stack_tokens=means)
 
     def divided(self, stack: str, valid_mask: tf.Tensor, count: int) -> Self:
         """Returns the context in which the batch of the stack at `stack` is `count` microbatches.
@@ -158,17 +156,11 @@ class LayerReport:
             tensors.append(value if name in LOSSES else tf.stop_gradient(value))
         return tensors
 
-    @classmethod
-    def from_tensors(
-        cls, tensors: Iterator[tf.Tensor], routing_fields: Collection[str] | None
-    ) -> Self:
-        """Rebuilds a report from the next tensors of the iterator; the inverse of `tensors`.
-
-        `routing_fields` are the fields of the layer's routing, None without experts.
-        """
+    def with_tensors(self, tensors: Iterator[tf.Tensor]) -> Self:
+        """Returns a report with the same fields, of the next tensors: the inverse of `tensors`."""
         mean_square = next(tensors)
-        if routing_fields is None:
-            return cls(mean_square, None)
+        if self.routing is None:
+            return dataclasses.replace(self, mean_square=mean_square)
 
-        fields = {name: next(tensors) for name in in_order(routing_fields)}
-        return cls(mean_square, Routing(**fields))
+        fields = {name: next(tensors) for name in self.routing.by_name()}
+        return dataclasses.replace(self, mean_square=mean_square, routing=Routing(**fields))

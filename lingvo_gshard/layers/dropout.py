@@ -22,8 +22,7 @@ class DropoutLayer(BaseLayer):
 
     def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
-        if not 0 <= self.p.rate < 1:
-            raise ValueError(f"{self.path}: rate must be in [0, 1), got {self.p.rate}.")
+        self._check_setting("rate", 0 <= self.p.rate < 1, "in [0, 1)")
 
     def FProp(self, theta: NestedMap, x: tf.Tensor, dims: str, context: Context) -> tf.Tensor:
         """Drops elements of `x`; the mask is partitioned by the same `dims`."""

@@ -21,12 +21,12 @@ ragged_experts.py lists the letters. A partition has these tensors, in a NestedM
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.numerics import Numerics
-from lingvo_gshard.layers.products import with_bias
 from lingvo_gshard.layers.slices import read_at, read_element, write_at, write_element
 
 
@@ -69,11 +69,8 @@ class Experts:
             theta[name] = weight.with_tensors(remaining[:count])
             remaining = remaining[count:]
 
-        def project(name: str) -> tf.Tensor:
-            return with_bias(numerics.einsum("ZM,MH->ZH", x_ZM, theta[name]), theta, name)
-
-        h_ZH = self.hidden_units(project)
-        return with_bias(numerics.einsum("ZH,HM->ZM", h_ZH, theta.wo), theta, "wo")
+        h_ZH = self.hidden_units(functools.partial(numerics.project, "ZM,MH->ZH", x_ZM, theta))
+        return numerics.project("ZH,HM->ZM", h_ZH, theta, "wo")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
@@ -11,7 +13,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.activations import Activation, hidden_units
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.products import with_bias
 
 
 class FeedForwardLayer(BaseLayer):
@@ -38,34 +39,46 @@ class FeedForwardLayer(BaseLayer):
 
     def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
-        m = self.p.dim
-        h = self.p.hidden_dim
         self.CreateChild("hidden_dropout", self.p.hidden_dropout)
-        wi = gaussian((m, h), "MH", fan_in=m, use=Use.FACTOR)
-        self.CreateVariable("wi", wi)
-        self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h, use=Use.FACTOR))
-        if self.p.gated:
-            self.CreateVariable("wi_gate", wi)
-
-        if self.p.biases:
-            self.CreateVariable("wi_bias", constant((h,), "H", 0.0))
-            self.CreateVariable("wo_bias", constant((m,), "M", 0.0))
-            if self.p.gated:
-                self.CreateVariable("wi_gate_bias", constant((h,), "H", 0.0))
+        create_weights(self, self.p)
 
     def FProp(self, theta: NestedMap, x: tf.Tensor, context: Context) -> tf.Tensor:
         """Maps x [B, L, M] to [B, L, M], computed in the dtype of x."""
-
         # The hidden units, which tensor parallelism splits by H.
-        def project(name: str) -> tf.Tensor:
-            h_BLH = context.einsum("BLM,MH->BLH", x, theta[name])
-            return with_bias(h_BLH, theta, name)
-
+        project = functools.partial(context.numerics.project, "BLM,MH->BLH", x, theta)
         h_BLH = hidden_units(self.p.activation, self.p.gated, project)
         h_BLH = self.annotate(h_BLH, "BLH")
         h_BLH = self.hidden_dropout.FProp(theta.hidden_dropout, h_BLH, "BLH", context)
 
         # If H is split, this is a sum over partitions: an all-reduce.
-        y_BLM = context.einsum("BLH,HM->BLM", h_BLH, theta.wo)
-        y_BLM = with_bias(y_BLM, theta, "wo")
+        y_BLM = context.numerics.project("BLH,HM->BLM", h_BLH, theta, "wo")
         return self.annotate(y_BLM, "BLM")
+
+
+def create_weights(
+    layer: BaseLayer,
+    p: FeedForwardLayer.Params,
+    num_experts: int | None = None,
+    share_used: float = 1.0,
+) -> None:
+    """Declares wi, wo and, by the settings, wi_gate and the bias of each.
+
+    With `num_experts`, E, each expert has its own, and a token uses `share_used` of them. A bias is
+    then a row for each expert, [E, 1, ...], which is added to all of its rows.
+    """
+    matrices = {"wi": (p.dim, p.hidden_dim, "MH"), "wo": (p.hidden_dim, p.dim, "HM")}
+    if p.gated:
+        matrices["wi_gate"] = matrices["wi"]
+
+    for name, (rows, columns, dims) in matrices.items():
+        weight = gaussian((rows, columns), dims, fan_in=rows, share_used=share_used, use=Use.FACTOR)
+        bias = constant((columns,), dims[-1], 0.0, share_used=share_used)
+        if num_experts is not None:
+            weight = dataclasses.replace(
+                weight, shape=(num_experts, rows, columns), dims=f"E{dims}"
+            )
+            bias = dataclasses.replace(bias, shape=(num_experts, 1, columns), dims=f"E_{dims[-1]}")
+
+        layer.CreateVariable(name, weight)
+        if p.biases:
+            layer.CreateVariable(f"{name}_bias", bias)

@@ -50,11 +50,10 @@ class Capacity(Configured):
     p: Params
 
     def __init__(self, params: Params) -> None:
-        self.p = params.Copy().Freeze()
-        if self.p.factor is not None and self.p.factor <= 0:
-            raise ValueError(f"Capacity: factor must be above 0, got {self.p.factor}.")
-        if self.p.multiple_of < 1:
-            raise ValueError(f"Capacity: multiple_of must be 1 or more, got {self.p.multiple_of}.")
+        super().__init__(params)
+        factor = self.p.factor
+        self._check_setting("factor", factor is None or factor > 0, "above 0")
+        self._check_setting("multiple_of", self.p.multiple_of >= 1, "1 or more")
 
     def places(self, group_size: int, num_experts: int, k: int = 2) -> int:
         """Returns C of each expert in a group of `group_size` tokens, which choose k each."""

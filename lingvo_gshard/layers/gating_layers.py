@@ -24,16 +24,13 @@ from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.layers.random import random_uniform
-from lingvo_gshard.layers.routing import COMMON_FIELDS, Choice, Gates, at_least_one, routing
+from lingvo_gshard.layers.routing import Choice, Gates, at_least_one, routing
 
 _SMALLEST_TOTAL = 1e-20  # All gates can be 0, if sigmoids are, and padding's always are.
 
 
 class GatingLayer(BaseLayer, abc.ABC):
     """The interface of a gating to its MoE layer."""
-
-    # The fields of Routing that this gating has besides the common ones.
-    own_fields: frozenset[str] = frozenset()
 
     class Params(BaseLayer.Params):
         num_experts: int = setting(REQUIRED, "E; the MoE layer sets it.")
@@ -43,7 +40,7 @@ class GatingLayer(BaseLayer, abc.ABC):
 
     def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
-        self._check_range("z_loss_weight", self.p.z_loss_weight >= 0, "0 or more")
+        self._check_setting("z_loss_weight", self.p.z_loss_weight >= 0, "0 or more")
 
     @classmethod
     @abc.abstractmethod
@@ -76,22 +73,6 @@ class GatingLayer(BaseLayer, abc.ABC):
         padding, which neither chooses experts nor takes capacity.
         """
 
-    @property
-    def routing_fields(self) -> frozenset[str]:
-        """The fields of the Routing that FProp returns."""
-        added = {"router_loss"} if self._has_router_loss else set()
-        return COMMON_FIELDS | self.own_fields | added
-
-    @property
-    def _has_router_loss(self) -> bool:
-        return self.p.z_loss_weight > 0
-
-    def _check_range(self, name: str, is_right: bool, expected: str) -> None:
-        """Raises ValueError, which names the setting and its value, unless `is_right`."""
-        if not is_right:
-            value = self.p.Get(name)
-            raise ValueError(f"{self.path}: gating.{name} must be {expected}, got {value}.")
-
     def _router_loss(
         self, logits_GSE: tf.Tensor, valid_GS: tf.Tensor, context: Context
     ) -> tf.Tensor | None:
@@ -119,8 +100,6 @@ def z_loss(
 class Top2Gating(GatingLayer):
     """Algorithm 1: two experts, of which the second may be asked for at random."""
 
-    own_fields = frozenset({"overflow_first", "overflow_second", "second_dispatched"})
-
     class Params(GatingLayer.Params):
         second_expert: SecondExpert = setting(
             SecondExpert.RANDOM, "Which tokens ask for their second expert."
@@ -142,6 +121,8 @@ class Top2Gating(GatingLayer):
         context: Context,
     ) -> Gates:
         """Applies Algorithm 1 to each group, with the draws that the experiment wants."""
+        logits_GSE = self._routed(logits_GSE, valid_GS, context)
+
         # Lines 17 and 19 of Algorithm 1: 2 * g2 > rnd is g2 > rnd / 2.
         second_above: tf.Tensor | float = gating.ALWAYS
         if context.training and self.p.second_expert is not SecondExpert.ALL:
@@ -160,6 +141,11 @@ class Top2Gating(GatingLayer):
             tokens_of_mean=context.tokens_of_mean,
         )
 
+    def _routed(self, logits_GSE: tf.Tensor, valid_GS: tf.Tensor, context: Context) -> tf.Tensor:
+        """Returns the logits by which tokens are routed."""
+        del valid_GS, context
+        return logits_GSE
+
 
 class SentenceTop2Gating(Top2Gating):
     """Algorithm 1 by sentence: all of a sentence's tokens have the same logits.
@@ -170,15 +156,8 @@ class SentenceTop2Gating(Top2Gating):
     this gating, as a decoder does not know the rest of its sentence.
     """
 
-    def FProp(
-        self,
-        theta: NestedMap,
-        logits_GSE: tf.Tensor,
-        valid_GS: tf.Tensor,
-        capacity: int,
-        context: Context,
-    ) -> Gates:
-        """Applies Algorithm 1 to the mean logits of each token's sentence; padding's are 0.
+    def _routed(self, logits_GSE: tf.Tensor, valid_GS: tf.Tensor, context: Context) -> tf.Tensor:
+        """Returns the mean logits of each token's sentence; padding's are 0.
 
         Raises ValueError outside of an encoder.
         """
@@ -197,8 +176,7 @@ class SentenceTop2Gating(Top2Gating):
         means_BLE = self.annotate(sums_BLE / size_BL1, "BL_")
 
         means_GSE = tf.reshape(means_BLE, logits_GSE.shape) * valid_GS[..., None]
-        means_GSE = self.annotate(means_GSE, "GSE")
-        return super().FProp(theta, means_GSE, valid_GS, capacity, context)
+        return self.annotate(means_GSE, "GSE")
 
 
 class TaskTop2Gating(Top2Gating):
@@ -276,8 +254,6 @@ class TopKGating(GatingLayer):
     loss, whose weight is the task's aux_loss_weight.
     """
 
-    own_fields = frozenset({"dropped_choices"})
-
     class Params(GatingLayer.Params):
         k: int = setting(REQUIRED, "The experts of a token.")
         scores: Scores = setting(Scores.SOFTMAX, "What logits become.")
@@ -296,9 +272,9 @@ class TopKGating(GatingLayer):
         super().__init__(params, *args)
         p = self.p
         is_possible = 1 <= p.k <= p.num_experts
-        self._check_range("k", is_possible, f"from 1 to num_experts, which is {p.num_experts}")
-        self._check_range("scale", p.scale > 0, "above 0")
-        self._check_range("bias_rate", p.bias_rate >= 0, "0 or more")
+        self._check_setting("k", is_possible, f"from 1 to num_experts, which is {p.num_experts}")
+        self._check_setting("scale", p.scale > 0, "above 0")
+        self._check_setting("bias_rate", p.bias_rate >= 0, "0 or more")
         if p.bias_rate:
             # Replicated, as the router is.
             bias = constant((p.num_experts,), "_", 0.0)
@@ -347,10 +323,6 @@ class TopKGating(GatingLayer):
             tokens_of_mean=context.tokens_of_mean,
         )
         return Gates(choices, statistics)
-
-    @property
-    def _has_router_loss(self) -> bool:
-        return super()._has_router_loss or self.p.bias_rate > 0
 
     def _weighted(self, choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
         """Returns the choices with gates as the settings want them."""

@@ -12,20 +12,19 @@ import functools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from lingvo_gshard.core.base_layer import BaseLayer, Use, constant, gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, setting
+from lingvo_gshard.core.base_layer import BaseLayer, Use, gaussian
+from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import moe_sizes
-from lingvo_gshard.layers.activations import Activation, hidden_units
+from lingvo_gshard.layers.activations import hidden_units
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, Indices, combine_weights
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.expert_tiles import Experts
-from lingvo_gshard.layers.feed_forward import FeedForwardLayer
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer, create_weights
 from lingvo_gshard.layers.gating import Capacity, CapacityBy
 from lingvo_gshard.layers.gating_layers import GatingLayer, Top2Gating
-from lingvo_gshard.layers.products import with_bias
 from lingvo_gshard.layers.ragged_experts import Ragged
 from lingvo_gshard.layers.routing import Gates, Routing
 from lingvo_gshard.layers.weight import Weight
@@ -52,18 +51,8 @@ class MoELayer(BaseLayer):
     gate: GatingLayer
     shared: FeedForwardLayer
 
-    class Params(BaseLayer.Params):
-        # The experts.
-        dim: int = setting(REQUIRED, "M, the model dimension.")
-        hidden_dim: int = setting(REQUIRED, "H, the hidden dimension of an expert.")
-        activation: Activation = setting(Activation.RELU, "Of an expert's hidden units.")
-        gated: bool = setting(
-            False, "Whether a second product multiplies them: see activations.py."
-        )
-        biases: bool = setting(False, "Whether a vector is added to each product of an expert.")
-        hidden_dropout: DropoutLayer.Params = setting(
-            DropoutLayer.Params().Set(rate=0.0), "Dropout within the experts, after the activation."
-        )
+    # The settings of a feed-forward layer are the ones of each expert.
+    class Params(FeedForwardLayer.Params):
         # NLLB's expert output masking (2022, arXiv:2207.04672).
         output_dropout: DropoutLayer.Params = setting(
             DropoutLayer.Params().Set(rate=0.0),
@@ -90,36 +79,22 @@ class MoELayer(BaseLayer):
 
     def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
-        m = self.p.dim
-        h = self.p.hidden_dim
-        e = self.p.num_experts
+        p = self.p
+        e = p.num_experts
 
         self._check()
-        self.CreateChild("gate", self.p.gating.cls.OfLayer(self.p.gating, e, m))
-        self.CreateChild("hidden_dropout", self.p.hidden_dropout)
-        self.CreateChild("output_dropout", self.p.output_dropout)
+        self.CreateChild("gate", p.gating.cls.OfLayer(p.gating, e, p.dim))
+        self.CreateChild("hidden_dropout", p.hidden_dropout)
+        self.CreateChild("output_dropout", p.output_dropout)
         # `_`, not E: the gate is replicated, although experts are split (section 3.2).
-        self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m, use=Use.ROUTER))
-        used = min(moe_sizes.num_choices(self.p), e) / e
-        wi = gaussian((e, m, h), "EMH", fan_in=m, share_used=used, use=Use.FACTOR)
-        wo = gaussian((e, h, m), "EHM", fan_in=h, share_used=used, use=Use.FACTOR)
-        self.CreateVariable("wi", wi)
-        self.CreateVariable("wo", wo)
-        if self.p.gated:
-            self.CreateVariable("wi_gate", wi)
-
-        # A single row for each expert, which is added to all of its rows.
-        if self.p.biases:
-            self.CreateVariable("wi_bias", constant((e, 1, h), "E_H", 0.0, share_used=used))
-            self.CreateVariable("wo_bias", constant((e, 1, m), "E_M", 0.0, share_used=used))
-            if self.p.gated:
-                self.CreateVariable(
-                    "wi_gate_bias", constant((e, 1, h), "E_H", 0.0, share_used=used)
-                )
+        self.CreateVariable("wg", gaussian((p.dim, e), "M_", fan_in=p.dim, use=Use.ROUTER))
+        create_weights(self, p, e, share_used=min(moe_sizes.num_choices(p), e) / e)
 
         # Experts that all tokens take are one dense layer, as wide as they are together.
-        if self.p.num_shared:
-            self.CreateChild("shared", self._shared_params())
+        if p.num_shared:
+            alike = ("dim", "activation", "gated", "biases", "hidden_dropout")
+            shared = FeedForwardLayer.Params().Set(**{name: p.Get(name) for name in alike})
+            self.CreateChild("shared", shared.Set(hidden_dim=p.num_shared * p.hidden_dim))
 
     def FProp(
         self, theta: NestedMap, x: tf.Tensor, valid_mask: tf.Tensor, context: Context
@@ -152,13 +127,15 @@ class MoELayer(BaseLayer):
         if self.p.num_shared:
             shared_BLM = self.shared.FProp(theta.shared, x, context)
             y_BLM = self.annotate(y_BLM + shared_BLM, "BLM")
-        return y_BLM, self._replicated(gates.routing)
+
+        # The routing's only vector, a metric, is whole on every device.
+        sent_E = self.annotate(gates.routing.sent_E, "_")
+        return y_BLM, dataclasses.replace(gates.routing, sent_E=sent_E)
 
     def _check(self) -> None:
         """Raises ValueError for settings that exclude each other or make no sense."""
         p = self.p
-        if p.num_shared < 0:
-            raise ValueError(f"{self.path}: num_shared must be 0 or more, got {p.num_shared}.")
+        self._check_setting("num_shared", p.num_shared >= 0, "0 or more")
         for capacity in (p.train_capacity, p.eval_capacity):
             capacity.Instantiate()
         if p.dispatch is Dispatch.RAGGED and p.hidden_dropout.rate:
@@ -166,18 +143,6 @@ class MoELayer(BaseLayer):
                 f"{self.path}: dispatch=RAGGED has no dropout within experts; hidden_dropout.rate "
                 f"must be 0, got {p.hidden_dropout.rate}."
             )
-
-    def _shared_params(self) -> InstantiableParams:
-        """Returns the settings of the shared experts."""
-        p = self.p
-        return FeedForwardLayer.Params().Set(
-            dim=p.dim,
-            hidden_dim=p.num_shared * p.hidden_dim,
-            activation=p.activation,
-            gated=p.gated,
-            biases=p.biases,
-            hidden_dropout=p.hidden_dropout,
-        )
 
     def _in_groups(
         self, x: tf.Tensor, valid_mask: tf.Tensor, mode: Mode
@@ -223,10 +188,6 @@ class MoELayer(BaseLayer):
         ]
         return dataclasses.replace(gates, choices=tuple(choices))
 
-    def _replicated(self, routing: Routing) -> Routing:
-        """Returns the routing with its only vector, a metric, in full on every device."""
-        return dataclasses.replace(routing, sent_E=self.annotate(routing.sent_E, "_"))
-
 
 @dataclasses.dataclass(frozen=True)
 class Buffers:
@@ -269,18 +230,14 @@ class Buffers:
         x_EGCM = annotate(x_EGCM, "EGCM")
 
         # Lines 4 and 5, the hidden units of the experts: relu(wi * x), or another activation.
-        def project(name: str) -> tf.Tensor:
-            h_EGH = n.einsum("EGCM,EMH->E(GC)H", x_EGCM, theta[name])
-            return with_bias(h_EGH, theta, name)
-
+        project = functools.partial(n.project, "EGCM,EMH->E(GC)H", x_EGCM, theta)
         with tf.name_scope("experts"):
             h_EGH = annotate(experts.hidden_units(project), "EGH")
             h_EGH = experts.dropout(h_EGH)
 
             # Line 6, their outputs, which return to their groups: the second all-to-all.
             to_groups = functools.partial(self._to_groups, x_EGCM.shape)
-            y_GECM = n.einsum("E(GC)H,EHM->GECM", h_EGH, theta.wo, transpose=to_groups)
-            y_GECM = with_bias(y_GECM, theta, "wo")
+            y_GECM = n.project("E(GC)H,EHM->GECM", h_EGH, theta, "wo", transpose=to_groups)
 
         # Line 7, combine.
         with tf.name_scope("combine"):

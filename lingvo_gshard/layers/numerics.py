@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import products
 from lingvo_gshard.layers.products import Equation, Rounding
 from lingvo_gshard.layers.weight import Theta, Weight
@@ -100,21 +101,10 @@ class Product:
     times: int  # How often it runs: R in a LOOP of R blocks.
     kept_by: Remat  # The most saving Remat that keeps its result for the gradient.
     is_lookup: bool = False  # Whether it reads rows of its right factor, without any flops.
-
-    @property
-    def has_weight(self) -> bool:
-        """Whether the right factor is a weight."""
-        return Equation.parse(self.equation).has_weight
-
-
-@dataclasses.dataclass(frozen=True)
-class Noted:
-    """A noted product with its tensors, as far as they are known."""
-
-    product: Product
-    left: tf.Tensor | None = None
-    right: tf.Tensor | None = None
-    result: tf.Tensor | None = None
+    # Its tensors, as far as they are known.
+    left: tf.Tensor | None = dataclasses.field(default=None, compare=False)
+    right: tf.Tensor | None = dataclasses.field(default=None, compare=False)
+    result: tf.Tensor | None = dataclasses.field(default=None, compare=False)
 
 
 class Record:
@@ -133,12 +123,7 @@ class Record:
     """
 
     def __init__(self) -> None:
-        self.noted: list[Noted] = []
-
-    @property
-    def products(self) -> list[Product]:
-        """The products without their tensors."""
-        return [noted.product for noted in self.noted]
+        self.products: list[Product] = []
 
 
 # (dims, tensor) -> the tensor, or the one that an earlier pass kept in its place.
@@ -223,8 +208,28 @@ class Numerics:
 
         sizes = _sizes(letters.left, a) | _sizes(letters.result, result)
         tensors = {"left": a, "right": Weight.of(b).tensor}
-        self.note(_with_all_dims(equation), sizes, kept_by=kept_by(letters), tensors=tensors)
+        with_all_dims = equation.replace("(", "").replace(")", "")
+        self.note(with_all_dims, sizes, kept_by=kept_by(letters), tensors=tensors)
         return self._kept(letters, result)
+
+    def project(
+        self,
+        equation: str,
+        x: tf.Tensor,
+        theta: NestedMap,
+        name: str,
+        *,
+        transpose: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    ) -> tf.Tensor:
+        """Returns `einsum` of x and theta's weight `name`, plus that weight's bias, if it has one.
+
+        The bias, theta's `<name>_bias`, has the product's last dims, and is added in its dtype.
+        """
+        product = self.einsum(equation, x, theta[name], transpose=transpose)
+        bias = theta.get(f"{name}_bias")
+        if bias is None:
+            return product
+        return product + tf.cast(Weight.of(bias).read().tensor, product.dtype)
 
     def lookup(self, equation: str, result: tf.Tensor, **sizes: int) -> tf.Tensor:
         """Returns `result`, which was read by indices in place of a product with a one-hot mask.
@@ -249,7 +254,7 @@ class Numerics:
     ) -> None:
         """Notes a product or lookup for a planner, in the present scope: see Product and Record.
 
-        `tensors` are fields of Noted. Operations outside `einsum` and `lookup` must be in `noting`.
+        `tensors` are fields of Product. Operations outside `einsum` and `lookup` go in `noting`.
         """
         if self.record is None:
             return
@@ -260,8 +265,9 @@ class Numerics:
             times=self.times,
             kept_by=kept_by,
             is_lookup=is_lookup,
+            **(tensors or {}),
         )
-        self.record.noted.append(Noted(product, **(tensors or {})))
+        self.record.products.append(product)
 
     def noting(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the scope of noted operations, if there is a Record."""
@@ -327,17 +333,8 @@ class Numerics:
     def _kept(self, letters: Equation, result: tf.Tensor) -> tf.Tensor:
         if self._keep is None or not self.remat.keeps(kept_by(letters)):
             return result
-        return self._keep(_annotated_dims(letters.result), result)
-
-
-def _with_all_dims(equation: str) -> str:
-    """Returns an equation without merged dims: `E(GC)H` becomes `EGCH`."""
-    return equation.replace("(", "").replace(")", "")
-
-
-def _annotated_dims(dims: str) -> str:
-    """Returns dims with merged ones as the first of them, by which they are split."""
-    return _MERGED_DIMS.sub(r"\1", dims)
+        # Merged dims are split by the first of them.
+        return self._keep(_MERGED_DIMS.sub(r"\1", letters.result), result)
 
 
 def _sizes(dims: str, tensor: tf.Tensor) -> dict[str, int]:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tf_private import xla
 from lingvo_gshard.layers.weight import Weight
 from lingvo_gshard.sharding.layout import is_weight
@@ -378,15 +377,3 @@ def _transposed(weight: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.
         return tf.linalg.matrix_transpose(held)
 
     return tf.linalg.matrix_transpose(weight), gradient
-
-
-def with_bias(product: tf.Tensor, theta: NestedMap, name: str) -> tf.Tensor:
-    """Returns the product with weight `name` plus that weight's bias, if theta has one.
-
-    The bias has the last dims of the product, and is added in its dtype.
-    """
-    name = f"{name}_bias"
-    if name not in theta:
-        return product
-    bias = Weight.of(theta[name]).read().tensor
-    return product + tf.cast(bias, product.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from lingvo_gshard.core.late import tf
@@ -37,7 +37,7 @@ class Routing:
     All fields are linear in the tokens, so that their means over microbatches are the whole batch's
     fields: see Context.tokens_of_mean. `statistics` computes loads from them, which are not linear.
 
-    A field is None where the layer's gating does not have it: see GatingLayer.own_fields.
+    A field is None where the layer's gating does not have it.
     """
 
     aux_loss: tf.Tensor  # l_aux of line 13, averaged over the groups.
@@ -86,14 +86,8 @@ def at_least_one(num_tokens: tf.Tensor) -> tf.Tensor:
     return tf.maximum(num_tokens, 1.0)
 
 
-# The fields of every gating, and the fields whose gradients train the layer.
-COMMON_FIELDS = frozenset({"aux_loss", "sent_E", "overflow", "entropy"})
+# The fields of a Routing whose gradients train the layer.
 LOSSES = frozenset({"aux_loss", "router_loss"})
-
-
-def in_order(names: Collection[str]) -> list[str]:
-    """Returns these fields of a Routing in its order."""
-    return [field.name for field in dataclasses.fields(Routing) if field.name in names]
 
 
 @dataclasses.dataclass(frozen=True)

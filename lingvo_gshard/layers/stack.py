@@ -13,8 +13,7 @@ length; R blocks.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.base_layer import STACKED, BaseLayer
@@ -34,7 +33,6 @@ from lingvo_gshard.layers.repeat import Block, Carried, Layers, Loop, Tensors, u
 from lingvo_gshard.layers.transformer import Attended, TransformerLayer
 from lingvo_gshard.layers.weight import weights_of_layer
 
-_BlockFn = Callable[["Carried[tf.Tensor]"], "Carried[tf.Tensor]"]
 # The dims of the fields of Attended that have something for each token: masks and positions.
 _MASK_DIMS = {
     "mask": "BL_",
@@ -43,6 +41,47 @@ _MASK_DIMS = {
     "positions": "BL",
     "first_pieces": "BL",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class _LayersOfBlock:
+    """The layers of a block, as a repeat.Block by the number of the first layer."""
+
+    stack: str  # The path of their stack.
+    layers: Sequence[TransformerLayer]
+    weights: NestedMap  # `layers` has a tree for each layer, in whose places inputs.weights belong.
+    attended: Attended
+    context: Context
+    # The layers' reports as they were last traced: gatings differ in the fields that they report.
+    _traced: list[LayerReport] = dataclasses.field(default_factory=list)
+
+    def __call__(
+        self, first: int | tf.Tensor, numerics: Numerics, inputs: Carried[tf.Tensor]
+    ) -> Carried[tf.Tensor]:
+        """Applies the layers to x; the reports are all tensors of the layers' reports in order."""
+        # The source is among the shared tensors, which have gradients.
+        attended = self.attended
+        if inputs.shared:
+            (encoded,) = inputs.shared
+            attended = dataclasses.replace(attended, encoded=encoded)
+        thetas = self.weights.Pack(inputs.weights).layers
+
+        x = inputs.x
+        reports: list[tf.Tensor] = []
+        self._traced.clear()
+        # The random numbers of a layer follow from its index in the whole stack.
+        for j, (layer, theta) in enumerate(zip(self.layers, thetas, strict=True)):
+            context = self.context.in_layer(self.stack, first + j, layer.path)
+            context = dataclasses.replace(context, numerics=numerics)
+            x, report = layer.FProp(theta, x, attended, context)
+            reports += report.tensors()
+            self._traced.append(report)
+        return Carried(x, reports=reports)
+
+    def reports(self, tensors: Tensors) -> list[LayerReport]:
+        """Rebuilds the layers' reports from the tensors of a call that has been traced."""
+        remaining = iter(tensors)
+        return [report.with_tensors(remaining) for report in self._traced]
 
 
 class TransformerStack(BaseLayer):
@@ -143,23 +182,30 @@ class TransformerStack(BaseLayer):
         # The encoded source has a gradient, so it passes through the blocks like x; masks do not.
         shared = [] if attended.encoded is None else [attended.encoded]
 
-        # All layers, or those before the first block.
+        # All layers, or those before the first block. The last block may have dense layers alone.
         reports: list[LayerReport] = []
-        for layers, block, weights in self._blocks(theta, attended, context):
-            result = block(Carried(x, shared, weights))
+        for part in self._order.parts():
+            if part.start >= len(self.layers):
+                break
+            weights = NestedMap(layers=[theta.layers[i] for i in part])
+            layers = [self.layers[i] for i in part]
+            block = _LayersOfBlock(self.path, layers, weights, attended, context)
+            apply = unrolled(block, part.start, context.numerics)
+            result = apply(Carried(x, shared, weights.Flatten()))
             x = result.x
-            reports += _layer_reports(layers, result.reports)
+            reports += block.reports(result.reports)
 
         if self.p.layers_as is Layers.LOOP:
-            inputs = Carried(x, shared, NestedMap(layers=theta.block).Flatten())
+            stacks = NestedMap(layers=theta.block)
+            block = _LayersOfBlock(self.path, self.block, stacks, attended, context)
+            inputs = Carried(x, shared, stacks.Flatten())
             if self.p.stages > 1 and context.training:
-                pipeline = self._pipeline(theta, attended, context)
-                result = pipeline(inputs)
+                result = self._pipeline(block)(inputs)
             else:
-                loop = self._loop(theta, attended, context)
-                result = loop(inputs)
+                result = self._loop(block)(inputs)
             x = result.x
-            reports += self._reports_of_stacks(result.reports)
+            for i in range(self._order.num_blocks):
+                reports += block.reports([stack[i] for stack in result.reports])
 
         return self.norm.FProp(theta.norm, x), reports
 
@@ -234,37 +280,23 @@ class TransformerStack(BaseLayer):
         mean_attention = tf.add_n(attentions) / len(attentions) if attentions else None
         return self.norm.FProp(theta.norm, x), NestedMap(layers=caches), mean_attention
 
-    def _blocks(
-        self, theta: NestedMap, attended: Attended, context: Context
-    ) -> Iterator[tuple[list[TransformerLayer], _BlockFn, list[tf.Tensor]]]:
-        """Yields the layers of each block that is not in a loop, the block, and its weights.
-
-        The last one may have dense layers alone.
-        """
-        for part in self._order.parts():
-            if part.start >= len(self.layers):
-                break
-            layers = [self.layers[i] for i in part]
-            weights = NestedMap(layers=[theta.layers[i] for i in part])
-            block = functools.partial(self._apply, layers, weights, attended, context)
-            yield layers, unrolled(block, part.start, context.numerics), weights.Flatten()
-
-    def _loop(self, theta: NestedMap, attended: Attended, context: Context) -> Loop:
-        stacks = NestedMap(layers=theta.block)
+    def _loop(self, block: _LayersOfBlock) -> Loop:
         return Loop(
-            self._in_loop(functools.partial(self._apply, self.block, stacks, attended, context)),
+            self._in_loop(block),
             self._order.num_blocks,
             self._annotator,
             Carried(
                 "BLM",
-                shared=[] if attended.encoded is None else ["BTM"],
-                weights=self._weight_dims(stacks),
+                shared=[] if block.attended.encoded is None else ["BTM"],
+                weights=self._weight_dims(block.weights),
             ),
             [spec.is_matrix for spec in self._weights_of_block().Flatten()],
-            context.numerics,
+            block.context.numerics,
         )
 
-    def _pipeline(self, theta: NestedMap, attended: Attended, context: Context) -> Pipeline:
+    def _pipeline(self, block: _LayersOfBlock) -> Pipeline:
+        attended = block.attended
+
         # The masks of all microbatches: a stage reads its own microbatch's.
         masks = {
             name: microbatches_of(mask, dims, self.p.microbatches, self._annotator)
@@ -274,10 +306,9 @@ class TransformerStack(BaseLayer):
         # Layers that annotate their tensors as one stage's part of all stages' tensors.
         annotator = self._annotator.over(STACKED)
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
-        stacks = NestedMap(layers=theta.block)
-        context = context.divided(self.path, attended.valid_mask, self.p.microbatches)
+        context = block.context.divided(self.path, attended.valid_mask, self.p.microbatches)
 
-        def block(
+        def stage_block(
             microbatch: tf.Tensor,
             index: tf.Tensor,
             numerics: Numerics,
@@ -287,18 +318,21 @@ class TransformerStack(BaseLayer):
             for name, mask in masks.items():
                 own_mask = tf.gather(mask, microbatch)
                 own_masks[name] = annotator.annotate(own_mask, _MASK_DIMS[name])
-            own_context = context.in_microbatch(microbatch)
-            own_attended = dataclasses.replace(attended, encoded=None, **own_masks)
-            apply = functools.partial(self._apply, layers, stacks, own_attended, own_context)
-            return self._in_loop(apply)(index, numerics, inputs)
+            own_block = dataclasses.replace(
+                block,
+                layers=layers,
+                attended=dataclasses.replace(attended, encoded=None, **own_masks),
+                context=context.in_microbatch(microbatch),
+            )
+            return self._in_loop(own_block)(index, numerics, inputs)
 
         return Pipeline(
-            block,
+            stage_block,
             self._order.num_blocks,
             self.p.stages,
             self.p.microbatches,
             self._annotator,
-            self._weight_dims(stacks),
+            self._weight_dims(block.weights),
             context.numerics,
         )
 
@@ -313,36 +347,6 @@ class TransformerStack(BaseLayer):
 
         return block
 
-    def _apply(
-        self,
-        layers: list[TransformerLayer],
-        structure: NestedMap,
-        attended: Attended,
-        context: Context,
-        first: int | tf.Tensor,
-        numerics: Numerics,
-        inputs: Carried[tf.Tensor],
-    ) -> Carried[tf.Tensor]:
-        """Applies the layers of a block, of which the first one has the number `first`.
-
-        `structure`.layers is a tree for each layer, in which inputs.weights belong.
-        """
-        # The source is among the shared tensors, which have gradients.
-        if inputs.shared:
-            (encoded,) = inputs.shared
-            attended = dataclasses.replace(attended, encoded=encoded)
-        thetas = structure.Pack(inputs.weights).layers
-
-        x = inputs.x
-        reports: list[tf.Tensor] = []
-        # The random numbers of a layer follow from its index in the whole stack.
-        for j, (layer, theta) in enumerate(zip(layers, thetas, strict=True)):
-            layer_context = context.in_layer(self.path, first + j, layer.path)
-            layer_context = dataclasses.replace(layer_context, numerics=numerics)
-            x, report = layer.FProp(theta, x, attended, layer_context)
-            reports += report.tensors()
-        return Carried(x, reports=reports)
-
     def _weight_dims(self, stacks: NestedMap) -> list[str]:
         """Returns the dims of each weight of one block, as they are kept in `stacks`."""
         numbers = stored_weights.numbers_of(stacks)
@@ -352,13 +356,6 @@ class TransformerStack(BaseLayer):
     def _weights_of_block(self) -> NestedMap:
         """Returns the WeightSpecs of one block."""
         return NestedMap(layers=[layer.weight_specs for layer in self.block])
-
-    def _reports_of_stacks(self, stacks: Tensors) -> list[LayerReport]:
-        """Returns one report for each layer, from all blocks' reports [R, ...]."""
-        reports: list[LayerReport] = []
-        for i in range(self._order.num_blocks):
-            reports += _layer_reports(self.block, [stack[i] for stack in stacks])
-        return reports
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
         """Returns each layer with its weights.
@@ -409,9 +406,3 @@ def _check_pipeline(name: str, p: TransformerStack.Params, num_blocks: int) -> N
     for requirement, is_met in requirements.items():
         if not is_met:
             raise ValueError(f"{name}: a pipeline of stages={p.stages} needs {requirement}.")
-
-
-def _layer_reports(layers: list[TransformerLayer], tensors: Tensors) -> list[LayerReport]:
-    """Rebuilds the layers' reports from all their tensors in order."""
-    remaining = iter(tensors)
-    return [LayerReport.from_tensors(remaining, layer.routing_fields) for layer in layers]

@@ -13,7 +13,7 @@ from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, setting
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import MultiHeadAttention, Positions
+from lingvo_gshard.layers.attention import MultiHeadAttention
 from lingvo_gshard.layers.context import Context, LayerReport
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
@@ -100,20 +100,13 @@ class TransformerLayer(BaseLayer):
         self.CreateChild("feed_forward", p.feed_forward.Copy().Set(dim=p.dim))
         self.CreateChild("feed_forward_dropout", p.residual_dropout)
 
-    @property
-    def routing_fields(self) -> frozenset[str] | None:
-        """The fields of the Routing that the layer reports; None without experts."""
-        if isinstance(self.feed_forward, MoELayer):
-            return self.feed_forward.gate.routing_fields
-        return None
-
     def FProp(
         self, theta: NestedMap, x: tf.Tensor, attended: Attended, context: Context
     ) -> tuple[tf.Tensor, LayerReport]:
         """Applies the layer to whole sequences x [B, L, M]; returns [B, L, M] and a report."""
         # Self-attention.
         h = self.self_norm.FProp(theta.self_norm, x)
-        positions = Positions(attended.positions, attended.positions)
+        positions = attended.positions
         memory = self.self_attention.Project(theta.self_attention, h, context, positions)
         h = self.self_attention.FProp(
             theta.self_attention, h, memory, attended.mask, context, positions

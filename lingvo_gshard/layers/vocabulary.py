@@ -38,8 +38,7 @@ class EmbeddingLayer(BaseLayer):
     def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
-        if p.dim % 2:
-            raise ValueError(f"{self.path}: dim must be even, got {p.dim}.")
+        self._check_setting("dim", p.dim % 2 == 0, "even")
         table = gaussian((p.vocab_size, p.dim), "VM", fan_in=p.dim, use=Use.TABLE)
         self.CreateVariable("table", table)
 

@@ -4,59 +4,40 @@ sharding/layout.py lists the letters. The rows of a product are the batch's (BL)
 groups' (GS), and in experts the places of their buffers (EGC).
 """
 
+from __future__ import annotations
+
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Self
 
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.numerics import Remat
+from lingvo_gshard.layers.products import Equation
 from lingvo_gshard.model.step_products import StepProduct
-from lingvo_gshard.sharding.layout import TensorSpec, is_weight
+from lingvo_gshard.sharding.layout import TensorSpec
 
 # The stack name of products whose rows are split as U.
 SOFTMAX = "softmax"
 
 
 @dataclasses.dataclass(frozen=True)
-class Einsum:
+class Einsum(Equation):
     """A product of two tensors, such as `BLM,MH->BLH`, and the sizes of its letters.
 
     A lowercase letter of the result is the same dim in the optimizer.
     """
 
-    equation: str
-    sizes: Mapping[str, float]
-
-    @functools.cached_property
-    def left(self) -> str:
-        """The dims of the left factor."""
-        return self.equation.partition("->")[0].split(",")[0]
-
-    @functools.cached_property
-    def right(self) -> str:
-        """The dims of the right factor."""
-        return self.equation.partition("->")[0].split(",")[1]
-
-    @functools.cached_property
-    def result(self) -> str:
-        """The dims of the result."""
-        return self.equation.partition("->")[2]
+    sizes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def letters(self) -> str:
         """All letters, each once."""
         return "".join(dict.fromkeys(self.left + self.right))
 
-    @property
-    def has_weight(self) -> bool:
-        """Whether the right factor is a weight."""
-        return is_weight(self.right)
-
     def left_gradient(self) -> Self:
         """Returns the einsum of the left factor's gradient, from the result's."""
-        return dataclasses.replace(self, equation=f"{self.result},{self.right}->{self.left}")
+        return dataclasses.replace(self, left=self.result, result=self.left)
 
     def right_gradient(self, scatter: bool = True) -> Self:
         """Returns the einsum of the right factor's gradient, from the result's.
@@ -65,12 +46,11 @@ class Einsum:
         by the optimizer's letters.
         """
         right = self.right.lower() if self.has_weight and scatter else self.right
-        return dataclasses.replace(self, equation=f"{self.left},{self.result}->{right}")
+        return dataclasses.replace(self, right=self.result, result=right)
 
-    def stacked(self, sizes: Mapping[str, float]) -> Self:
+    def stacked(self, sizes: Mapping[str, float]) -> Einsum:
         """Returns the same product for R blocks at once, with other sizes."""
-        equation = f"R{self.left},R{self.right}->R{self.result}"
-        return dataclasses.replace(self, equation=equation, sizes=sizes)
+        return Einsum(f"R{self.left}", f"R{self.right}", f"R{self.result}", sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,18 +82,19 @@ def _product(traced: StepProduct) -> Product:
     rows = [letter for letter in equation.left if letter in equation.result]
     columns = [letter for letter in equation.result if letter not in rows]
     computed = "".join([*rows, *columns])
-    in_order = f"{equation.left},{equation.right}->{computed}"
     moved = equation.result if equation.result != computed else ""
 
     # The batch has a separate letter at the softmax.
     stack = traced.place.stack
-    if "U" in equation.left:
+    left = equation.left
+    if "U" in left:
         stack = SOFTMAX
-        in_order = in_order.replace("U", "B")
+        left = left.replace("U", "B")
+        computed = computed.replace("U", "B")
         sizes["B"] = sizes.pop("U")
 
     return Product(
-        einsum=Einsum(in_order, sizes),
+        einsum=Einsum(left, equation.right, computed, sizes),
         times=traced.times,
         kept=traced.kept_by,
         moved=moved,

@@ -16,7 +16,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.layers.numerics import Noted, Numerics, Record, Remat
+from lingvo_gshard.layers.numerics import Numerics, Product, Record, Remat
 from lingvo_gshard.layers.products import Equation
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model.graph_products import GraphProduct, GraphReader
@@ -69,8 +69,8 @@ def products_of(task: Params, batch: NestedMap) -> list[StepProduct]:
     reader = _traced(model, batch, record)
     places = _places(model)
 
-    products = [_noted(noted, reader, places) for noted in record.noted]
-    lefts = [noted.left for noted in record.noted]
+    products = [_noted(product, reader, places) for product in record.products]
+    lefts = [product.left for product in record.products]
     found = [_found(product, places) for product in reader.products]
     products += _with_inputs(found)
     lefts += [product.left for product in reader.products]
@@ -95,7 +95,7 @@ def _traced(model: Task, batch: NestedMap, record: Record) -> GraphReader:
     function = tf.function(loss, input_signature=signature, autograph=False, jit_compile=True)
     graph = function.get_concrete_function().graph
 
-    lookups = [noted.result for noted in record.noted if noted.result is not None]
+    lookups = [product.result for product in record.products if product.result is not None]
     return GraphReader(graph, specs, lookups)
 
 
@@ -118,14 +118,13 @@ def _place_of(scope: str, places: list[Place]) -> Place:
     return Place()
 
 
-def _noted(noted: Noted, reader: GraphReader, places: list[Place]) -> StepProduct:
-    product = noted.product
+def _noted(product: Product, reader: GraphReader, places: list[Place]) -> StepProduct:
     place = _place_of(product.scope, places)
-    weight = None
-    if product.has_weight and noted.right is not None:
-        weight = reader.weight_of(noted.right)
-
     equation = Equation.parse(product.equation)
+    weight = None
+    if equation.has_weight and product.right is not None:
+        weight = reader.weight_of(product.right)
+
     sizes = product.sizes
     if weight is not None:
         equation, sizes = _as_declared(equation, sizes, weight)

@@ -17,19 +17,14 @@ from __future__ import annotations
 
 import math
 
-from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.optim.optimizer import slot
 
 
 def average_specs(weight_specs: NestedMap) -> NestedMap:
     """Returns the TensorSpecs of the averages, which are split like the optimizer's slots."""
-
-    def average(spec: WeightSpec) -> TensorSpec:
-        return TensorSpec(spec.shape, "float32", spec.dims.lower(), spec.stack)
-
-    return weight_specs.Transform(average)
+    return weight_specs.Transform(lambda spec: slot(spec, range(len(spec.shape))))
 
 
 def averaged(ema: NestedMap, theta: NestedMap, step: tf.Tensor, decay: float) -> NestedMap:

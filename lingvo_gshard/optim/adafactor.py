@@ -43,9 +43,9 @@ class Adafactor(Optimizer):
     def __init__(self, params: Params) -> None:
         super().__init__(params)
         p = self.p
-        self._check_range("clipping_threshold", p.clipping_threshold > 0, "above 0")
-        self._check_range("decay_exponent", p.decay_exponent > 0, "above 0")
-        self._check_range("beta2", 0 < p.beta2 <= 1, "in (0, 1]")
+        self._check_setting("clipping_threshold", p.clipping_threshold > 0, "above 0")
+        self._check_setting("decay_exponent", p.decay_exponent > 0, "above 0")
+        self._check_setting("beta2", 0 < p.beta2 <= 1, "in (0, 1]")
 
     def _slot_specs(self, spec: WeightSpec) -> NestedMap:
         slots = NestedMap()

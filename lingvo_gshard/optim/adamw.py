@@ -37,10 +37,10 @@ class AdamW(Optimizer):
     def __init__(self, params: Params) -> None:
         super().__init__(params)
         p = self.p
-        self._check_range("beta1", 0 <= p.beta1 < 1, "in [0, 1)")
-        self._check_range("beta2", 0 <= p.beta2 < 1, "in [0, 1)")
-        self._check_range("epsilon", p.epsilon > 0, "above 0")
-        self._check_range("weight_decay", p.weight_decay >= 0, "0 or more")
+        self._check_setting("beta1", 0 <= p.beta1 < 1, "in [0, 1)")
+        self._check_setting("beta2", 0 <= p.beta2 < 1, "in [0, 1)")
+        self._check_setting("epsilon", p.epsilon > 0, "above 0")
+        self._check_setting("weight_decay", p.weight_decay >= 0, "0 or more")
         try:
             self._undecayed = re.compile(p.undecayed)
         except re.error as error:

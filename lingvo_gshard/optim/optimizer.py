@@ -34,10 +34,10 @@ class Optimizer(Configured, abc.ABC):
     p: Params
 
     def __init__(self, params: Params) -> None:
-        self.p = p = params.Copy().Freeze()
-        if p.max_gradient_norm is not None:
-            self._check_range("max_gradient_norm", p.max_gradient_norm > 0, "above 0")
-        self._schedule = p.schedule.Instantiate()
+        super().__init__(params)
+        norm = self.p.max_gradient_norm
+        self._check_setting("max_gradient_norm", norm is None or norm > 0, "above 0")
+        self._schedule = self.p.schedule.Instantiate()
 
     @abc.abstractmethod
     def _slot_specs(self, spec: WeightSpec) -> NestedMap:
@@ -52,8 +52,13 @@ class Optimizer(Configured, abc.ABC):
         """Returns the facts of a weight that its step needs: arguments that are not tensors."""
 
     def slot_specs(self, weight_specs: NestedMap) -> NestedMap:
-        """Returns the TensorSpecs of all slots: a NestedMap in the place of each weight."""
-        return weight_specs.Transform(self._own_slot_specs)
+        """Returns the TensorSpecs of all slots: a NestedMap in the place of each weight.
+
+        It is empty for a weight that the optimizer does not update.
+        """
+        return weight_specs.Transform(
+            lambda spec: self._slot_specs(spec) if spec.is_optimized else NestedMap()
+        )
 
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the learning rate after `step` updates, an int32 scalar."""
@@ -108,16 +113,6 @@ class Optimizer(Configured, abc.ABC):
             new_weights.append(weight)
             new_slots += [weight_slots[name] for name in names]
         return theta.Pack(new_weights), slots.Pack(new_slots)
-
-    def _own_slot_specs(self, spec: WeightSpec) -> NestedMap:
-        """Returns the specs of a weight's slots; no slots if the optimizer does not update it."""
-        return self._slot_specs(spec) if spec.is_optimized else NestedMap()
-
-    def _check_range(self, name: str, is_right: bool, expected: str) -> None:
-        """Raises ValueError, which names the setting and its value, if not `is_right`."""
-        if not is_right:
-            kind = type(self).__name__
-            raise ValueError(f"{kind}: {name} must be {expected}, got {self.p.Get(name)}.")
 
 
 def slot(spec: WeightSpec, axes: Sequence[int]) -> TensorSpec:

@@ -26,18 +26,15 @@ class SqrtDecay(Configured):
     p: Params
 
     def __init__(self, params: Params) -> None:
-        self.p = p = params.Copy().Freeze()
+        super().__init__(params)
+        p = self.p
         for name in ("multiplier", "decay_start", "ramp_up_steps", "cool_down_steps"):
-            value = p.Get(name)
-            if value < 0:
-                raise ValueError(f"SqrtDecay: {name} must not be negative, got {value}.")
+            self._check_setting(name, p.Get(name) >= 0, "0 or more")
 
         # Otherwise the fall would begin before the first step.
-        if p.cool_down_steps > p.total_steps:
-            raise ValueError(
-                f"SqrtDecay: cool_down_steps {p.cool_down_steps} must not exceed total_steps "
-                f"{p.total_steps}."
-            )
+        is_long_enough = p.cool_down_steps <= p.total_steps
+        expected = f"at most total_steps, {p.total_steps}"
+        self._check_setting("cool_down_steps", is_long_enough, expected)
 
     @property
     def zero_from(self) -> int | None:
@@ -73,17 +70,12 @@ class _Decay(Configured, abc.ABC):
     p: Params
 
     def __init__(self, params: Params) -> None:
-        self.p = p = params.Copy().Freeze()
-        name = type(self).__name__
-        if p.peak < 0:
-            raise ValueError(f"{name}: peak must not be negative, got {p.peak}.")
-        if not 0 <= p.final_share <= 1:
-            raise ValueError(f"{name}: final_share must be from 0 to 1, got {p.final_share}.")
-        if not 0 <= p.ramp_up_steps < p.total_steps:
-            raise ValueError(
-                f"{name}: ramp_up_steps must be from 0 to total_steps {p.total_steps} - 1, got "
-                f"{p.ramp_up_steps}."
-            )
+        super().__init__(params)
+        p = self.p
+        self._check_setting("peak", p.peak >= 0, "0 or more")
+        self._check_setting("final_share", 0 <= p.final_share <= 1, "from 0 to 1")
+        expected = f"0 or more, and below total_steps, {p.total_steps}"
+        self._check_setting("ramp_up_steps", 0 <= p.ramp_up_steps < p.total_steps, expected)
 
     @abc.abstractmethod
     def _fall(self, done: tf.Tensor) -> tf.Tensor:

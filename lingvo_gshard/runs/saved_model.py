@@ -313,7 +313,7 @@ class _TranslatorGraph:
         """Returns an operation that fails, and names the line, if a part lacks a hypothesis."""
         is_found = (parts.num_tokens[:, 0] > 0) & tf.math.is_finite(parts.scores[:, 0])
         first = tf.reduce_min(tf.where(is_found, tf.int64.max - 1, lines)) + 1
-        problem = tf.strings.format(f"line {{}} {no_result(self.spec.noun)}", first)
+        problem = tf.strings.format(f"line {{}} {no_result(self.spec.reading.noun)}", first)
         return tf.debugging.Assert(tf.reduce_all(is_found), [problem])
 
     def _parts(self, text: tf.Tensor, beginnings: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

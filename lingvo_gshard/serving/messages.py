@@ -159,7 +159,7 @@ def check_kind(kind: Kind, path: str, spec: DecoderSpec) -> None:
         paths = {route.kind: route.path for route in ROUTES}
         own_path = paths[Kind(spec.kind)]
         raise web.HTTPNotFound(
-            text=f"{path}: {spec.model} {spec.does}; POST to {own_path}, not {path}."
+            text=f"{path}: {spec.model} {spec.reading.does}; POST to {own_path}, not {path}."
         )
 
 
@@ -237,7 +237,9 @@ def nbest(given: Any, spec: DecoderSpec, name: str = "nbest") -> int:
         return given
 
     if spec.num_best == 1:
-        raise refused(f"{name}: this server returns one {spec.noun} for each line, not {given!r}.")
+        raise refused(
+            f"{name}: this server returns one {spec.reading.noun} for each line, not {given!r}."
+        )
     raise refused(f"{name}: expected 1 to {spec.num_best}, got {given!r}.")
 
 

@@ -14,20 +14,10 @@ from "How to Go beyond Data Parallelism and Model Parallelism: Starting from GSh
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Sequence
 
 BROADCAST = "B"
 PARTIAL = "P"
-
-
-@dataclasses.dataclass(frozen=True)
-class Signature:
-    """The states of an operator's operands and of its result, along one axis of the mesh."""
-
-    operands: tuple[str, ...]
-    result: str
 
 
 def split(dim: int) -> str:
@@ -78,17 +68,6 @@ def einsum_state(equation: str, states: Sequence[str]) -> str | None:
 
     # The sum over a split letter yields one term of the result per device.
     return split(result.index(letter)) if letter in result else PARTIAL
-
-
-def einsum_signatures(equation: str) -> list[Signature]:
-    """Returns all signatures of an einsum. For "AK,KB->AB" they are the article's six."""
-    operands = equation.partition("->")[0].split(",")
-    signatures: list[Signature] = []
-    for states in itertools.product(*(all_states(len(dims)) for dims in operands)):
-        result = einsum_state(equation, states)
-        if result is not None:
-            signatures.append(Signature(states, result))
-    return signatures
 
 
 def _split_letter(dims: str, state: str) -> str:

@@ -99,15 +99,22 @@ def products(num_axes: int) -> list[Product]:
     Along two axes, each axis has a separate signature. A result that is P along both is left out:
     Partial is one sum, along one axis or along several at once.
     """
-    signatures = states.einsum_signatures(PRODUCT)
     cases: list[Product] = []
-    for along_axes in itertools.product(signatures, repeat=num_axes):
-        left = tuple(signature.operands[0] for signature in along_axes)
-        right = tuple(signature.operands[1] for signature in along_axes)
-        result = tuple(signature.result for signature in along_axes)
+    for along_axes in itertools.product(_signatures(), repeat=num_axes):
+        left, right, result = zip(*along_axes, strict=True)
         if result.count(PARTIAL) <= 1:
             cases.append(Product(left, right, result))
     return cases
+
+
+def _signatures() -> list[States]:
+    """Returns the states of both factors and of the product, along one axis, of each signature."""
+    signatures = []
+    for factors in itertools.product(states.all_states(rank=2), repeat=2):
+        result = states.einsum_state(PRODUCT, factors)
+        if result is not None:
+            signatures.append((*factors, result))
+    return signatures
 
 
 def sums() -> list[Sum]:

@@ -69,7 +69,7 @@ def test_a_file_of_all_settings_changes_none(name, tmp_path):
 
 def test_texts_of_a_file_may_hold_anything(tmp_path):
     params = hyperparams.Params()
-    params.Define("text", 'a "b" \\ c\n\x01é', "")
+    params.Define("text", 'a "b" \\ c\n\x01\x7fé\U0001f600', "")
     params.Define("pairs", (("theta\\..*", "SAME"),), "")
     params.Define("table", {"a b": 1, "c": True}, "")
     path = tmp_path / "texts.toml"

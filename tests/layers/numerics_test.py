@@ -300,7 +300,7 @@ def test_a_record_has_products_with_sizes_scopes_and_times():
     lookup, first, second = record.products
     assert (lookup.equation, lookup.is_lookup) == ("BLV,VM->BLM", True)
     assert lookup.sizes == {"B": 1, "L": 2, "V": 9, "M": 4}
-    assert (lookup.scope, lookup.times, lookup.has_weight) == ("embedding", 1, True)
+    assert (lookup.scope, lookup.times) == ("embedding", 1)
     assert first.equation == "BLM,MH->BLH"
     assert first.sizes == {"B": 2, "L": 3, "M": 4, "H": 7}
     assert (first.scope, first.times, first.is_lookup) == ("encoder/layers_1", 10, False)
@@ -308,8 +308,7 @@ def test_a_record_has_products_with_sizes_scopes_and_times():
     assert second == first
 
     # Its tensors, of which the operations that computed them are found in the graph.
-    noted = record.noted[1]
-    assert noted.left is x_BLM and noted.right is w_MH
+    assert first.left is x_BLM and first.right is w_MH
     scopes = {op.name.split("/")[2] for op in graph.get_operations() if "layers_1" in op.name}
     assert scopes == {NOTED, f"{NOTED}_1"}
 

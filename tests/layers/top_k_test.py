@@ -184,10 +184,10 @@ def test_means_over_microbatches_equal_the_batchs(p):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gating.k": 6}, "moe.gate: gating.k must be from 1 to num_experts, which is 5, got 6."),
+        ({"gating.k": 6}, "moe.gate: k must be from 1 to num_experts, which is 5, got 6."),
         (
             {"gating.z_loss_weight": -0.1},
-            "moe.gate: gating.z_loss_weight must be 0 or more, got -0.1.",
+            "moe.gate: z_loss_weight must be 0 or more, got -0.1.",
         ),
         ({"num_shared": -1}, "moe: num_shared must be 0 or more, got -1."),
         (

@@ -36,13 +36,13 @@ def test_ramp_up_and_cool_down_are_linear():
 
 
 def test_cool_down_longer_than_run_is_refused():
-    with pytest.raises(ValueError, match="cool_down_steps 30 must not exceed total_steps 20"):
+    with pytest.raises(ValueError, match="cool_down_steps must be at most total_steps, 20, got 30"):
         SqrtDecay.Params().Set(cool_down_steps=30, total_steps=20).Instantiate()
 
 
 @pytest.mark.parametrize("name", ["multiplier", "decay_start", "ramp_up_steps", "cool_down_steps"])
 def test_negative_settings_are_refused(name):
-    with pytest.raises(ValueError, match=f"SqrtDecay: {name} must not be negative, got -1"):
+    with pytest.raises(ValueError, match=f"SqrtDecay: {name} must be 0 or more, got -1"):
         SqrtDecay.Params().Set(**{name: -1}).Instantiate()
 
 
@@ -87,9 +87,9 @@ def test_the_step_from_which_a_rate_is_zero():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"peak": -1.0}, "peak must not be negative, got -1.0"),
+        ({"peak": -1.0}, "peak must be 0 or more, got -1.0"),
         ({"final_share": 1.5}, "final_share must be from 0 to 1, got 1.5"),
-        ({"ramp_up_steps": 9}, "ramp_up_steps must be from 0 to total_steps 9 - 1, got 9"),
+        ({"ramp_up_steps": 9}, "ramp_up_steps must be 0 or more, and below total_steps, 9, got 9"),
     ],
 )
 def test_decays_refuse_settings_out_of_range(changes, message):

@@ -43,7 +43,6 @@ def test_a_result_has_a_state_exactly_where_the_devices_can_compute_it(equation)
     operands = equation.split("->")[0].split(",")
     tensors = [rng.standard_normal([_SIZES[letter] for letter in dims]) for dims in operands]
     whole = np.einsum(equation, *tensors)
-    signatures = {each.operands: each.result for each in states.einsum_signatures(equation)}
 
     for combination in itertools.product(*(states.all_states(t.ndim) for t in tensors)):
         local = [_local(*each, rng) for each in zip(tensors, combination, strict=True)]
@@ -55,12 +54,14 @@ def test_a_result_has_a_state_exactly_where_the_devices_can_compute_it(equation)
 
         result = states.einsum_state(equation, combination)
         assert ({result} if result else set()) == computed, combination
-        assert signatures.get(combination) == result
 
 
 def test_the_product_of_two_matrices_has_the_articles_six_signatures():
-    signatures = states.einsum_signatures("AK,KB->AB")
-    assert {(*each.operands, each.result) for each in signatures} == {
+    signatures = []
+    for factors in itertools.product(states.all_states(2), repeat=2):
+        signatures.append((*factors, states.einsum_state("AK,KB->AB", factors)))
+
+    assert {signature for signature in signatures if signature[-1] is not None} == {
         ("S(0)", "B", "S(0)"),
         ("B", "S(1)", "S(1)"),
         ("S(1)", "S(0)", "P"),
@@ -68,7 +69,6 @@ def test_the_product_of_two_matrices_has_the_articles_six_signatures():
         ("P", "B", "P"),
         ("B", "P", "P"),
     }
-    assert len(signatures) == 6
 
 
 @pytest.mark.parametrize(
