@@ -91,7 +91,7 @@ class _SplitDecoding(abc.ABC):
 
         Counts the results in `cut_lines`.
         """
-        source_name = self.text_decoder.spec.input_name
+        source_name = self.text_decoder.spec.reading.input_name
         for language in self.languages:
             examples = list(self.examples(language))
             results = list(itertools.islice(lines, len(examples)))
