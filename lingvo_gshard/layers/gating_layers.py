@@ -204,8 +204,8 @@ class TaskTop2Gating(Top2Gating):
     def __init__(self, params: Params, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
-        self._check_range("num_tasks", p.num_tasks >= 1, "1 or more")
-        self._check_range("first_piece", p.first_piece >= 0, "0 or more")
+        self._check_setting("num_tasks", p.num_tasks >= 1, "1 or more")
+        self._check_setting("first_piece", p.first_piece >= 0, "0 or more")
         # Replicated, as the router is.
         self.CreateVariable("embedding", gaussian((p.num_tasks, p.dim), "__", fan_in=1))
 

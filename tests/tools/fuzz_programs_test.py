@@ -261,3 +261,13 @@ def test_partitioned_programs_compute_what_one_device_computes(first, tmp_path):
         if line["kind"] in worker.FINDINGS:
             found[line["seed"]] = line["kind"]
     assert found == {}
+
+
+@pytest.mark.slow
+def test_programs_that_were_wrong_once_compute_what_one_device_computes(tmp_path):
+    """Seeds that gave wrong numbers or ended the process, each of another cause."""
+    seeds = (2310, 2800, 3268, 3369, 3483, 3536, 5671, 5705, 6360, 7259, 8545, 8854)
+    found = {}
+    for line in fuzz_programs.run(tmp_path / "log.jsonl", seeds):
+        found[line["seed"]] = line["kind"]
+    assert found == dict.fromkeys(seeds, "same")

@@ -67,8 +67,8 @@ def propagated(module: Any, operations: Iterable[Any]) -> list[list[Placement]]:
 def matched(module: Any, operations: Iterable[Any]) -> list[list[Placement]]:
     """Returns placements like `propagated`, in which operands and results fit together.
 
-    Shardy moves the operands to these placements, and the results from them, so that each device
-    computes with its own parts, but for a sum over devices.
+    Shardy moves the operands to these placements, and the results from them. Each device then
+    computes with its own parts, and sums are added up over devices.
     """
     return _placed(module, operations, f"builtin.module({_PROPAGATION},{_RESHARDS})")
 

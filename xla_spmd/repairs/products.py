@@ -35,6 +35,8 @@ def is_mismatched(product: Any, places: Sequence[Placement]) -> bool:
         other, summed = _num_mismatches(product, place)
         if summed > 1 or (other + summed > 1 and _num_axes(place) > 2):
             return True
+        if _has_other_parts(product, place):
+            return True
     return False
 
 
@@ -47,9 +49,22 @@ def match(product: Any, places: Sequence[Placement]) -> None:
     placements.place_result(product, [place.results[0] for place in places])
 
 
+def _has_other_parts(product: Any, place: Placement) -> bool:
+    """Returns whether a dim of the batch is split by both operands, differently, by parts of axes.
+
+    XLA ends the process there.
+    """
+    batch, _ = _batch_and_summed(product)
+    for in_lhs, in_rhs in zip(*batch, strict=True):
+        splits = (place.operands[0].axes[in_lhs], place.operands[1].axes[in_rhs])
+        if all(splits) and splits[0] != splits[1] and ":(" in "".join(splits):
+            return True
+    return False
+
+
 def _num_axes(place: Placement) -> int:
     """Returns along how many axes, or parts of axes, the tensors of a product are split."""
-    names = set()
+    names: set[str] = set()
     for split in (*place.operands, *place.results):
         for axes in split.axes:
             names.update(axes.split(", ") if axes else ())

@@ -14,9 +14,9 @@ partitioner then gives some operators wrong values, without an error
   together (products.py);
 - some reshapes to fewer dims end the process (reshapes.py).
 
-Where the devices of any of these operators' tensors are in another order than the program's, XLA
-may take the wrong ones, so all its tensors are kept whole (placements.keep_in_order). A Fourier
-transform fails if its dims are split at all (fourier.py).
+If a tensor of any of these operators is split over a mesh whose device order differs from the
+program's, XLA may take the wrong devices, so all the operator's tensors are kept whole
+(placements.keep_in_order). A Fourier transform fails if its dims are split at all (fourier.py).
 
 Which dims are split, and how many ways, is known once the annotations have been propagated. So
 Shardy's propagation runs on a copy of the program first, and only operators that it splits in one

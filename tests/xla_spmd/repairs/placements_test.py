@@ -1,4 +1,4 @@
-"""The placements that repairs ask for are those of the program that XLA partitions."""
+"""Repairs see the placements of the program that XLA partitions."""
 
 import pytest
 
