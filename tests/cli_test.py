@@ -37,6 +37,11 @@ def run_dir(tmp_path_factory):
         "files": [],
     }
     digests.write_json(folder / "experiment.json", 1, record)
+
+    # Without overrides, and with experts.
+    (folder / "moe").mkdir()
+    record["launch"] = {"model": "toy.MoE8E4L", "overrides": [], "data_dir": "/data"}
+    digests.write_json(folder / "moe/experiment.json", 1, record)
     return folder
 
 

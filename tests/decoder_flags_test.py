@@ -58,7 +58,10 @@ def test_valid_flags_are_accepted(given):
 def test_an_unsuitable_bundle_is_refused_before_devices_start(monkeypatch, given, message):
     monkeypatch.setattr(decoder_flags, "_start_devices", None)
     spec = types.SimpleNamespace(
-        num_best=2, source_languages=_LANGUAGES, kind="parallel", noun="translation"
+        num_best=2,
+        source_languages=_LANGUAGES,
+        reading=types.SimpleNamespace(kind="parallel", noun="translation"),
+        kind="parallel",
     )
     with flagsaver.flagsaver(bundle="b", **given), pytest.raises(ValueError, match=message):
         decoder_flags.from_bundle(spec)

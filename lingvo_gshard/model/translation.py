@@ -115,7 +115,13 @@ class TranslationTask(TokenTask):
         """
         context = self._with_numerics(context).counted(_stack_tokens)
         encoded, reports = self._encode(theta, features, context)
+        logits, decoder_reports = self._decode(theta, features, encoded, context)
+        return logits, reports | decoder_reports
 
+    def _decode(
+        self, theta: NestedMap, features: NestedMap, encoded: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
+        """Returns FProp's logits, and the decoder's reports, given the encoded source [B, T, M]."""
         # A target token attends to the earlier tokens and the source of its own example.
         segments = features.target_segment_ids
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
@@ -128,8 +134,8 @@ class TranslationTask(TokenTask):
             encoded,
             positions=features.target_positions,
         )
-        x, decoder_reports = self.decoder.FProp(theta.decoder, x, attended, context)
-        return self._logits(theta, x, context), reports | named("decoder", decoder_reports)
+        x, reports = self.decoder.FProp(theta.decoder, x, attended, context)
+        return self._logits(theta, x, context), named("decoder", reports)
 
     def NumTokens(self, labels: NestedMap) -> tf.Tensor:
         return tf.reduce_sum(labels.target_weights)
@@ -142,7 +148,11 @@ class TranslationTask(TokenTask):
         `labels` are target_labels, int32 [B, L], and target_weights, float32 [B, L], 0 at padding.
         This task adds the term padding, the share of positions without a token, by side.
         """
-        logits, reports = self.FProp(theta, features, context)
+        layer_context = self._with_numerics(context).counted(_stack_tokens)
+        encoded, reports = self._encode(theta, features, layer_context)
+        logits, decoder_reports = self._decode(theta, features, encoded, layer_context)
+        reports |= decoder_reports
+
         loss, terms = token_loss(
             self.p, logits, labels.target_labels, labels.target_weights, reports, context
         )

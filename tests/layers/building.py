@@ -79,7 +79,8 @@ def run_eagerly(fn: Callable[..., NestedMap], **args: NestedMap) -> NestedMap:
     them.
     """
     tensors = {name: tree.Transform(tf.constant) for name, tree in args.items()}
-    return fn(**tensors).Transform(np.asarray)
+    # The gradient of a gather is not a tensor.
+    return fn(**tensors).Transform(lambda x: np.asarray(tf.convert_to_tensor(x)))
 
 
 def compile_fn(

@@ -184,7 +184,7 @@ def test_a_wrong_shape_and_a_missing_task_are_refused():
 def test_settings_out_of_their_ranges_are_refused(name, value):
     p = _params()
     p.gating.Set(**{name: value})
-    with pytest.raises(ValueError, match=f"moe.gate: gating.{name} must be .* or more, got"):
+    with pytest.raises(ValueError, match=f"moe.gate: {name} must be .* or more, got"):
         p.Instantiate(building.Unannotated(), "moe")
 
 

@@ -58,7 +58,7 @@ def test_exported_weights_lack_the_vocabularies_that_pieces_are_found_by(tmp_pat
         (0, (), "the partitions of axis '.*' must be 1 or more, got 0"),
         (1, ("task.encoder.moe.group_size=100",), "encoder.moe.group_size 100 does not divide"),
         (1, ("task.decoder.moe.group_size=0",), "decoder.moe.group_size 0 does not divide"),
-        (1, ("decode.batch_size=0",), "do not divide decode.batch_size = 0"),
+        (1, ("decode.batch_size=0",), "decode.batch_size = 0: expected 1 or more"),
         (4, ("mesh=data:*,experts:8",), "experts:8: expected a multiple of 8 devices, got 4"),
         (4, ("mesh=x:*,y:*",), "expected axes with their sizes, of which one may be the rest"),
         (4, ("sharding=BGE:data",), "no axis 'data' in .*; the axes are d of 4"),

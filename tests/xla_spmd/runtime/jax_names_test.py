@@ -42,6 +42,10 @@ def _use_module():
 
 
 # A function that needs each name.
+def _use_hlo():
+    return jax_private.through_hlo(jax_private.stablehlo_module(_STABLEHLO))
+
+
 _USES = {
     "clusters.ClusterEnv.auto_detect_unset_distributed_params": (
         lambda: jax_runtime.detected_processes(1)
@@ -61,6 +65,7 @@ _USES = {
     "lib._jax.get_distributed_runtime_service": (
         lambda: jax_runtime.coordination_service("127.0.0.1:0", 1, 10)
     ),
+    "lib._jax.mlir.mlir_module_to_xla_computation": _use_hlo,
     "lib.xla_client.DeviceList": _use_compiler,
     "lib.xla_client.hlo.hlo_module_from_text": lambda: jax_private.hlo_from_text(_HLO),
     "sharding_impls.num_addressable_indices": _use_indices,
