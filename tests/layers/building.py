@@ -123,3 +123,24 @@ def assert_close(got: NestedMap, want: NestedMap, rtol: float = 1e-4, atol: floa
     for (path, a), (expected, b) in zip(got.FlattenItems(), want.FlattenItems(), strict=True):
         assert path == expected
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=path)
+
+
+def routed_output(theta, logits_NE, x_BLM, valid_BL, group_size, capacity):
+    """Algorithms 1 and 2 in NumPy, token by token, given the logits; all ask for both experts."""
+    x_NM = x_BLM.reshape(-1, x_BLM.shape[-1]).astype(np.float64)
+    y_NM = np.zeros(x_NM.shape)
+    valid_N = valid_BL.reshape(-1)
+    best_N2 = np.argsort(-logits_NE, -1, kind="stable")[:, :2]
+    for start in range(0, len(x_NM), group_size):
+        taken_E = [0] * logits_NE.shape[-1]
+        for choice in (0, 1):
+            for n in range(start, start + group_size):
+                if not valid_N[n]:
+                    continue
+                e = best_N2[n, choice]
+                taken_E[e] += 1
+                if taken_E[e] <= capacity:
+                    both = np.exp(logits_NE[n, best_N2[n]])
+                    hidden = np.maximum(x_NM[n] @ theta.wi[e], 0)
+                    y_NM[n] += both[choice] / both.sum() * (hidden @ theta.wo[e])
+    return y_NM.reshape(x_BLM.shape)

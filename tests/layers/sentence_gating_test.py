@@ -85,28 +85,6 @@ def _sentence_logits(x_BLM, segments_BL, wg):
     return means_BLM @ wg.astype(np.float64)
 
 
-def _wanted_output(theta, x_BLM, segments_BL, capacity):
-    """Algorithms 1 and 2, token by token, given the logits of sentences; all ask for both."""
-    logits_NE = _sentence_logits(x_BLM, segments_BL, theta.wg).reshape(-1, E)
-    x_NM = x_BLM.reshape(-1, M).astype(np.float64)
-    y_NM = np.zeros(x_NM.shape)
-    valid_N = segments_BL.reshape(-1) > 0
-    best_N2 = np.argsort(-logits_NE, -1, kind="stable")[:, :2]
-    for start in range(0, len(x_NM), S):
-        taken_E = [0] * E
-        for choice in (0, 1):
-            for n in range(start, start + S):
-                if not valid_N[n]:
-                    continue
-                e = best_N2[n, choice]
-                taken_E[e] += 1
-                if taken_E[e] <= capacity:
-                    both = np.exp(logits_NE[n, best_N2[n]])
-                    hidden = np.maximum(x_NM[n] @ theta.wi[e], 0)
-                    y_NM[n] += both[choice] / both.sum() * (hidden @ theta.wo[e])
-    return y_NM.reshape(x_BLM.shape)
-
-
 @pytest.mark.parametrize("capacity", [_CAPACITY, S])
 def test_routing_equals_numpy(capacity):
     p = _params(second_expert=SecondExpert.ALL)
@@ -116,7 +94,9 @@ def test_routing_equals_numpy(capacity):
     arrays = _arrays()
     y_BLM, routing = _output(layer, theta.Transform(tf.constant), arrays.Transform(tf.constant))
 
-    want_BLM = _wanted_output(theta, arrays.x_BLM, arrays.segments_BL, capacity)
+    logits_NE = _sentence_logits(arrays.x_BLM, arrays.segments_BL, theta.wg).reshape(-1, E)
+    valid_BL = arrays.segments_BL > 0
+    want_BLM = building.routed_output(theta, logits_NE, arrays.x_BLM, valid_BL, S, capacity)
     np.testing.assert_allclose(y_BLM, want_BLM, rtol=1e-4, atol=1e-5)
     is_padding = arrays.segments_BL == 0
     assert not y_BLM.numpy()[is_padding].any()

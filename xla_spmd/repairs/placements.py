@@ -78,13 +78,14 @@ def _placed(module: Any, operations: Iterable[Any], passes: str) -> list[list[Pl
     signatures = [_signature(operation) for operation in numbered]
     with _numbers(numbered):
         read = jax_private.through_hlo(module)
-        copy = module.operation.clone()
     with read.context, ir.Location.unknown():
         _constrain(read.body)
     placements = _found(read.operation, passes, signatures)
 
     # An operation that became another one, such as a dynamic slice with a constant start.
     if not all(placements):
+        with _numbers(numbered):
+            copy = module.operation.clone()
         as_written = _found(copy, passes, signatures)
         placements = [exact or other for exact, other in zip(placements, as_written, strict=True)]
     return placements
@@ -124,9 +125,11 @@ def _numbers(operations: Sequence[Any]) -> Iterator[None]:
     for number, (operation, attributes) in enumerate(zip(operations, kept, strict=True)):
         numbered = {**attributes, _NUMBER: ir.StringAttr.get(str(number))}
         stablehlo.set_frontend_attributes(operation, numbered)
-    yield
-    for operation, attributes in zip(operations, kept, strict=True):
-        stablehlo.set_frontend_attributes(operation, attributes)
+    try:
+        yield
+    finally:
+        for operation, attributes in zip(operations, kept, strict=True):
+            stablehlo.set_frontend_attributes(operation, attributes)
 
 
 def _signature(operation: Any) -> tuple[str, ...]:
