@@ -80,6 +80,7 @@ def test_a_plan_has_the_datas_vocabularies(monkeypatch, tmp_path):
 
 
 def test_without_data_the_sizes_of_vocabularies_must_be_given():
+    compilers.need("v5e")
     with pytest.raises(ValueError, match="no data to take task.source_vocab_size and task.targ"):
         gshard.experiment("toy.MoE8E4L").plan("v5e:2x2")
 
