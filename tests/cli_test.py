@@ -1,5 +1,6 @@
 """Mistakes are reported in one line by processes that can import neither TensorFlow nor JAX."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -43,6 +44,13 @@ def run_dir(tmp_path_factory):
     record["launch"] = {"model": "toy.MoE8E4L", "overrides": [], "data_dir": "/data"}
     digests.write_json(folder / "moe/experiment.json", 1, record)
     return folder
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Runs programs without slow imports."""
+    with contextlib.closing(without.Programs(_SLOW)) as programs:
+        yield programs
 
 
 @pytest.mark.parametrize(
@@ -161,18 +169,14 @@ def run_dir(tmp_path_factory):
         ),
     ],
 )
-def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command, message):
+def test_a_mistake_is_reported_before_anything_slow_is_imported(
+    run_dir, programs, command, message
+):
     mixtral = _ROOT / "tests/hugging_face/models/mixtral"
     command = command.replace("RUN", str(run_dir)).replace("PLAN", "--topology=v3:2x2 --out=/none")
     command = command.replace("MIXTRAL", str(mixtral))
     name, *flags = command.split()
-    done = subprocess.run(
-        without.command(_SLOW, _module(name), *flags),
-        capture_output=True,
-        text=True,
-        cwd=_ROOT,
-        timeout=60,
-    )
+    done = programs.run(_module(name), *flags)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"{name.replace('plan_', 'plan ')}: ") and message in done.stderr
 

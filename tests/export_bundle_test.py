@@ -22,6 +22,7 @@ def test_one_source_and_a_folder_to_write_are_needed(flags):
     assert done.stderr.startswith("export_bundle: give --bundle, the folder to write, and either")
 
 
+@pytest.mark.slow
 def test_a_bundle_for_two_devices_is_read_on_a_machine_with_one(made, tmp_path):  # noqa: F811
     folder, _ = made
     done = _export(f"--from_bundle={folder}", f"--bundle={tmp_path / 'new'}")

@@ -1,6 +1,6 @@
 """Mistakes in plans' flags are reported in one line by processes that can't import JAX."""
 
-import subprocess
+import contextlib
 
 import pytest
 
@@ -24,6 +24,13 @@ def folder(tmp_path):
     measured = MeasuredRates("NVIDIA H100", {}, {"bf16": by_size}, by_size, by_size, 1.0, 1.0)
     rates.save(measured, tmp_path / "h100.json")
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Runs programs without slow imports."""
+    with contextlib.closing(without.Programs(_SLOW)) as programs:
+        yield programs
 
 
 @pytest.mark.parametrize(
@@ -75,16 +82,11 @@ def folder(tmp_path):
         ("calibrate --out=FOLDER/none/h100.json", "expected a file in a folder that exists."),
     ],
 )
-def test_a_mistake_is_reported_before_jax_is_imported(folder, command, message):
+def test_a_mistake_is_reported_before_jax_is_imported(folder, programs, command, message):
     compilers.need("v3:2x2")
     command = command.replace("FILE", str(folder / "file")).replace("NEW", str(folder / "new"))
     words = command.replace("FOLDER", str(folder)).split()
-    done = subprocess.run(
-        without.command(_SLOW, "lingvo_gshard.gshard", "plan", *words),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = programs.run("lingvo_gshard.gshard", "plan", *words)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"gshard plan {words[0]}: ") and message in done.stderr
     assert not (folder / "new").exists()

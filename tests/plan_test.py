@@ -114,6 +114,7 @@ def test_an_impossible_plan_is_refused(machine, settings, batch_tokens, message)
         make_request("toy.MoE8E4L", machine, settings, batch_tokens).check_sizes()
 
 
+@pytest.mark.slow
 def test_a_comparison_is_printed(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder, secs in zip(folders, (0.5, 0.25), strict=True):

@@ -23,6 +23,7 @@ print([name for name in ("jax", "numpy", "tensorflow", "absl") if name in sys.mo
     assert _run(code).stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_an_annotation_is_reachable_and_loads_tensorflow_when_it_is_used():
     code = """
 import sys

@@ -108,6 +108,7 @@ def _binary(name, *flags, text=""):
     )
 
 
+@pytest.mark.slow
 def test_training_leaves_metrics_and_a_picture(run_dir):
     lines = (run_dir / "train_metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2, 4]
@@ -171,6 +172,7 @@ def test_an_experiment_as_in_lingvo_trains_and_evaluates(data_dir, tmp_path, mon
     assert nll["dev"] == pytest.approx(nll["test_br"]) and nll["dev"] != nll["whole_test"]
 
 
+@pytest.mark.slow
 def test_the_end_names_the_commands_that_come_next(data_dir, run_dir):
     run = _run(data_dir, run_dir)
     assert modes.next_commands(run, "my run") == (
@@ -179,6 +181,7 @@ def test_the_end_names_the_commands_that_come_next(data_dir, run_dir):
     )
 
 
+@pytest.mark.slow
 def test_a_profile_is_of_the_steps_that_are_still_to_come(data_dir, run_dir):
     run = _run(data_dir, run_dir, "train.max_steps=8")
     for steps in ((3, 5), (5, 9)):
@@ -205,6 +208,7 @@ def test_a_profile_has_the_parts_of_the_model_and_loads_no_tensorflow(data_dir, 
     assert list((logdir / "train/plugins/profile").glob("*/*.xplane.pb"))
 
 
+@pytest.mark.slow
 def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, capsys):
     run = _run(data_dir, run_dir)
     run_report.report(run)
@@ -216,6 +220,7 @@ def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, caps
     assert "theta.softmax" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_records_its_launch(run_dir, data_dir):
     anew = "train.max_steps=9"
     facts = TranslationInput.Facts(data_dir)
@@ -247,6 +252,7 @@ def test_a_layer_with_non_finite_weights_is_named(data_dir, run_dir, tmp_path):
     assert whole_steps(run.logdir) == []
 
 
+@pytest.mark.slow
 def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):
     decode_split.decode_split(_run(data_dir, run_dir), "test")
     folder = run_dir / "decode_test"
@@ -305,6 +311,7 @@ def test_translate_writes_one_line_for_each(bundle_dir):
     assert len(lines) == 5 and lines[1] == lines[4] == ""
 
 
+@pytest.mark.slow
 def test_translate_answers_line_by_line_and_ends_quietly_when_its_output_is_closed(bundle_dir):
     command = _command("translate", f"--bundle={bundle_dir}")
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -341,6 +348,7 @@ def test_a_run_translates_as_its_bundle_does_and_the_second_start_without_tensor
     assert second.stdout == first.stdout, second.stderr.decode()
 
 
+@pytest.mark.slow
 def test_nothing_damaged_is_used(data_dir, run_dir, bundle_dir, tmp_path):
     """A few mutations of every kind of file; `python -m tools.fuzz` makes thousands."""
     given = {"data_dir": data_dir, "logdir": run_dir, "bundle_dir": bundle_dir}
@@ -357,6 +365,7 @@ def test_nothing_damaged_is_used(data_dir, run_dir, bundle_dir, tmp_path):
         assert counts.keys() <= set(fuzz.FINE), kind.name
 
 
+@pytest.mark.slow
 def test_another_model_in_the_same_folder_is_refused(data_dir, run_dir):
     run = _run(data_dir, run_dir, "task.dim=32")
     before = (run_dir / "experiment.json").read_text()
@@ -409,6 +418,7 @@ def test_the_trainer_reports_a_mistake_in_one_line(data_dir, tmp_path, flags, me
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_verify_data_hashes_all_files_before_anything_is_written(data_dir, tmp_path, capsys):
     modes.verify_data(_run(data_dir, tmp_path / "run"))
     assert capsys.readouterr().out == f"{data_dir}: all 15 files match the manifest.\n"

@@ -9,6 +9,8 @@ import pytest
 
 from tests import trainer_test
 
+pytestmark = pytest.mark.slow
+
 _MOST_FRAMES = 25
 _MOST_CLASSES = 25
 

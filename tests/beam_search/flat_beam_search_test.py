@@ -77,6 +77,7 @@ def test_a_hypothesis_without_eos_is_cut_at_the_last_step():
     assert abs(scores[0, 0]) < 1e-3 and (scores[0, 1:] < -1e8).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("beam_size", "temperature", "rules"),
     [(1, None, Rules.WU), (1, 0.7, Rules.WU), (3, None, Rules.WU), (3, None, Rules.HUGGING_FACE)],
@@ -208,6 +209,7 @@ def _check(found, wanted):
             )
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.sampled_from([3, 8]), st.integers(0, 10**6), st.booleans())
 def test_equals_a_textbook_beam(beam_size, seed, free):
@@ -251,6 +253,7 @@ def test_a_wide_beam_is_exhaustive():
             np.testing.assert_allclose(found.scores[b], [score for score, _ in want], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "num_partitions", [8, *(pytest.param(n, marks=exhaustive.RARE) for n in (2, 4))]
 )
@@ -282,6 +285,7 @@ def _log_probs(toy, b, tokens):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("temperature", "truncated"),
     [
@@ -372,6 +376,7 @@ def _truncated_softmax(log_probs_V, config):
     return wanted / wanted.sum()
 
 
+@pytest.mark.slow
 def test_truncated_samples_have_the_truncated_distribution():
     """Compares first tokens of many seeds to the exact distribution, by chi-square."""
     draws = 300
@@ -412,6 +417,7 @@ def test_truncated_samples_contain_kept_tokens_only():
                 assert _truncated_softmax(row, _TRUNCATED)[token] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "num_partitions"),
     [

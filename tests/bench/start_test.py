@@ -1,6 +1,9 @@
+import pytest
+
 from bench import start
 
 
+@pytest.mark.slow
 def test_a_linked_folder_reads_like_a_prepared_one(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "_RECORDS", 40)
     monkeypatch.setattr(start, "_BATCH_SIZE", 1)

@@ -393,6 +393,7 @@ def fill_disk(folder):
             saved.wait()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_loses_nothing(tmp_path):
     """Orbax continues to write other files after the first failure, until the process ends.
 

@@ -35,6 +35,7 @@ def _fingerprints(arrays, mesh_shape=(1, 1)):
     return {path: fingerprint(array, spec.dims) for array, (path, spec) in pairs}
 
 
+@pytest.mark.slow
 def test_each_expert_has_a_fingerprint_on_every_mesh(monkeypatch):
     whole = _fingerprints(_arrays())  # Small arrays are hashed by NumPy.
     counts = {path: len(digits) for path, digits in whole.items()}

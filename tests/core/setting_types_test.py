@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 _ROOT = pathlib.Path(__file__).parents[2]
 _LAYER = """
 from typing import Any
@@ -67,6 +69,7 @@ _ERRORS = {
 }
 
 
+@pytest.mark.slow
 def test_mypy_finds_exactly_the_mistakes(tmp_path):
     path = tmp_path / "layer.py"
     path.write_text(_LAYER)

@@ -82,6 +82,7 @@ def test_verbosity_shows_where_it_came_from(folder):
     assert f"no input folder {folder}/nowhere" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_summary_names_languages_with_many_bytes(folder):
     sizes = ("--source_vocab_size=1200", "--target_vocab_size=400", "--character_coverage=0.98")
     ended = _run(folder, "--input=text", "--out=data", *sizes)
@@ -99,6 +100,7 @@ def test_the_summary_names_languages_with_many_bytes(folder):
     )
 
 
+@pytest.mark.slow
 def test_reports_of_documents_use_their_terms(folder):
     (folder / "notes").mkdir()
     (folder / "notes/a.txt").write_text("".join(f"a note about {i}\n" for i in range(300)))

@@ -39,6 +39,7 @@ def test_fourteen_languages_of_four_families_have_32000_to_300_pairs(corpus):
     assert list(_NUM_PAIRS.values()) == geometric
 
 
+@pytest.mark.slow
 def test_a_source_sentence_has_one_english_translation(corpus):
     for code in _CODES:
         english_of = {}
@@ -49,6 +50,7 @@ def test_a_source_sentence_has_one_english_translation(corpus):
         assert len(english_of) == _NUM_PAIRS[code] + 200
 
 
+@pytest.mark.slow
 def test_no_english_sentence_is_in_two_splits(corpus):
     by_split = {
         split: {
@@ -79,6 +81,7 @@ def test_another_process_has_the_same_sentences(speakers):
     assert done.stdout == f"{(said, list(map(meanings.english, drawn)))!r}\n"
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_words_and_sentences(corpus, speakers):
     drawn = meanings.draw(seed=6, count=100)
     assert (

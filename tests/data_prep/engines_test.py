@@ -24,6 +24,7 @@ def _fail(path: pathlib.Path) -> None:
     raise OSError(5, "input/output error", str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:PORT"])
 def test_a_scheduler_that_does_not_answer_is_named(tmp_path, address):
     pytest.importorskip("dask")

@@ -122,6 +122,7 @@ def test_spans_and_groups_do_not_change_the_result(tmp_path, monkeypatch):
     assert _contents(tmp_path / "parts") == _contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_running_step_by_step_gives_the_same_folder(built, tmp_path):
     """Two processes share one step's tasks; in the slow tests, the tasks of all steps."""
     folder, _ = built

@@ -19,7 +19,7 @@ def _fail(path: pathlib.Path) -> None:
     raise ValueError(f"no {path.name}")
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_results_are_in_order_and_each_task_is_done_once(tmp_path, num_workers):
     paths = [tmp_path / f"task{i}" for i in range(5)]
     calls = {path.name: functools.partial(_note, path) for path in paths}
@@ -34,7 +34,7 @@ def test_results_are_in_order_and_each_task_is_done_once(tmp_path, num_workers):
     assert paths[0].read_text() == "ran\n" * 2
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_error_of_a_task_reaches_the_caller(tmp_path, num_workers):
     calls = {i: functools.partial(_fail, tmp_path / f"task{i}") for i in range(2)}
     with pytest.raises(ValueError, match=r"no task\d"):

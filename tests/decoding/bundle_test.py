@@ -72,6 +72,7 @@ def _translate(folder, *flags, text=_TEXT):
     )
 
 
+@pytest.mark.slow
 def test_a_bundle_translates_like_the_model(made):
     folder, translator = made
     done = _translate(folder, "--nbest=2", "--scores")
@@ -146,6 +147,7 @@ def test_int8_weights_are_a_quarter_of_the_file_and_of_the_memory(tmp_path):
     assert loaded.theta.decoder.layers[1].feed_forward.wi.kept.dtype == np.int8  # An expert's.
 
 
+@pytest.mark.slow
 def test_the_modules_come_from_the_bundle(made):
     folder, _ = made
     code = "import lingvo_gshard.spmd.program as program; print(program.__file__)"
@@ -185,6 +187,7 @@ def test_a_bundle_holds_exactly_the_modules_that_translate_and_serve_import(made
     assert all((made[0] / path).is_file() for path in reached)
 
 
+@pytest.mark.slow
 def test_a_bundle_serves_with_its_own_modules(made):
     command = [sys.executable, "-m", "lingvo_gshard.serve", "--bundle=.", "--port=0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=made[0])
@@ -228,6 +231,7 @@ def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
         bundle.load(_damaged(made, tmp_path, name, content))
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_are_refused_by_name(made, tmp_path):
     """A run whose training failed may export such weights."""
     decoder = made[1].decoder
@@ -270,6 +274,7 @@ def test_an_interrupted_export_leaves_the_bundle_before(made, tmp_path):
     assert bundle.load(folder)[0].spec == spec and list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.slow
 def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made, tmp_path):
     folder, decoder = tmp_path / "copy", made[1].decoder
     shutil.copytree(made[0], folder)

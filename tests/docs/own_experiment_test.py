@@ -34,6 +34,7 @@ def _run(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_the_classes_are_found_by_their_paths(folder):
     code = """
 import sys
@@ -46,6 +47,7 @@ print("tensorflow" in sys.modules)
     assert done.stdout == "16 GatedFeedForward 9\nFalse\n", done.stderr
 
 
+@pytest.mark.slow
 def test_programs_find_them_before_anything_slow(folder):
     for program, flags in _COMMANDS:
         flags = flags.replace("mine.Gated", "mine.Gate").split()

@@ -27,6 +27,7 @@ def test_the_experts_are_an_excerpt_of_the_paper_in_one_file():
     assert f"\n{code}\n" in _ONE_FILE.read_text()
 
 
+@pytest.mark.slow
 def test_the_einsum_runs_and_prints_what_the_readme_shows(tmp_path):
     source, parts = _example("annotated_einsum.py")
     printed = scripts.output(source, tmp_path)

@@ -152,6 +152,7 @@ def test_planned_step_times_follow_the_measured_one(tmp_path, monkeypatch, share
     assert factors_text.basis("v3:8x8") in page
 
 
+@pytest.mark.slow
 def test_the_report_divides_the_time_of_a_run(tmp_path):
     secs = {"START": 10.0, "STEPS": 60.0, "INPUT": 5.0, "EVALUATION": 25.0}
     line = {"began": 1.0, "from_step": 0, "step": 10, "secs": secs}

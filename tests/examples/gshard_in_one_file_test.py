@@ -177,6 +177,7 @@ def test_logits_and_loss_equal_the_library_s(eager):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_of_adafactor_equal_the_library_s():
     task = _task_params().Instantiate(building.Unannotated())
     p = Adafactor.Params()

@@ -80,6 +80,7 @@ def _outcome(importer, before, file, name):
 
 
 # One file stands for the others among the quick tests.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     [

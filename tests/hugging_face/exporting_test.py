@@ -42,6 +42,7 @@ def _weights(logdir):
         return {path: np.asarray(x) for path, x in arrays if path.startswith("theta.")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["m2m_100", *[pytest.param(n, marks=pytest.mark.slow) for n in models.NAMES[:2]]]
 )

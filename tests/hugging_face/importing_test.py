@@ -128,6 +128,7 @@ def test_tensors_that_are_not_the_models_are_refused(tmp_path, change, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bad", "dtype"),
     [

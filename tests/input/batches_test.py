@@ -53,7 +53,12 @@ def test_batches_match_their_specs(data_dir):
 
 @pytest.mark.parametrize("num_before", [0, 47])
 @pytest.mark.parametrize(
-    "changes", [{}, {"rows": Rows.SINGLE}, {"shuffle": False, "batch_size": 150}]
+    "changes",
+    [
+        {},
+        {"rows": Rows.SINGLE},
+        pytest.param({"shuffle": False, "batch_size": 150}, marks=pytest.mark.slow),
+    ],
 )
 def test_resume_is_exact(data_dir, num_before, changes):
     straight = _input(data_dir, **changes)

@@ -112,6 +112,7 @@ def test_a_step_of_one_row_copies_neither_caches_nor_weights():
     assert sizes.isdisjoint({cache_size, weight_size})
 
 
+@pytest.mark.slow
 def test_decoding_with_stacked_weights_equals_unrolled():
     cache_len = 6
     unrolled = small_stack.stack(has_source=True)
@@ -147,6 +148,7 @@ def _first_step(stack, theta, inputs):
     return NestedMap(x=x)
 
 
+@pytest.mark.slow
 def test_a_step_reads_experts_in_their_stack():
     """No result has the shape of all experts of a layer, [3, 8, 5]: experts are not copied."""
     loop = small_stack.stack(has_source=True, layers_as=Layers.LOOP)

@@ -144,6 +144,7 @@ def _trained(dispatch, partitioning=None):
     return executable(*args.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dispatch", "num_partitions"),
     [

@@ -100,6 +100,7 @@ def test_only_padding_gives_zeros(rounds):
 _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "num_experts", "split"),
     [

@@ -152,6 +152,7 @@ def _collectives(executable):
     return report.count("all-to-all"), report.count("all-gather")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "dispatch"),
     [
@@ -307,6 +308,7 @@ def test_gradients_agree_with_finite_differences(name, which):
     np.testing.assert_allclose(tf.reduce_sum(gradient * direction), slope, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_an_evaluation_gathers_uneven_groups_by_index(monkeypatch):
     monkeypatch.setattr(moe, "gathering_moves_less", lambda *_: False)
     arrays = _arrays()

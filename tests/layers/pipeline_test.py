@@ -134,6 +134,7 @@ def _counts(parts, **settings):
     return collections.Counter((op.kind, op.times) for op in report.collective_ops)
 
 
+@pytest.mark.slow
 def test_a_pipeline_equals_the_loop():
     """Each shift, forward, again and backward, is a collective-permute in every tick."""
     parts = _parts(_DENSE, p=2, d=2)

@@ -89,6 +89,7 @@ def test_values_and_gradients_equal_plain_composition(way):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [Remat.NONE, Remat.ALL_BUT_PRODUCTS])
 def test_bfloat16_activations_give_float32_weight_gradients(remat):
     x, shared, stack = [array.astype("float32") for array in _arrays()]
@@ -167,6 +168,7 @@ def _hidden_unrolled(hidden_dtype, x, stack):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apply", [_hidden_loop, _hidden_unrolled])
 def test_kept_hidden_units_may_have_16_bits(apply):
     """Only the gradients of weights see more of them than their signs."""

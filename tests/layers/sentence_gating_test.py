@@ -208,6 +208,7 @@ def _case(num_partitions, table):
     return pytest.param(num_partitions, table, marks=[] if is_quick else marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_partitions", "table"), [_case(n, table) for n in _MESHES for table in _TABLES]
 )

@@ -344,6 +344,7 @@ def _eager(dispatch, num_experts=8):
 _RARE = [case for case in itertools.product((1, 2, 4), Dispatch) if case != (2, Dispatch.RAGGED)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("partitions", "dispatch"),
     [

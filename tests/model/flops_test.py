@@ -25,15 +25,18 @@ def _flops(layers_as, num_experts=E):
     return _step_flops(params)
 
 
+@pytest.mark.slow
 def test_loop_counts_all_layers():
     assert _flops(Layers.LOOP) == _flops(Layers.UNROLLED)
 
 
+@pytest.mark.slow
 def test_an_only_expert_is_counted_once():
     saved = _flops(Layers.UNROLLED) - _flops(Layers.UNROLLED, num_experts=1)
     assert saved == pytest.approx(6 * B * (T + L) * 2 * (2 * M * H + M * (E - 1)))
 
 
+@pytest.mark.slow
 def test_counts_the_experts_of_a_token_and_shared_ones():
     params = small_task.task_params()
     flops = []
@@ -44,6 +47,7 @@ def test_counts_the_experts_of_a_token_and_shared_ones():
     assert flops[1] - flops[0] == pytest.approx(6 * B * (T + L) * 6 * 2 * M * H)
 
 
+@pytest.mark.slow
 def test_equals_count_by_hand():
     """Two experts for a token, four attention projections, the softmax; no embedding lookup."""
     attention = 4 * M * N * D

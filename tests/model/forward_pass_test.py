@@ -48,6 +48,7 @@ def test_embeddings_are_looked_up_and_large_products_kept(products):
     assert kept["BNLD,BNTD->BNLT"] is Remat.NONE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tied", "equation"), [(True, "BLM,VM->BLV"), (False, "BLM,MV->BLV")])
 def test_a_language_models_products(tied, equation):
     """A tied softmax is a product like any other; biases, also by distances, are not products."""

@@ -92,6 +92,7 @@ _BEAM = {"beam_size": 3}
 _SAMPLES = {"beam_size": 1, "temperature": 0.8, "top_k": 9, "top_p": 0.7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -170,6 +171,7 @@ def test_a_document_does_not_see_the_others_of_its_row():
     assert not np.allclose(got[is_first], want[is_first])
 
 
+@pytest.mark.slow
 def test_a_tied_softmax_is_the_embeddings_table():
     task = _of_other_models().Instantiate(building.Unannotated())
     assert "softmax" not in task.weight_specs

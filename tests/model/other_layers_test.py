@@ -64,6 +64,7 @@ def test_partitioned_training_equals_unpartitioned(positions, num_partitions, le
     building.assert_close(got, _trained(positions, 1, ""), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", _POSITIONS)
 def test_decoding_step_by_step_equals_teacher_forcing(positions):
     task = _params(positions).Instantiate(building.Unannotated())

@@ -47,6 +47,7 @@ def test_the_first_that_fits_is_found_from_any_estimate(monkeypatch, start, firs
         assert compiled == [found, *Remat.order()[start - 1 : start]]
 
 
+@pytest.mark.slow
 def test_the_estimate_decides_which_is_compiled_first():
     params = _params(*_AUTO)
     products = step_products.products_of(params.task, params.input.cls.batch_specs(params.input))

@@ -110,6 +110,7 @@ def test_programs_compile_for_tpus_and_gpus(name, is_decoder):
     assert report.count("all-to-all") > 0
 
 
+@pytest.mark.slow
 def test_decoding_step_by_step_equals_teacher_forcing():
     task = _params().task.Instantiate(building.Unannotated())
     steps_of_task.check_decoding(task, building.random_theta(task))

@@ -42,6 +42,7 @@ def trained(theta):
     return computed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "num_partitions",
     [4, pytest.param(2, marks=exhaustive.RARE), pytest.param(8, marks=pytest.mark.slow)],

@@ -115,7 +115,9 @@ class _Oracle:
         return self.second[name]
 
 
-@pytest.mark.parametrize(("beta2", "threshold"), [(0.99, 1.0), (0.5, 0.2)])
+@pytest.mark.parametrize(
+    ("beta2", "threshold"), [pytest.param(0.99, 1.0, marks=pytest.mark.slow), (0.5, 0.2)]
+)
 def test_steps_equal_numpy(beta2, threshold):
     rng = np.random.default_rng(3)
     optimizer = _adafactor(beta2=beta2, clipping_threshold=threshold)

@@ -105,6 +105,7 @@ def test_seven_cores_have_no_candidate():
     assert not _layouts(7)
 
 
+@pytest.mark.slow
 def test_fitting_candidates_are_sorted_by_speed(monkeypatch, found):
     assert [each.secs for each in found] == sorted(each.secs for each in found)
     assert len({each.settings for each in found}) == len(found) > 50
@@ -137,6 +138,7 @@ def _in_stages(request):
     return [each for each in candidates.candidates(request) if "stages" in each.settings[0]]
 
 
+@pytest.mark.slow
 def test_a_loop_of_dense_layers_may_be_a_pipeline():
     request = _request(*_LOOPS, model="toy.Dense4L")
     staged = _in_stages(request)
@@ -163,6 +165,7 @@ def test_microbatches_leave_no_stage_without_rows():
         assert rows[each.settings[0]] % int(each.settings[-1].rpartition("=")[2]) == 0
 
 
+@pytest.mark.slow
 def test_models_without_pipelines_have_no_stages(found):
     assert not any("stages" in each.settings[0] for each in found)
     assert not _in_stages(_request(*_LOOPS, "task.encoder.moe.dispatch=GATHER"))

@@ -127,6 +127,7 @@ def test_split_weights_and_gradients_take_less_memory(dense, sharding, parts):
     assert replicated - split == pytest.approx(parts * saved + whole - less)
 
 
+@pytest.mark.slow
 def test_a_pipeline_computes_its_bubble(torus):
     stacks = (f"task.{stack}.layers_as=LOOP" for stack in ("encoder", "decoder"))
     estimate = _estimator(torus, "toy.Dense4L", *stacks)

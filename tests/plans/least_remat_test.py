@@ -39,6 +39,7 @@ def planned(monkeypatch):
     return made, fitting
 
 
+@pytest.mark.slow
 def test_the_trial_that_fits_is_the_plan(planned, tmp_path):
     made, fitting = planned
     fitting |= {"ALL_BUT_PRODUCTS", "BLOCK"}

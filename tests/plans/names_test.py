@@ -79,6 +79,7 @@ def _estimates(params, products):
     return estimates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dispatch",
     [

@@ -73,6 +73,7 @@ def test_memory_is_the_size_of_the_arrays(made, model):
     assert arguments < memory.peak <= 1.1 * (arguments + memory.temporaries)
 
 
+@pytest.mark.slow
 def test_the_plans_own_facts(made, model):
     kept, _ = made
     assert kept.step.fits and kept.cores == 8 and kept.mesh == {"d": 8}
@@ -82,6 +83,7 @@ def test_the_plans_own_facts(made, model):
     assert kept.step.lower_secs > 0 and kept.step.compile_secs > 0 and kept.host_peak_gib > 0.1
 
 
+@pytest.mark.slow
 def test_collectives_come_from_the_compiled_program(made):
     kept, compiled = made
     report = compiled.report()
@@ -94,6 +96,7 @@ def test_collectives_come_from_the_compiled_program(made):
     assert kept.step.cost.instructions == report.num_instructions
 
 
+@pytest.mark.slow
 def test_flops_equal_the_layers(made, model):
     """Counted by hand for one core: 16 source and 16 target tokens, of 2 rows, in groups of 8."""
     kept, _ = made
@@ -113,6 +116,7 @@ def test_flops_equal_the_layers(made, model):
     assert sum(products.values()) == experts + dispatch
 
 
+@pytest.mark.slow
 def test_model_flops_are_less(made):
     """The mathematics does not include empty places, dispatch and combine."""
     kept, p = made[0], tiny.params()
@@ -121,6 +125,7 @@ def test_model_flops_are_less(made):
     assert needed < sum(kept.step.cost.flops_per_core.values()) < 2 * needed
 
 
+@pytest.mark.slow
 def test_the_roofline_adds_up(made):
     cost = made[0].step.cost
     by_category = cost.roofline_secs_by_category.values()
@@ -203,6 +208,7 @@ _REFUSED = "RESOURCE_EXHAUSTED: Used 16.5G of 15.48G hbm"
 _REFUSED_EARLY = "HLO temporaries (17.5G) exceeds available HBM (15.48G)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("details", "peak", "besides_the_state"),
     [(_REFUSED, 16.5, True), (_REFUSED_EARLY, 17.5, False)],

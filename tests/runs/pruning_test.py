@@ -262,6 +262,7 @@ def test_names_of_weights_do_not_change_the_result(tmp_path):
         assert after[experts].shape == (4, *before[experts].shape[1:])
 
 
+@pytest.mark.slow
 def test_dropped_experts_are_merged(loop_run, tmp_path):
     loads = _random_loads(seed=1)
     _write_loads(loop_run, loads)

@@ -157,6 +157,7 @@ def test_health_languages_and_metrics():
     assert "process_resident_memory_bytes " in metrics
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_at_saturation():
     """Sends 300 requests at once to a queue of 240 tokens: each gets its own answer in the end."""
     translator, refused = Shouter(secs=0.002), []
@@ -231,6 +232,7 @@ def test_the_port_that_was_found_is_printed(capsys, monkeypatch):
     assert re.fullmatch(r"Serving toy on http://127.0.0.1:[1-9]\d*\n", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_proxy_s_header_names_the_clients():
     """The last entry counts, which the proxy added; the others are the client's own."""
 

@@ -84,7 +84,9 @@ def _table_4(n: int) -> dict[str, Case]:
 
 
 @pytest.mark.parametrize("num_partitions", _NUM_PARTITIONS)
-@pytest.mark.parametrize("group", [_slices, _table_4], ids=["slices", "table_4"])
+@pytest.mark.parametrize(
+    "group", [_slices, pytest.param(_table_4, marks=pytest.mark.slow)], ids=["slices", "table_4"]
+)
 def test_partitioned_equals_unpartitioned(group, num_partitions):
     both_sizes = {f"{name}, {n}": case for n in _SIZES for name, case in group(n).items()}
     cases.check(both_sizes, num_partitions)
@@ -113,6 +115,7 @@ def _einsums(splits: list[str], sizes: str) -> dict[str, Case]:
 _TELLING = ["bbb", "kk_", "kkm", "m_m", "_nn", "mnm", "mkn", "kbm", "bnm", "___"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_partitions", _NUM_PARTITIONS)
 def test_einsums(num_partitions):
     cases.check({**_einsums(_TELLING, "even"), **_einsums(_TELLING, "uneven")}, num_partitions)

@@ -234,6 +234,7 @@ def _convolution_of_dilated(stride: int, dilation: int, window: int, pads: tuple
     )
 
 
+@pytest.mark.slow
 def test_base_dilation_in_all_cases_of_figure_13():
     found = set()
     convolutions = {}
@@ -251,6 +252,7 @@ def test_base_dilation_in_all_cases_of_figure_13():
     cases.check(convolutions, _NUM_PARTITIONS)
 
 
+@pytest.mark.slow
 def test_windows_that_reach_over_partitions_equal_unpartitioned_ones():
     """tools/fuzz_programs draws more windows, strides, dilations and splits."""
     executable = cases.check(_windows(48) | _windows(37), _NUM_PARTITIONS)

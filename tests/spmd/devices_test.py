@@ -60,6 +60,7 @@ def test_an_accelerator_reports_its_memory(monkeypatch):
         devices.memory_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_a_platform_without_a_device_is_refused(platform):
     code = f"""

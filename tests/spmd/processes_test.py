@@ -96,6 +96,7 @@ def _assert_ends(printed: list[tuple[str, str]], process: int, line: str) -> Non
     assert own == [line], f"process {process}: {printed}"
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     parts = functions.partitioning(4)
     fns = {"moe": functions.moe_dispatch(parts), "sgd": functions.sgd_step()}
@@ -204,6 +205,7 @@ _DIES = ("dies", -signal.SIGKILL, "has died")
 _FAILS = ("fails", 1, "has failed: the disk is full")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("which", "ends", "status", "why"),
     [
@@ -226,6 +228,7 @@ def test_when_one_process_ends_the_other_names_it_and_ends(which, ends, status, 
         _assert_ends(printed, which, f"Process {which} of 2 ends: the disk is full")
 
 
+@pytest.mark.slow
 def test_when_one_of_three_dies_both_others_name_it_at_once():
     started = _start(_ENDS, "1", "dies", "3", count=3)
     assert started[1].wait(timeout=60) == -signal.SIGKILL

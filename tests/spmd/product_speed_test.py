@@ -83,6 +83,7 @@ def test_a_cache_that_cannot_be_written_costs_only_a_warning(cache, measured, ca
     assert "faster dtype of products is not kept" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_steps_that_are_timed_compute_the_same_gradients():
     keys = jax.random.split(jax.random.key(0), 3)
     x_BM = jax.random.normal(keys[0], (32, 8))

@@ -42,6 +42,7 @@ np.savez(sys.argv[3], loss=out.loss, wi_MH=out.weights.wi_MH)
 """
 
 
+@pytest.mark.slow
 def test_a_saved_program_runs_where_tensorflow_cannot_be_imported(tmp_path):
     fn = functions.sgd_step()
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))

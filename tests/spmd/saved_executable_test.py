@@ -53,6 +53,7 @@ def _results(run):
     return [np.asarray(leaf) for leaf in run(*args).Flatten()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_partitions", [1, 4])
 def test_it_is_loaded_and_behaves_as_if_compiled(saved, compiled, num_partitions):
     exported = program(num_partitions)
@@ -69,6 +70,7 @@ def test_it_is_loaded_and_behaves_as_if_compiled(saved, compiled, num_partitions
     assert all(leaf.is_deleted() for leaf in placed.Flatten())
 
 
+@pytest.mark.slow
 def test_a_missing_program_is_compiled(four, compiled, caplog):
     exported = program(4, functions.moe_dispatch(functions.partitioning(4)))
     run = SavedExecutables(four).load_or_compile(exported)
@@ -76,6 +78,7 @@ def test_a_missing_program_is_compiled(four, compiled, caplog):
     assert caplog.messages == [f"{four}/moe.json does not exist; moe is compiled."]
 
 
+@pytest.mark.slow
 def test_another_program_of_the_same_name_is_not_used(four, compiled, caplog):
     annotated = functions.sgd_step()
     trace = annotated.fn
@@ -105,6 +108,7 @@ def _change(folder, **facts):
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
 
+@pytest.mark.slow
 def test_another_machine_is_refused(four, compiled):
     _refused(four, "sgd.json is for num_devices 4, not 2; save it again", 2)
     _refused(four, r"is for device_ids \[0, 1, 2, 3\], not \[4, ", 4, jax.devices()[4:])
@@ -115,12 +119,14 @@ def test_another_machine_is_refused(four, compiled):
     assert not compiled
 
 
+@pytest.mark.slow
 def test_another_version_is_refused(four, compiled):
     _change(four, versions={"jax": "0.1", "jaxlib": "0.1"})
     _refused(four, rf"for versions {{'jax': '0.1', .* not {{'jax': '{jax.__version__}'")
     assert not compiled
 
 
+@pytest.mark.slow
 def test_damage_is_refused(four, compiled):
     path = four / "sgd.executable"
     content = bytearray(path.read_bytes())
@@ -136,6 +142,7 @@ def test_damage_is_refused(four, compiled):
     assert not compiled
 
 
+@pytest.mark.slow
 def test_unserializable_programs_are_refused(saved, four, monkeypatch):
     def refuse(compiled):
         raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no\nmore")

@@ -150,6 +150,7 @@ def test_other_failures_show_the_traceback_of_the_child():
         tracer.traced(tracing.fails)
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_is_reported_with_its_last_line_and_replaced():
     expected = r"^dies: the process .* has died with status 3: a last word$"
     with pytest.raises(ChildProcessError, match=expected):
@@ -189,6 +190,7 @@ def test_the_child_survives_an_interrupt_and_ends_when_idle_or_on_request(monkey
     assert tracer._child._process is None
 
 
+@pytest.mark.slow
 def test_a_child_without_tensorflow_says_so(tmp_path):
     """`python -c` has a main module that the child does not run again."""
     (tmp_path / "tensorflow.py").write_text("raise ImportError('libfoo.so.1 is missing')\n")
@@ -248,6 +250,7 @@ def _start(folder: pathlib.Path, start: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_program_and_its_child_at_once(tmp_path):
     run = _start(tmp_path, _GUARDED)
     child = int(run.stdout.readline())

@@ -75,6 +75,7 @@ def test_a_seed_is_always_the_same_program(process):
         assert from_json(to_json(program)) == program
 
 
+@pytest.mark.slow
 def test_programs_contain_risky_operators(process):
     kinds = collections.Counter()
     for seed in range(80):

@@ -47,6 +47,7 @@ def _dev(estimator):
     return estimator.evaluate(lambda p: regression.Batches(num_batches=2))["error"]
 
 
+@pytest.mark.slow
 def test_averages_are_restored_evaluated_and_exported(tmp_path):
     averaging = _train(_averaging(tmp_path / "run", keep_checkpoint_max=2), 3)
     _train(averaging, 6)
@@ -89,6 +90,7 @@ def test_a_damaged_average_is_found(tmp_path):
         averaging.restore(3, weights_alone=True)
 
 
+@pytest.mark.slow
 def test_averages_start_from_the_weights_of_a_run_without(tmp_path, caplog):
     plain = _train(regression.make(tmp_path, keep_checkpoint_max=2), 3)
     weights = np.asarray(plain.restore().state.theta.w_HV)

@@ -86,6 +86,7 @@ def _steps(folder):
     return [line["step"] for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_ends_early_and_stays_ended(tmp_path, capsys):
     """No gain reaches 1000, so the first evaluation stays the best."""
     settings = {"early_stop_patience": 2, "early_stop_min_gain": 1000.0}

@@ -24,6 +24,7 @@ def _losses(estimator, max_steps):
     return hook.losses
 
 
+@pytest.mark.slow
 def test_training_loads_what_was_saved(tmp_path, compiled, caplog):
     folder = tmp_path / "executables"
     first = regression.make(tmp_path / "first", 4, steps_per_call=2)

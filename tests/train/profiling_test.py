@@ -53,6 +53,7 @@ def test_an_error_in_the_first_call_ends_the_trace(profiles, tmp_path, monkeypat
     assert stopped and not profiles
 
 
+@pytest.mark.slow
 def test_a_trace_has_the_work_of_both_devices_in_each_call(profiles, tmp_path):
     estimator = regression.make(tmp_path, steps_per_call=2)
     hook = ProfileHook(Span(2, 6), tmp_path, profiles.append)

@@ -20,6 +20,7 @@ def _executable(num_steps, parts):
     return _programs(regression.model_fn, parts).get(Mode.TRAIN, batch_specs(), num_steps)
 
 
+@pytest.mark.slow
 def test_the_loop_adds_no_collectives(tmp_path):
     parts = regression.make(tmp_path, 4).partitioning
     once, looped = _executable(1, parts).report(), _executable(5, parts).report()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.train.estimator import EvalSpec
 from lingvo_gshard.train.hooks import StopOnSignal, TrainHook
@@ -45,6 +47,7 @@ def _losses(folder):
     return {line["step"]: line["metrics"]["loss"] for line in lines}
 
 
+@pytest.mark.slow
 def test_a_restarted_training_equals_an_undisturbed_one(tmp_path):
     _train(tmp_path / "whole")
     stopped = tmp_path / "stopped"
@@ -57,6 +60,7 @@ def test_a_restarted_training_equals_an_undisturbed_one(tmp_path):
     assert _losses(stopped) == _losses(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_stop_ends_train_and_evaluate_without_an_evaluation(tmp_path):
     estimator = regression.make(tmp_path, steps_per_call=2, save_checkpoints_steps=4)
     with StopOnSignal() as stop:
@@ -75,6 +79,7 @@ class _SendsSigtermAsItEvaluates(TrainHook):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_stop_during_an_evaluation_prevents_further_steps(tmp_path):
     estimator = regression.make(tmp_path, steps_per_call=2, save_checkpoints_steps=4)
     with StopOnSignal() as stop:

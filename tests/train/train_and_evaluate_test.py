@@ -30,6 +30,7 @@ def _train(folder, max_steps, hooks=()):
     estimator.train(lambda p: regression.Batches(), max_steps=max_steps, hooks=hooks)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept(tmp_path):
     estimator = _estimator(tmp_path, keep_checkpoint_max=1)
     last = train_and_evaluate(estimator, lambda p: regression.Batches(), _DEV, max_steps=12)
@@ -61,6 +62,7 @@ class _Slowly(TrainHook):
         return (self._folder / "eval_metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_an_evaluator_follows_a_run_to_its_end(tmp_path):
     """The evaluator starts before the folder exists."""
     last = []
@@ -79,6 +81,7 @@ def test_an_evaluator_follows_a_run_to_its_end(tmp_path):
     assert sorted(_evaluated(tmp_path)) == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_an_evaluator_passes_over_a_damaged_checkpoint(tmp_path, caplog):
     _train(tmp_path, 4)
     (tmp_path / "checkpoints/4/about/metadata").write_text("{}")
@@ -87,6 +90,7 @@ def test_an_evaluator_passes_over_a_damaged_checkpoint(tmp_path, caplog):
     assert "checkpoints/4: the checkpoint is damaged: " in caplog.text
 
 
+@pytest.mark.slow
 def test_an_evaluators_own_mistake_is_raised(tmp_path):
     _train(tmp_path, 2)
     nothing = EvalSpec(lambda p: regression.Batches(num_batches=0))

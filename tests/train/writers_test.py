@@ -71,6 +71,7 @@ def _train(folder, writers, max_steps):
     return estimator
 
 
+@pytest.mark.slow
 def test_all_get_the_same_numbers_and_later_starts_continue(tmp_path, wandb, mlflow):
     folder = tmp_path / "run"
     estimator = _train(folder, "tensorboard,wandb,mlflow", 2)

@@ -37,6 +37,7 @@ def test_the_family_is_planned_and_drawn(monkeypatch, tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_kept_plans_of_the_family_are_printed_and_drawn(tmp_path):
     run = FAMILY[0]
     kept = samples.plan(samples.cost(), cores=run.cores, model=run.model)

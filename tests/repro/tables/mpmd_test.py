@@ -61,6 +61,7 @@ def test_the_programs_differ_by_the_device_s_number_alone(module):
             assert list(other.proto.literal.u32s) == [device]
 
 
+@pytest.mark.slow
 def test_each_device_runs_its_own_program(module, tmp_path):
     rng = np.random.default_rng(0)
     a_MK, b_KN, x_RN = (

@@ -40,6 +40,7 @@ def test_days_and_core_years_follow_from_the_printed_rates_as_they_are_printed()
             assert row.core_years == pytest.approx(row.run.core_years, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_share_of_the_peak_by_hand():
     """MoE(128E, 12L): 6 flops per weight and token, 2 experts, attention to 256 tokens."""
     row = _rows()[0]
@@ -70,6 +71,7 @@ def test_recomputed_shares_come_from_kept_plans(tmp_path):
     assert cells == ["26.41", "B", "BLOCK", "0", "20", "25"]
 
 
+@pytest.mark.slow
 def test_figure_1_is_drawn_with_and_without_plans(tmp_path):
     whole = samples.plan(samples.cost(1.0), batch=Batch(4096, 256, 256))
     with_plan = dataclasses.replace(_rows()[0], planned=PlannedRun(FAMILY[0], whole))

@@ -23,6 +23,7 @@ def rows():
     return {row.operator.name: row for row in table4.measure(compile_program, (2, 4, 8))}
 
 
+@pytest.mark.slow
 def test_every_row_agrees_with_the_paper(rows):
     assert len(rows) == 9
     assert [row.differences for row in rows.values()] == [[]] * 9
@@ -30,6 +31,7 @@ def test_every_row_agrees_with_the_paper(rows):
         assert list(row.measured) == [2, 4, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "collectives", "communicated_bytes"),
     [

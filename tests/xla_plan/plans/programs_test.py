@@ -427,6 +427,7 @@ def test_arguments_that_are_whole_on_every_device_are_suspicious(cpu):
     assert described == ("argument f32[1024,512] is whole on every device, 2.0 MiB: weights",)
 
 
+@pytest.mark.slow
 def test_the_command_imports_neither_models_nor_their_packages(tmp_path):
     compilers.need("v5e")
     path = tmp_path / "cut.export"

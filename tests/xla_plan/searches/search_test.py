@@ -84,6 +84,7 @@ def _check_same_numbers(step, args, found):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_replicated_step_gets_a_table_that_computes_the_same(devices, tmp_path):
     step, args = _perceptron()
     lines = []
@@ -130,6 +131,7 @@ def test_tables_of_other_libraries_models_compute_the_same(devices, model, count
     _check_same_numbers(step, bare, found)
 
 
+@pytest.mark.slow
 def test_a_file_has_the_search_of_its_function(devices, tmp_path):
     step, args = _perceptron()
     path = tmp_path / "step.export"

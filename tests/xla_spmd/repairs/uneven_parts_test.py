@@ -147,6 +147,7 @@ _MOVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "ways", "num_rows"),
     [

@@ -246,6 +246,7 @@ def test_refuses_no_devices():
         environment.prepare(num_devices=0)
 
 
+@pytest.mark.slow
 def test_a_program_called_again_takes_no_new_memory():
     code = """
 import resource
@@ -329,6 +330,7 @@ print("after", file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_tensorflow_and_jax_are_imported_silently():
     run = _run(_QUIETLY.format("import tensorflow, jax.experimental.jax2tf"))
     assert (run.returncode, run.stderr) == (0, "after\n")

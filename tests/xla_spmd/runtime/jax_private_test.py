@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import jax
+import pytest
 
 from xla_spmd.runtime import jax_private
 
@@ -42,6 +43,7 @@ print("scipy.linalg" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_lapack_is_loaded_only_for_a_program_that_calls_it():
     output = subprocess.check_output([sys.executable, "-c", _CHOLESKY], text=True)
     assert output.split() == ["False", "True"]
