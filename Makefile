@@ -67,7 +67,7 @@ test-oldest: .venv-oldest/ready setup-chromium
 # one. Pytest's status is 5 where a file has no such test.
 EACH_FILE = xargs ls -S | xargs -P $(JOBS) -n 1 sh -c '$(PY) -m pytest -q -m "$$0" "$$1" || [ $$? -eq 5 ]'
 
-# The folders whose slow tests run.
+# The folders and files whose slow tests run.
 SLOW_TESTS ?= tests
 
 # Without the compilers some slow tests would be skipped.
