@@ -1,5 +1,7 @@
 """The one command: it starts each program with its flags, and names them all."""
 
+import contextlib
+import functools
 import re
 import subprocess
 import sys
@@ -7,16 +9,19 @@ import sys
 import pytest
 
 import lingvo_gshard
+from tests import without
 
 
-def _gshard(*args):
-    command = [sys.executable, "-m", "lingvo_gshard.gshard", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+@pytest.fixture(scope="module")
+def run():
+    """Returns a function that runs `gshard` with some arguments."""
+    with contextlib.closing(without.Programs(())) as programs:
+        yield functools.partial(programs.run, "lingvo_gshard.gshard")
 
 
 @pytest.mark.parametrize("args", [(), ("--help",)])
-def test_it_names_its_programs(args):
-    done = _gshard(*args)
+def test_it_names_its_programs(run, args):
+    done = run(*args)
     assert done.returncode == 0 and not done.stderr
     names = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     first = ["prepare", "models", "settings", "train", "translate", "generate", "compare"]
@@ -27,14 +32,14 @@ def test_it_names_its_programs(args):
     assert clause in done.stdout
 
 
-def test_it_has_a_version():
-    assert _gshard("--version").stdout == f"gshard {lingvo_gshard.__version__}\n"
+def test_it_has_a_version(run):
+    assert run("--version").stdout == f"gshard {lingvo_gshard.__version__}\n"
 
 
-def test_without_any_package_it_lists_its_programs_and_says_what_to_install():
+def test_without_any_package_it_lists_its_programs_and_says_what_to_install(run):
     bare = [sys.executable, "-S", "-m", "lingvo_gshard.gshard"]  # Without site-packages.
     listed = subprocess.run(bare, capture_output=True, text=True, timeout=60)
-    assert listed.stdout == _gshard().stdout
+    assert listed.stdout == run().stdout
 
     for words in (["train", "--logdir=RUN"], ["plan", "model"]):
         done = subprocess.run([*bare, *words], capture_output=True, text=True, timeout=60)
@@ -43,10 +48,10 @@ def test_without_any_package_it_lists_its_programs_and_says_what_to_install():
         assert re.match(line, done.stderr)
 
 
-def test_the_programs_of_plan_are_listed_alike():
-    done = _gshard("plan")
+def test_the_programs_of_plan_are_listed_alike(run):
+    done = run("plan")
     assert done.stdout.startswith("usage: gshard plan PROGRAM [FLAGS]\n\n  model           plans")
-    assert _gshard("help", "plan").stdout == done.stdout
+    assert run("help", "plan").stdout == done.stdout
 
 
 @pytest.mark.parametrize(
@@ -86,8 +91,8 @@ def test_the_programs_of_plan_are_listed_alike():
         (("fly",), "gshard: no program 'fly'; expected one of prepare, models, settings, "),
     ],
 )
-def test_a_program_gets_its_flags_and_reports_mistakes_in_one_line(args, message):
-    done = _gshard(*args)
+def test_a_program_gets_its_flags_and_reports_mistakes_in_one_line(run, args, message):
+    done = run(*args)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(message)
 
@@ -112,13 +117,13 @@ def test_without_the_packages_of_training_a_program_says_which_extra_has_them(ar
     assert done.stderr.startswith(message) and "`pip install lingvo_gshard`" in done.stderr
 
 
-def test_a_near_name_is_suggested():
-    assert _gshard("trian").stderr.endswith(" Did you mean train?\n")
+def test_a_near_name_is_suggested(run):
+    assert run("trian").stderr.endswith(" Did you mean train?\n")
 
 
 @pytest.mark.parametrize("args", [("serve", "-h"), ("help", "serve")])
-def test_help_is_the_program_s_own(args):
-    done = _gshard(*args)
+def test_help_is_the_program_s_own(run, args):
+    done = run(*args)
     assert done.returncode == 0 and done.stdout.startswith("usage: gshard serve [FLAGS]\n\nServes")
     assert "\n  --port=N\n      The port; 0 chooses a free one. (default: 8080)\n" in done.stdout
     assert "\n  --bundle=TEXT\n" in done.stdout and "(default: None)" not in done.stdout
@@ -129,11 +134,11 @@ def test_help_is_the_program_s_own(args):
     ("program", "unused"),
     [("serve", "num_processes"), ("export", "coordinator"), ("generate", "source_lang")],
 )
-def test_help_leaves_out_what_the_program_refuses(program, unused):
-    printed = _gshard(program, "--help").stdout
+def test_help_leaves_out_what_the_program_refuses(run, program, unused):
+    printed = run(program, "--help").stdout
     assert f"--{unused}" not in printed.partition("flags:")[2]
 
 
-def test_words_are_named_in_the_usage():
-    assert _gshard("settings", "-h").stdout.startswith("usage: gshard settings [MODEL] [WORD] [FL")
-    assert _gshard("plan", "compare", "-h").stdout.startswith("usage: gshard plan compare PLAN PL")
+def test_words_are_named_in_the_usage(run):
+    assert run("settings", "-h").stdout.startswith("usage: gshard settings [MODEL] [WORD] [FL")
+    assert run("plan", "compare", "-h").stdout.startswith("usage: gshard plan compare PLAN PL")

@@ -42,6 +42,7 @@ def test_every_public_name_is_defined_in_its_module(name):
     assert name in dir(lingvo_gshard)
 
 
+@pytest.mark.slow
 def test_a_name_without_its_packages_says_how_to_install_them():
     code = "import sys; sys.modules['orbax'] = None; from lingvo_gshard import TPUEstimator"
     done = _run(code)

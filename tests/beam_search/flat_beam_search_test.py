@@ -266,6 +266,7 @@ def test_partitioned_search_equals_the_textbook(num_partitions):
     assert report.count("all-reduce") == len(config.stage_ends)
 
 
+@pytest.mark.slow
 def test_an_example_with_max_steps_0_gets_no_hypothesis():
     toy, asked = _random_model(3), _asked(3, free=True)
     asked.max_steps[[0, 5]] = 0
@@ -400,6 +401,7 @@ def test_truncated_samples_have_the_truncated_distribution():
     assert max(num_kept) > 2 and min(num_kept) < 5
 
 
+@pytest.mark.slow
 def test_truncated_samples_contain_kept_tokens_only():
     """With its own log-probability, which is not truncated; only the last step must end."""
     toy = _random_model(6, _PIECES)

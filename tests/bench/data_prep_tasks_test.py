@@ -1,6 +1,9 @@
+import pytest
+
 from bench import data_prep_tasks
 
 
+@pytest.mark.slow
 def test_ten_times_as_many_pairs_open_about_ten_times_as_many_files(tmp_path):
     small, large = (data_prep_tasks._num_opens(tmp_path, number) for number in (10**8, 10**9))
     # 10^9 pairs make 30518 chunks, each read and written once more, and 60 groups and ranges.

@@ -119,6 +119,7 @@ def test_a_checkpoint_is_not_written_over(tmp_path):
         streamed.write(tmp_path, 0, _contents(), _arrays(), "a")
 
 
+@pytest.mark.slow
 def test_arrays_with_fingerprints_are_checked_once_they_are_written(tmp_path, small_parts):
     streamed.write(tmp_path / "a", 0, _contents(), _arrays(), "a")
     with Checkpoints(tmp_path / "a") as saved:

@@ -167,6 +167,7 @@ def _arrays(folder, step):
 _RULES = (("theta.*", Rule.SAME),)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_another_runs_folder_or_file(tmp_path, capsys):
     old = _train(tmp_path / "old", 4)
     printed = old.export_weights(tmp_path / "old.safetensors")
@@ -187,6 +188,7 @@ def test_a_run_starts_from_another_runs_folder_or_file(tmp_path, capsys):
     np.testing.assert_allclose(moved, -0.05 * from_folder["momentum.w_HV"], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_with_checkpoints_continues_from_them(tmp_path, capsys):
     _train(tmp_path / "old", 2)
     _train(tmp_path / "new", 2)

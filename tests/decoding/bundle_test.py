@@ -170,6 +170,7 @@ def _imported(path):
     return [path for path in paths if (_ROOT / path).is_file()]
 
 
+@pytest.mark.slow
 def test_a_bundle_holds_exactly_the_modules_that_translate_and_serve_import(made):
     remaining = [f"lingvo_gshard/{name}.py" for name in ("translate", "generate", "serve")]
     # The package's public names are imported when they are used; these programs don't use any.
@@ -205,6 +206,7 @@ def test_a_bundle_serves_with_its_own_modules(made):
     assert best["text"] == next(iter(made[1].decode(_LINES[:1])))[0].text
 
 
+@pytest.mark.slow
 def test_unsupported_flags_are_refused_in_one_line(made):
     done = _translate(made[0], "--nbest=3")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
@@ -218,6 +220,7 @@ def _damaged(made, tmp_path, name, content):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -246,6 +249,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(made, tmp_path):
         bundle.load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -261,6 +265,7 @@ def test_a_change_that_keeps_the_size_is_found(made, tmp_path, name, change, mes
         bundle.load(_damaged(made, tmp_path, name, change(data)))
 
 
+@pytest.mark.slow
 def test_an_interrupted_export_leaves_the_bundle_before(made, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(made[0], folder)

@@ -70,6 +70,7 @@ def _rows(page):
     return [[html.unescape(cell) for cell in row] for row in rows]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_evaluated_and_decoded(tmp_path):
     evaluations = [
         {"name": "dev", "step": 10, "nll": 2.75},
@@ -126,6 +127,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         run_report.write(tmp_path, _FACTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, None])
 def test_planned_step_times_follow_the_measured_one(tmp_path, monkeypatch, share):
     known = factors.by_machine([record("a", share or 1.0)])

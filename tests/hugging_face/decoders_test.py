@@ -20,7 +20,8 @@ from tests.hugging_face import decoders
 from tests.layers import building
 from xla_spmd.mesh import Mesh
 
-_FORMS = [("task.decoder.layers_as=LOOP",), ("task.decoder.layers_as=UNROLLED",)]
+_LOOP = ("task.decoder.layers_as=LOOP",)
+_UNROLLED = ("task.decoder.layers_as=UNROLLED",)
 
 
 def _assert_close(name, logits, golden):
@@ -31,7 +32,7 @@ def _assert_close(name, logits, golden):
 
 
 @pytest.mark.parametrize("name", decoders.NAMES)
-@pytest.mark.parametrize("settings", _FORMS)
+@pytest.mark.parametrize("settings", [pytest.param(_LOOP, marks=pytest.mark.slow), _UNROLLED])
 def test_logits(name, settings):
     golden = decoders.golden(name)
     task = decoders.params(name, *settings).task.Instantiate(building.Unannotated())

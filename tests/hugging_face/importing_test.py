@@ -216,6 +216,7 @@ def test_damaged_files_are_refused(tmp_path, damage, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_changed_byte_of_a_part_is_found_and_nothing_is_left(tmp_path):
     """The weights are read after the run's folder was created."""
     folder = _copy(tmp_path, _PARTS)

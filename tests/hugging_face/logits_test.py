@@ -43,7 +43,7 @@ def _assert_close(logits, golden):
 
 
 @pytest.mark.parametrize("name", models.NAMES)
-@pytest.mark.parametrize("settings", [_LOOP, _UNROLLED])
+@pytest.mark.parametrize("settings", [pytest.param(_LOOP, marks=pytest.mark.slow), _UNROLLED])
 def test_logits(name, settings):
     if settings == _LOOP and name == "nllb_moe_sparse":
         settings = ("task.encoder.layers_as=LOOP",)  # Its decoder is less than a block.

@@ -83,7 +83,14 @@ def _compiled(way):
     return run(*args), run.experimental_get_compiler_ir(*args)(stage="optimized_hlo")
 
 
-@pytest.mark.parametrize("way", _WAYS)
+# Further ways are slow tests.
+_QUICK_WAYS = ("plain", "recomputed loop")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [way if way in _QUICK_WAYS else pytest.param(way, marks=pytest.mark.slow) for way in _WAYS],
+)
 def test_values_and_gradients_equal_plain_composition(way):
     for got, want in zip(_compiled(way)[0], _compiled("plain")[0], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
@@ -115,6 +122,7 @@ def test_bfloat16_activations_give_float32_weight_gradients(remat):
     np.testing.assert_allclose(got, want, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 def test_loop_holds_block_once_or_twice_if_recomputed():
     counts = {way: _compiled(way)[1].count(" tanh(") for way in _WAYS}
     assert counts == {

@@ -214,6 +214,7 @@ def test_capacity_follows_k_unless_a_factor_is_set(settings, want):
     assert train_places(p, 16) == want
 
 
+@pytest.mark.slow
 def test_biases_balance_as_a_simulation_of_their_steps_does():
     """DeepSeek-V3, 2.1.2: after each step a bias moves by its rate, with any optimizer."""
     rng = np.random.default_rng(0)

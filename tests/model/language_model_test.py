@@ -191,6 +191,7 @@ def test_a_tied_softmax_is_the_embeddings_table():
     assert flops[0] == flops[1]
 
 
+@pytest.mark.slow
 def test_the_softmaxs_z_loss_and_cap_equal_numpy():
     """By Lingvo's formulas: z_loss * log(sum exp z)^2 of each token, and cap * tanh(z / cap)."""
     cap, weight = 0.7, 0.3

@@ -64,6 +64,7 @@ def test_a_pipeline_routes_as_the_loop_does():
     building.assert_close(_gradients(1, *settings, *stages), _gradients(1, *settings))
 
 
+@pytest.mark.slow
 def test_decoding_step_by_step_equals_teacher_forcing():
     task = _params().task.Instantiate(building.Unannotated())
     steps_of_task.check_decoding(task, building.random_theta(task))

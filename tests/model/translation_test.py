@@ -159,5 +159,6 @@ def test_num_weights_equals_count_by_hand():
     assert _task().num_weights == encoder + decoder + tables
 
 
+@pytest.mark.slow
 def test_decoding_step_by_step_equals_teacher_forcing(theta):
     steps_of_task.check_decoding(_task(), theta)

@@ -127,6 +127,7 @@ def test_a_batch_of_another_program_limits_the_candidates():
     assert widest(request) == 2 < widest(request.step_only())
 
 
+@pytest.mark.slow
 def test_no_candidate_fits(monkeypatch):
     small = dataclasses.replace(hardware.GENERATIONS["v3"], capacity_gib=0.001)
     monkeypatch.setitem(hardware.GENERATIONS, "v3", small)

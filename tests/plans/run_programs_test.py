@@ -199,7 +199,8 @@ def test_recomputation_counts_the_additional_products(tpu, layers_as, dispatch):
     assert shares[0] == 0.0 < shares[2] < shares[1] < 1 / 3
 
 
-def test_a_topology_without_figures_is_refused():
+@pytest.mark.slow
+def test_a_topology_without_figures_is_refused(cpu):
     with pytest.raises(ValueError, match="no published figures are known for 'v9'"):
         run_programs.make_plan(tiny.request(topology="v9:2x2"))
 

@@ -148,6 +148,7 @@ def _gathered(theta, loads, count, is_loop):
     return pruned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("loop_run", marks=pytest.mark.slow), "unrolled_run"])
 def test_the_weights_of_kept_experts_are_kept(request, tmp_path, name):
     run = request.getfixturevalue(name)

@@ -95,6 +95,7 @@ def _sources(dom):
     return re.findall(r'<p class="source" dir="auto">(.*?)</p>', dom)
 
 
+@pytest.mark.slow
 def test_it_shows_the_n_best_of_each_line_and_draws_attention(tmp_path):
     dom = _dom(tmp_path, text="guten\n<b>tag</b>", nbest=2, source_lang="fr")
     lines = dom.split("<article>")[1:]

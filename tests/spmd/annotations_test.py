@@ -110,6 +110,7 @@ def test_the_table():
         assert tensor.name in line and line.endswith(f" {tensor.shard_bytes}")
 
 
+@pytest.mark.slow
 def test_a_saved_program_is_described_without_tensorflow(tmp_path):
     parts = functions.partitioning(4)
     saved = lowering.export(functions.sgd_step(), parts)

@@ -43,6 +43,7 @@ def test_a_dtype_that_programs_lack_lists_those_they_have():
         _export("float8_e4m3fn", _keep)
 
 
+@pytest.mark.slow
 def test_unsupported_dtypes_of_a_platform_are_refused():
     code = """
 import jax

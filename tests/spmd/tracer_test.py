@@ -28,6 +28,7 @@ def _files(cache: pathlib.Path) -> list[str]:
     return sorted(path.name for path in cache.glob("*"))
 
 
+@pytest.mark.slow
 def test_a_program_traced_in_the_child_gives_equal_results():
     there = tracer.traced(tracing.sgd, 4)
     here = tracing.sgd(4)

@@ -60,10 +60,12 @@ def _images():
 
 @pytest.fixture(scope="module")
 def process():
-    """Programs are drawn in a process with the tool's environment."""
-    process = worker.Worker()
-    yield process
-    process.close()
+    """Programs are drawn in one process with the tool's environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "_MAX_CALLS", 10**6)
+        process = worker.Worker()
+        yield process
+        process.close()
 
 
 @pytest.mark.slow

@@ -97,6 +97,7 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(tmp_path):
         np.testing.assert_array_equal(stopped[path], array, err_msg=path)
 
 
+@pytest.mark.slow
 def test_functions_get_copies_of_params(tmp_path):
     """TensorFlow's estimators pass deep copies, too."""
 
@@ -121,6 +122,7 @@ def test_functions_get_copies_of_params(tmp_path):
     assert estimator.evaluate(input_fn)["step"] == 5
 
 
+@pytest.mark.slow
 def test_prefetched_batches_are_not_lost(tmp_path):
     """The checkpoint's input state belongs to the steps done, not to the batches read ahead."""
     _train(tmp_path, 7, steps_per_call=2, save_checkpoints_steps=2, keep_checkpoint_max=9)
@@ -142,6 +144,7 @@ def test_steps_counts_from_the_last_checkpoint(tmp_path):
         estimator.train(lambda p: regression.Batches(), steps=1, max_steps=2)
 
 
+@pytest.mark.slow
 def test_training_ends_with_its_input_and_closes_it(tmp_path):
     source, recorder = regression.Batches(num_batches=5), _Recorder()
     regression.make(tmp_path, steps_per_call=2).train(lambda p: source, hooks=[recorder])
@@ -183,6 +186,7 @@ def _skipping(state, features, labels, mode, params):
     )
 
 
+@pytest.mark.slow
 def test_a_step_with_a_non_finite_loss_may_be_skipped(tmp_path):
     options = {"model_fn": _skipping, "on_nonfinite": NonFinite.SKIP, "steps_per_call": 4}
     regression.make(tmp_path / "skipping", **options).train(
@@ -194,6 +198,7 @@ def test_a_step_with_a_non_finite_loss_may_be_skipped(tmp_path):
     assert np.isfinite(recorder.losses).all()
 
 
+@pytest.mark.slow
 def test_checkpoints_by_time(tmp_path, monkeypatch):
     """By a clock that cannot be set: the wall clock may jump."""
     wall = itertools.count(10**9, -86400)
@@ -252,6 +257,7 @@ def test_predict_yields_every_row_in_order(tmp_path):
     np.testing.assert_allclose([row["total_B"] for row in rows], want.sum(1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_train_metrics_can_be_read(tmp_path):
     _train(tmp_path, 6, steps_per_call=2, log_step_count_steps=4, save_checkpoints_steps=4)
     recorder = _train(tmp_path, 10, steps_per_call=2, log_step_count_steps=4)
@@ -302,6 +308,7 @@ def _trained(model_dir):
     return regression.make(model_dir, **options)
 
 
+@pytest.mark.slow
 def test_weights_are_the_mean_over_the_last_checkpoints(tmp_path):
     """Restored and exported; all but the weights comes from the last checkpoint."""
     estimator = _trained(tmp_path)

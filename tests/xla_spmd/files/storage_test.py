@@ -55,6 +55,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
         storage.check_writable(tmp_path / "file/below")
 
 
+@pytest.mark.slow
 def test_changed_and_deleted_files_are_published(bucket):
     url = f"{bucket}/changes"
     with storage.working(url) as here:
