@@ -40,9 +40,10 @@ def _changes(export):
         before = str(module)
         operations = _operations(module)
         repair(what, module, num_devices)
-        changes.update(_operations(module) - operations)
-        if str(module) != before and not changes:
-            changes["changed"] += 1
+        added = _operations(module) - operations
+        if str(module) != before and not added:
+            added["changed"] = 1
+        changes.update(added)
 
     with mock.patch.object(uneven_parts, "repair", counted):
         export()

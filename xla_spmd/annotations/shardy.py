@@ -85,13 +85,14 @@ def _rename_results(operation: Any, attributes: ShardingAttributes) -> None:
         return
     text = operation.attributes[sharding_attributes.GSPMD].value
     del operation.attributes[sharding_attributes.GSPMD]
-    if text == "{manual}":  # The operation is in a manual region.
-        return
 
     # Several results have a list of annotations.
     texts = [text]
     if text.startswith("{{"):
         texts = re.findall(r"\{[^{}]*\}", text)
+    if set(texts) == {"{manual}"}:  # The operation is in a manual region.
+        return
+
     shardings = []
     for value, own_text in zip(operation.results, texts, strict=True):
         shardings.append(attributes.of_text(own_text, value, value))
@@ -138,14 +139,7 @@ def _constrain(block: Any, attributes: ShardingAttributes) -> None:
         value = operation.operands[0]
         if attributes.mesh.num_partitions > 1:
             sharding = sharding_attributes.sharding(attributes.of_call(operation))
-            constraint = ir.Operation.create(
-                "sdy.sharding_constraint",
-                results=[value.type],
-                operands=[value],
-                attributes={"sharding": sharding},
-                loc=operation.location,
-                ip=ir.InsertionPoint(operation),
-            )
-            value = constraint.results[0]
+            with ir.InsertionPoint(operation), operation.location:
+                value = sharding_attributes.constrained(value, sharding)
         operation.results[0].replace_all_uses_with(value)
         operation.erase()

@@ -1,8 +1,9 @@
 """Gathers whose rows are split unevenly: XLA's partitioner takes parts of other shapes for them.
 
-The rows are the dims of the indices that choose slices, and the same dims of the result. Where they
-are split unevenly, and the result splits them otherwise than the indices, XLA fails in its own
-verifier. So the indices are kept whole there: a row of them is a few integers.
+The rows are the dims of the indices that choose slices, and the same dims of the result. If the
+indices split one of them, the indices or the result split one unevenly, and the two are not split
+alike, XLA fails in its own verifier. So the indices are kept whole there: a row of them is a few
+integers.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ def _rows(gather: Any) -> list[tuple[int, int]]:
 
 
 def _fails(gather: Any, rows: Sequence[tuple[int, int]], place: Placement) -> bool:
-    """Returns whether rows are split unevenly, and in the result otherwise than in the indices."""
+    """Returns whether the indices are split, some rows unevenly, and the result otherwise."""
     sizes = stablehlo.shape(gather.results[0])
     indices = place.operands[1]
     result = place.results[0]
-    is_split = False
+    indices_are_split = False
     is_uneven = False
     is_alike = True
     for in_indices, in_result in rows:
         ways = (indices.ways[in_indices], result.ways[in_result])
-        is_split |= ways[0] > 1
+        indices_are_split |= ways[0] > 1
         is_uneven |= any(sizes[in_result] % count for count in ways)
         is_alike &= indices.axes[in_indices] == result.axes[in_result]
-    return is_split and is_uneven and not (is_alike and indices.mesh == result.mesh)
+    return indices_are_split and is_uneven and not (is_alike and indices.mesh == result.mesh)

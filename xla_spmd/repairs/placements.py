@@ -254,8 +254,10 @@ def _sharding(value: Any) -> Any | None:
 
     operation = value.owner
     attributes = operation.attributes
-    if operation.name in ("sdy.sharding_constraint", "sdy.reshard"):
-        return attributes["sharding"]
+    # Constraints and reshards have the first, and Shardy's collectives the second.
+    for name in ("sharding", "out_sharding"):
+        if operation.name.startswith("sdy.") and name in attributes:
+            return attributes[name]
     name = "out_shardings" if operation.name == "sdy.manual_computation" else _SHARDING
     if name not in attributes:
         return None

@@ -68,18 +68,27 @@ def pad(scatter: Any, places: Sequence[Placement]) -> bool:
             operand = _padded(operand, counts, -1 if is_indices else 0)
         scatter.operands[i] = operand
 
-    # Indices of -1 follow larger ones.
-    if padding and "indices_are_sorted" in scatter.attributes:
-        scatter.attributes["indices_are_sorted"] = ir.BoolAttr.get(False)
+    if padding:
+        _withdraw_promises(scatter)
     return True
+
+
+def _withdraw_promises(scatter: Any) -> None:
+    """Says that indices may be unsorted and repeated: several of -1 follow larger ones."""
+    for promise in ("indices_are_sorted", "unique_indices"):
+        if promise in scatter.attributes:
+            scatter.attributes[promise] = ir.BoolAttr.get(False)
 
 
 def _has_free_index(scatter: Any, num_inputs: int) -> bool:
     """Returns whether the type of the indices has a number that is out of bounds.
 
     An unsigned type lacks such a number if the input has as many elements along a dim as the type
-    has numbers.
+    has numbers. Indices of no dim are never out of bounds.
     """
+    numbers = jax_private.dimension_numbers(scatter.attributes["scatter_dimension_numbers"])
+    if not numbers.scattered_dims_to_operand_dims:
+        return False
     element = str(ir.RankedTensorType(scatter.operands[num_inputs].type).element_type)
     if not element.startswith("ui"):
         return True

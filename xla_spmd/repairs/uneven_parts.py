@@ -61,32 +61,35 @@ def repair(what: str, module: Any, num_devices: int) -> None:
             whole_dims.drop_stride(operation)
 
     for _ in range(_MOST_ROUNDS):
-        suspects = _suspects(module)
-        if not suspects:
-            return
-        placed = placements.propagated(module, suspects)
-        changed = []
-        mismatched = []
-        for operation, places in zip(suspects, placed, strict=True):
-            if _is_repaired(operation, places, num_devices):
-                changed.append(operation)
-            elif operation.name in products.PRODUCTS and products.is_mismatched(operation, places):
-                mismatched.append(operation)
-
-        # Other repairs may change the placements of these products.
-        if mismatched and not changed:
-            placed = placements.matched(module, mismatched)
-            for operation, places in zip(mismatched, placed, strict=True):
-                products.match(operation, places)
-            changed = mismatched
+        changed = _round(module, num_devices)
         if not changed:
             return
 
     names = sorted({sharding_attributes.location(operation.results[0]) for operation in changed})
     raise ValueError(
-        f"{what}: the placements of {', '.join(names)} are split unevenly and change with each "
-        f"repair, after {_MOST_ROUNDS} of them; annotate the results of these operators as whole."
+        f"{what}: the placements of {', '.join(names)} change with each repair, after "
+        f"{_MOST_ROUNDS} of them; annotate the results of these operators as whole."
     )
+
+
+def _round(module: Any, num_devices: int) -> list[Any]:
+    """Repairs the operations of an ir.Module by its placements; returns those it has changed."""
+    suspects = _suspects(module)
+    if not suspects:
+        return []
+    changed = []
+    mismatched = []
+    for operation, places in zip(suspects, placements.propagated(module, suspects), strict=True):
+        if _is_repaired(operation, places, num_devices):
+            changed.append(operation)
+        elif operation.name in products.PRODUCTS and products.is_mismatched(operation, places):
+            mismatched.append(operation)
+    if changed or not mismatched:
+        return changed  # Which may change the placements of the products.
+
+    for operation, places in zip(mismatched, placements.matched(module, mismatched), strict=True):
+        products.match(operation, places)
+    return mismatched
 
 
 def _suspects(module: Any) -> list[Any]:

@@ -51,7 +51,7 @@ def keep(operation: Any, places: Sequence[Placement]) -> bool:
 def _has_same_parts(operation: Any, places: Sequence[Placement]) -> bool:
     """Returns whether the result, split like the operand, has parts of the operand's shape.
 
-    It counts in any place, and also where the result is whole: XLA cuts a part in place first.
+    One place is enough. A result that is whole counts, too: XLA first cuts each part in place.
     """
     shapes = [stablehlo.shape(value) for value in (operation.operands[0], operation.results[0])]
     for place in places:
@@ -108,14 +108,46 @@ def rotating(operations: Iterable[Any]) -> set[Any]:
     """
     rotations: set[Any] = set()
     for operation in operations:
-        if operation.name != "stablehlo.concatenate" or len(operation.operands) > 3:
-            continue
-        slices = [value.owner for value in operation.operands if _is_slice(value)]
-        sources = {slice_.operands[0] for slice_ in slices}
-        sources |= {value for value in operation.operands if not _is_slice(value)}
-        if len(sources) == 1 and len(slices) == 2:
+        if operation.name == "stablehlo.concatenate" and _is_rotation(operation):
+            slices = [value.owner for value in operation.operands if _is_slice(value)]
             rotations |= {operation, *slices}
     return rotations
+
+
+def _is_rotation(concatenation: Any) -> bool:
+    dim = ir.IntegerAttr(concatenation.attributes["dimension"]).value
+    sources = set()
+    spans: list[tuple[int, int]] = []
+    for value in concatenation.operands:
+        sources.add(value.owner.operands[0] if _is_slice(value) else value)
+        span = _span(value, dim)
+        if span is None:
+            return False
+        spans.append(span)
+    if len(sources) > 1:
+        return False
+
+    size = stablehlo.shape(sources.pop())[dim]
+    if len(spans) == 2:
+        (begin, end), (first, last) = spans
+        return (end, first) == (size, 0) and begin == last
+    if len(spans) == 3:
+        return (spans[0][1], spans[1], spans[2][0]) == (size, (0, size), 0)
+    return False
+
+
+def _span(value: Any, dim: int) -> tuple[int, int] | None:
+    """Returns which elements of a dim a slice takes, or all for another value.
+
+    Returns None for a slice with a stride, and for one that cuts another dim as well.
+    """
+    if not _is_slice(value):
+        return (0, stablehlo.shape(value)[dim])
+    moves = _of_slice(value.owner)
+    if not moves.dims <= {dim} or moves.dims != moves.shifts.keys():
+        return None
+    (start,) = moves.shifts.get(dim, (0,))
+    return (start, start + stablehlo.shape(value)[dim])
 
 
 def _is_slice(value: Any) -> bool:
@@ -192,7 +224,7 @@ class _Moves:
     operands: tuple[int, ...] = (0,)  # The operands that have these dims.
     moves_result: bool = True  # Whether the result has them.
     # By dim, how far the elements of the result are from where they were in each of the operands,
-    # if all are as far. A dim without an entry is moved otherwise.
+    # if all of them move by the same distance. A dim without an entry is moved otherwise.
     shifts: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     # The dims that must be whole even if they are split evenly.
     never_split: frozenset[int] = frozenset()

@@ -3,9 +3,9 @@
 XLA's partitioner gives some convolutions and poolings wrong values, or ends the process:
 
 - The gradient of a kernel is a convolution of two images. Where both are split along space and have
-  copies, its sum over the devices counts each copy. With strides and more windows than the image
-  has strides, as explicit padding gives, elements are lost. With groups of channels, it is wrong
-  wherever anything is split but the batch over all devices.
+  copies, its sum over the devices counts each copy. With more windows than the image has strides,
+  as explicit padding gives, elements are lost. With groups of channels, it is right only if nothing
+  but the batch is split, and over all devices.
 - A convolution is wrong if its image is split along space, and its kernel is split as well.
 - A convolution with groups is wrong if the devices split channels.
 - Where the summed channels are split and have copies, the sum over the devices may count each copy.
@@ -73,10 +73,9 @@ def repair(operation: Any, places: Sequence[Placement], num_devices: int) -> boo
 
 def _of_pooling_gradient(operation: Any) -> _Whole:
     """Windows that overlap send elements to places of other partitions."""
-    sizes = ir.DenseI64ArrayAttr(operation.attributes["window_dimensions"])
-    strides = [1] * len(sizes)
-    if "window_strides" in operation.attributes:
-        strides = list(ir.DenseI64ArrayAttr(operation.attributes["window_strides"]))
+    rank = len(stablehlo.shape(operation.operands[0]))
+    sizes = _of_each_dim(operation, "window_dimensions", rank)
+    strides = _of_each_dim(operation, "window_strides", rank)
     dims = {dim for dim, size in enumerate(sizes) if size > strides[dim]}
     # The image, the gradient of the windows' maxima, and a scalar.
     return _Whole([dims, dims, set()], dims)
@@ -145,11 +144,9 @@ def _has_more_windows(
     """Returns whether a kernel's gradient has more windows than its image has strides.
 
     The convolution's kernel is then the gradient of the windows, dilated by the strides. Explicit
-    padding of more than a window gives so many.
+    padding of a window or more gives so many.
     """
-    if "rhs_dilation" not in convolution.attributes:
-        return False
-    strides = ir.DenseI64ArrayAttr(convolution.attributes["rhs_dilation"])
+    strides = _of_each_dim(convolution, "rhs_dilation", len(image_space))
     image = stablehlo.shape(convolution.operands[0])
     windows = stablehlo.shape(convolution.operands[1])
     for i, (image_dim, window_dim) in enumerate(zip(image_space, kernel_space, strict=True)):
@@ -161,16 +158,14 @@ def _has_more_windows(
 def _far_windows(convolution: Any, place: Placement) -> set[int]:
     """Returns the dims of space whose windows reach farther than a part of a dilated image.
 
-    A dim counts if the image is dilated and split along another dim.
+    A dim counts if the image is dilated and split along another dim. XLA fails if windows reach
+    beyond the adjacent part, too; here they may not reach so far.
     """
-    attributes = convolution.attributes
-    numbers = jax_private.dimension_numbers(attributes["dimension_numbers"])
+    numbers = jax_private.dimension_numbers(convolution.attributes["dimension_numbers"])
     image, kernel = map(stablehlo.shape, convolution.operands)
     rank = len(numbers.input_spatial_dimensions)
-    dilations = {}
-    for name in ("lhs_dilation", "rhs_dilation"):
-        is_given = name in attributes
-        dilations[name] = list(ir.DenseI64ArrayAttr(attributes[name])) if is_given else [1] * rank
+    image_dilations = _of_each_dim(convolution, "lhs_dilation", rank)
+    window_dilations = _of_each_dim(convolution, "rhs_dilation", rank)
 
     far = set()
     dilated = set()
@@ -178,10 +173,10 @@ def _far_windows(convolution: Any, place: Placement) -> set[int]:
         result_dim = numbers.output_spatial_dimensions[i]
         num_parts = max(place.operands[0].ways[dim], place.results[0].ways[result_dim])
         window = kernel[numbers.kernel_spatial_dimensions[i]]
-        reach = (window - 1) * dilations["rhs_dilation"][i]
+        reach = (window - 1) * window_dilations[i]
         if num_parts > 1 and reach > -(-image[dim] // num_parts):
             far.add(i)
-        if num_parts > 1 and dilations["lhs_dilation"][i] > 1:
+        if num_parts > 1 and image_dilations[i] > 1:
             dilated.add(i)
     return {i for i in far if dilated - {i}}
 
@@ -190,6 +185,13 @@ def _has_few(value: Any, ways: Sequence[int], dims: Sequence[int]) -> bool:
     """Returns whether one of these dims has fewer elements than parts."""
     sizes = stablehlo.shape(value)
     return any(sizes[dim] < ways[dim] for dim in dims)
+
+
+def _of_each_dim(operation: Any, name: str, rank: int) -> list[int]:
+    """Returns an attribute's number for each dim; StableHLO may omit the attribute if all are 1."""
+    if name not in operation.attributes:
+        return [1] * rank
+    return list(ir.DenseI64ArrayAttr(operation.attributes[name]))
 
 
 def _count(convolution: Any, name: str) -> int:
@@ -201,8 +203,8 @@ def _count(convolution: Any, name: str) -> int:
 def _cuts_off(convolution: Any, space_dim: int) -> bool:
     """Returns whether a convolution's image is dilated along a dim, and its ends are cut off."""
     attributes = convolution.attributes
-    if "padding" not in attributes or "lhs_dilation" not in attributes:
+    if "padding" not in attributes:
         return False
     padding = np.array(ir.DenseIntElementsAttr(attributes["padding"])).reshape(-1, 2)
-    dilations = ir.DenseI64ArrayAttr(attributes["lhs_dilation"])
+    dilations = _of_each_dim(convolution, "lhs_dilation", len(padding))
     return bool(dilations[space_dim] > 1 and padding[space_dim].min() < 0)

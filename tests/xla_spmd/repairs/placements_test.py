@@ -53,6 +53,23 @@ module attributes {mhlo.num_partitions = 4 : i32} {
   }
 }
 """
+# Between the two products, Shardy adds up over x.
+_CHAINED = """
+module attributes {mhlo.num_partitions = 4 : i32} {
+  sdy.mesh @mesh = <["x"=2, "y"=2]>
+  func.func public @main(%a: tensor<8x8xf32>, %b: tensor<8x8xf32>, %c: tensor<8x8xf32>)
+      -> tensor<8x8xf32> {
+    %left = sdy.sharding_constraint %a <@mesh, [{}, {"x"}]> : tensor<8x8xf32>
+    %middle = sdy.sharding_constraint %b <@mesh, [{"x"}, {}]> : tensor<8x8xf32>
+    %first = stablehlo.dot_general %left, %middle, contracting_dims = [1] x [0]
+        : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    %right = sdy.sharding_constraint %c <@mesh, [{}, {"y"}]> : tensor<8x8xf32>
+    %second = stablehlo.dot_general %right, %first, contracting_dims = [1] x [0]
+        : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    return %second : tensor<8x8xf32>
+  }
+}
+"""
 
 
 @pytest.mark.parametrize(
@@ -74,3 +91,13 @@ def test_placements_are_those_of_the_program_that_xla_reads(text, name, operand,
     assert place.operands[0].axes == operand
     assert place.results[0].axes == result
     assert str(module) == written
+
+
+def test_products_that_fit_together_read_each_others_sums():
+    module = jax_private.stablehlo_module(_CHAINED.encode())
+    with module.context:
+        views = stablehlo.walk(module.body)
+        products = [v.operation for v in views if v.operation.name == "stablehlo.dot_general"]
+        (first,), (second,) = placements.matched(module, products)
+    assert [split.axes for split in first.operands] == [('"y"', '"x"'), ('"x"', "")]
+    assert [split.axes for split in second.operands] == [("", '"y"'), ('"y"', "")]

@@ -153,10 +153,9 @@ _MOVES = {
     [
         ("flat", 8, 5),
         ("cube", 8, 19),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("flat", 8, 16), ("grid", 2, 8), ("grid", 8, 5))
-        ),
+        ("flat", 8, 16),
+        ("grid", 2, 8),
+        ("grid", 8, 5),
     ],
 )
 def test_moved_rows_equal_tensorflows(mesh, ways, num_rows):

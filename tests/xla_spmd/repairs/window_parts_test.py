@@ -192,13 +192,14 @@ def test_only_windows_that_are_wrong_are_kept_whole(monkeypatch, rows, split, is
     assert (program != unrepaired) == is_changed
 
 
-def test_a_kernels_gradient_with_more_windows_than_strides():
-    """Nine windows of two elements, 2 apart, over 16 padded by one on both sides."""
+@pytest.mark.parametrize(("stride", "padding"), [(2, [1, 1]), (1, [0, 8])])
+def test_a_kernels_gradient_with_more_windows_than_strides(stride, padding):
+    """Windows of two elements over 16, which have 16 / stride strides."""
 
     def gradient(x, kernel):
         with tf.GradientTape() as tape:
             tape.watch(kernel)
-            y = tf.nn.conv2d(x, kernel, [1, 2, 1, 1], [[0, 0], [1, 1], [0, 0], [0, 0]])
+            y = tf.nn.conv2d(x, kernel, [1, stride, 1, 1], [[0, 0], padding, [0, 0], [0, 0]])
             loss = tf.reduce_sum(y**2)
         return tape.gradient(loss, kernel)
 
