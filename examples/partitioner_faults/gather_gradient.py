@@ -7,6 +7,8 @@ It prints, where the second line should equal the first:
 
 The gradient of a gather, such as an embedding, is a scatter. exp makes the gradient of the padding
 1, and row 0 gets three of them.
+
+Until XLA mends it: pad the rows to a multiple of their parts, with ids out of bounds.
 """
 
 import jax

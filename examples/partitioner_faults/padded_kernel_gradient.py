@@ -6,8 +6,9 @@ It prints, where the second line should equal the first:
     split [[[65. 64.]]]
 
 There are 9 windows of 2 elements with a stride of 2: one more than the 8 that the image would have
-without padding. No mesh of two axes is needed. Programs with as many windows as the image has
-strides or fewer, so that the padding is SAME or VALID, have been right.
+without padding. No mesh of two axes is needed. With stride 1, more windows than the image has
+elements are wrong as well. Programs with as many windows as the image has strides or fewer, so that
+the padding is SAME or VALID, have been right.
 
 Until XLA mends it: pad by jnp.pad, and convolve without padding.
 """

@@ -13,7 +13,7 @@ by the number of copies. `convolution` sums products of slices instead. With suc
 must not be split either: `convolution` replicates it.
 
 Slices, and their gradients (pads), are partitioned by halo exchange if the devices divide all
-sizes; xla_spmd/repairs/uneven_parts.py keeps other sizes whole.
+sizes; xla_spmd/repairs/whole_dims.py keeps other sizes whole.
 """
 
 from __future__ import annotations

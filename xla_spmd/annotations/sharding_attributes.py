@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class ShardingAttributes:
         self.mesh = mesh.grid
         self._module = module
         self._names: dict[Tiling, str] = {}  # The names of the further meshes.
+        self._has_warned = False
         if MESH not in ir.SymbolTable(module.operation):
             self._add_mesh(MESH, mesh.shape)
 
@@ -41,6 +43,7 @@ class ShardingAttributes:
     def of_text(self, text: str, named: Any, value: Any) -> str:
         """Returns the sharding of a value with GSPMD's annotation `text`.
 
+        If XLA could not slice a dim along its axes, the parts are the same, but on other devices.
         Raises ValueError, which names the value `named`, if the annotation is neither replicated
         nor tiled over all devices.
         """
@@ -49,7 +52,25 @@ class ShardingAttributes:
         if dims is None:
             return self._of_device_order(tiling)
         sliceable = tilings.sliceable(dims, self.mesh)
-        return _along(dims, value) if sliceable is None else self._of_device_order(sliceable)
+        if sliceable is None:
+            return _along(dims, value)
+        self._warn_of_order(dims)
+        return self._of_device_order(sliceable)
+
+    def _warn_of_order(self, dims: Sequence[tuple[tilings.SubAxis, ...]]) -> None:
+        """Warns, once for a module, that a dim over such axes costs most of the parallelism."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        axes = [" and ".join(axis.axis for axis in along) for along in dims if len(along) > 1]
+        logging.warning(
+            "%s: the mesh %s has a dim over %s, whose sizes do not divide each other. XLA may be "
+            "wrong there, so each device computes the products of such tensors whole. Choose sizes "
+            "of which one divides the other.",
+            self.what,
+            self.mesh.shape,
+            ", and one over ".join(axes),
+        )
 
     def of_region(self, call: Any) -> str:
         """Returns the sharding of a tensor that enters or leaves a manual region.

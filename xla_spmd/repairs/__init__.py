@@ -1,1 +1,1 @@
-"""Repairs of operators that XLA's partitioner computes wrongly on uneven parts."""
+"""Repairs of operators that XLA's partitioner computes wrongly, mostly on uneven parts."""

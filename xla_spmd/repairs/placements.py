@@ -170,7 +170,7 @@ def _found(
 def placed(value: Any, splits: Sequence[Split]) -> Any:
     """Returns a tensor that is split in this way, by a constraint at the insertion point.
 
-    `splits` are of its places. If they differ, it is whole.
+    `splits` has the tensor's split in each call of its function. If they differ, it is made whole.
     """
     return sharding_attributes.constrained(value, _common(splits))
 
@@ -192,7 +192,8 @@ def _common(splits: Sequence[Split]) -> Any:
 def unsplit(value: Any, dims: Collection[int], splits: Sequence[Split]) -> Any:
     """Returns a tensor that is whole along `dims`, by a constraint at the insertion point.
 
-    `splits` are of its places. Its other dims stay as they are, if that is the same in all places.
+    `splits` has the tensor's split in each call of its function. Its other dims keep their split if
+    all calls agree.
     """
     return placed(value, [split.whole_along(dims) for split in splits])
 

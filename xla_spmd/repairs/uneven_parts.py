@@ -20,7 +20,8 @@ program's, XLA may take the wrong devices, so all the operator's tensors are kep
 
 Which dims are split, and how many ways, is known once the annotations have been propagated. So
 Shardy's propagation runs on a copy of the program first, and only operators that it splits in one
-of these ways are changed.
+of these ways are changed. Only Fourier transforms, and slices of one element with a stride, are
+changed in any case.
 """
 
 from __future__ import annotations

@@ -79,6 +79,19 @@ def test_equal_device_orders_share_a_mesh():
     np.testing.assert_allclose(y, np.tanh(np.cos(np.sin(x))), rtol=1e-5)
 
 
+def test_a_warning_names_axes_that_do_not_divide_each_other(caplog):
+    mesh = Mesh(("data", "experts"), (3, 2))
+    parts = Partitioning.from_dict(mesh, {"G": ["data", "experts"]})
+    annotator = Annotator(parts)
+    exported = _exported(
+        lambda x: annotator.annotate(annotator.annotate(2.0 * x, "G_"), "G_"), parts
+    )
+    (record,) = caplog.records
+    assert "'data': 3, 'experts': 2} has a dim over data and experts, whose" in record.getMessage()
+    x, y = _run(exported)
+    np.testing.assert_array_equal(y, 2 * x)
+
+
 def test_a_permuted_device_assignment_stays_out_of_annotations():
     mesh = Mesh(("d",), (2,), device_assignment=(1, 0))
     parts = Partitioning.from_dict(mesh, {"G": "d"})
