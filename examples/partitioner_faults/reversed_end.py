@@ -8,7 +8,8 @@ It prints, where the second line should equal the first:
 A slice, a reversal and a pad are the gradient of a symmetric pad. The last three elements are
 printed. The element 23 moves by more than one part, and is lost.
 
-Until XLA mends it: constrain the tensor to be whole before its end is reversed, and the result, too.
+Until XLA mends it: constrain the tensor to be whole before its end is reversed, and the result as
+well.
 """
 
 import jax

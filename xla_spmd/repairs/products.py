@@ -10,9 +10,9 @@ even parts, too:
 The operands and the result get placements there that fit together, and Shardy moves them.
 
 A product is repaired if two summed dims are split differently, or if two dims of any kind are and
-its tensors are split along more than two axes. These limits are observations: of products with one
-and with two summed dims, all splits over two axes were compared with NumPy, and only those of the
-first kind were wrong. In particular, XLA is right where experts become groups.
+its tensors are split along more than two axes. These limits are observations. Wrong products had
+three summed dims, or were split along three axes. All splits over two axes of mab,abn->mn and
+pma,pan->pmn equal NumPy. So XLA is right where experts become groups.
 """
 
 from __future__ import annotations
