@@ -107,7 +107,11 @@ class Experiment:
         """
         checks.check_each("train: hooks", hooks, TrainHook, "a list of TrainHooks")
         inputs = ["input", "eval_input"] if evaluate else ["input"]
-        check = functools.partial(launches.check_files, inputs=inputs)
+
+        def check(launch: launches.Launch, folder: str) -> None:
+            launches.check_to_train(launch, folder, evaluates=evaluate)
+            launches.check_files(launch, folder, inputs)
+
         with self._opened(check, trains=True) as run:
             from lingvo_gshard.runs import modes
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from lingvo_gshard.checkpoints.checkpoints import whole_steps
+from lingvo_gshard.checkpoints.saved_steps import whole_steps
 from lingvo_gshard.train.estimator import EvalSpec
 from lingvo_gshard.train.hooks import StopOnSignal, TrainHook
 from lingvo_gshard.train.train_and_evaluate import train_and_evaluate
