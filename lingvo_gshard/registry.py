@@ -97,8 +97,10 @@ def get_class(name: str) -> Any:
     module = _imported(module_name) if module_name else None
     if module is None:
         hint = _hint(name, names)
-        nor = f" And {_no_module(module_name)}." if module_name else ""
-        raise ValueError(f"No model {name!r}.{hint} `gshard models` lists them.{nor}")
+        listed = f"No model {name!r}.{hint} `gshard models` lists them."
+        # A path of the user's own has no near name.
+        is_path = module_name and not hint
+        raise ValueError(f"{listed} And {_no_module(module_name)}." if is_path else listed)
 
     cls = getattr(module, class_name, None)
     if not hasattr(cls, "params"):

@@ -118,7 +118,7 @@ def _split() -> str:
 def _check(launch: launches.Launch, folder: str) -> None:
     """Raises ValueError for what --mode lacks, as far as it is known before the devices start."""
     inputs = _INPUTS.get(_MODE.value, ())
-    launches.check_sizes(launch, inputs)
+    launches.check_sizes(launch, inputs, flags.FLAGS.num_partitions)
     match _MODE.value:
         case "train" | "train_and_eval":
             launches.check_to_train(launch, folder, evaluates=_MODE.value == "train_and_eval")

@@ -79,9 +79,10 @@ def averaged(model_dir: str | pathlib.Path, step: int, average: int) -> list[int
     check_whole(model_dir, step)
     steps = [saved for saved in whole_steps(model_dir) if saved <= step]
     if not 1 <= average <= len(steps):
+        most = "1" if len(steps) == 1 else f"1 to {len(steps)}"
         raise ValueError(
             f"{folder(model_dir)}: the mean of {average} checkpoints up to step {step} was asked "
-            f"for, and there are {steps}: give 1 to {len(steps)}; train.keep_checkpoint_max="
+            f"for, and there are {steps}: give {most}; train.keep_checkpoint_max="
             f"{max(average, 1)} keeps more while training."
         )
     return steps[-average:]

@@ -312,9 +312,12 @@ def check_files(launch: Launch, logdir: str, inputs: Sequence[str]) -> None:
         p.cls.CheckFiles(p)
 
 
-def check_sizes(launch: Launch, inputs: Sequence[str]) -> None:
-    """Raises ValueError for sizes of layers, or of the batches of `inputs`, that fit no devices."""
-    placement.check(experiment_params(launch), inputs)
+def check_sizes(launch: Launch, inputs: Sequence[str], num_partitions: int | None = None) -> None:
+    """Raises ValueError for sizes of layers, or of the batches of `inputs`, that fit no devices.
+
+    Raises it also for a mesh or a table that does not fit; None is an unknown number of devices.
+    """
+    placement.check(experiment_params(launch), inputs, num_partitions)
 
 
 def check_folder(launch: Launch, logdir: str) -> None:

@@ -69,6 +69,7 @@ def run(
     faulthandler.enable()  # A crash in C++ shows where Python was.
     with _in_one_line(program):
         usage.check_words(words, arguments)
+        usage.check_not_empty()
         usage.expand_homes()
         # Must precede the imports in `main`, which read the environment when they are loaded.
         environment.prepare()
