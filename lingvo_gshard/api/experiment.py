@@ -23,6 +23,7 @@ from lingvo_gshard.api.results import PlanReport, Training
 from lingvo_gshard.api.text_model import TextModel
 from lingvo_gshard.core import settings as core_settings
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.decoding import bundle_spec
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import opening
 from lingvo_gshard.train.hooks import EXIT_STATUS, TrainHook
@@ -220,9 +221,13 @@ class Experiment:
 
         Raises ValueError without a checkpoint, or if the folder holds anything but a bundle.
         """
+        target = storage.expanded(folder, "folder")
+        storage.check_writable(target)
+        if not storage.is_bucket(target):
+            bundle_spec.check_folder(target)
         with opening.to_decode(self._folder(), self.devices.start, settings=self.settings) as run:
-            run.export_bundle(storage.expanded(folder))
-        return storage.expanded(folder)
+            run.export_bundle(target)
+        return target
 
     def _loaded(self, command: str | None = None, check: opening.Check | None = None) -> TextModel:
         """Returns the trained model; the arguments are checked as `opening.to_decode` says."""
