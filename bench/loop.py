@@ -21,7 +21,7 @@ from absl import flags, logging
 
 from bench import synthetic
 from lingvo_gshard import cli
-from lingvo_gshard.checkpoints import checkpoints
+from lingvo_gshard.checkpoints import saved_steps
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import Mode
@@ -125,7 +125,7 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
             timed("blocked", saved.save, i, state, {})
             timed("finished", saved.wait)
             timed("restore", saved.restore, i, model.state_spec, shardings)
-            checkpoint = checkpoints.folder(folder) / str(i)
+            checkpoint = saved_steps.folder(folder) / str(i)
             timed("copy", shutil.copytree, checkpoint, folder / f"copy{i}")
 
     # A save blocks training while it copies from the devices, and then continues in a thread.

@@ -81,7 +81,8 @@ def main() -> None:
             logging.info(
                 f"Next: gshard train --model={_FIRST_MODEL[data.kind]} "
                 f"--data_dir={shlex.quote(_OUT.value)} --logdir=RUN "
-                "(for a first look add --set=train.max_steps=200; without it the run goes on)"
+                "(for a first look, add --set=train.max_steps=200; the same command without it "
+                "continues)"
             )
 
 

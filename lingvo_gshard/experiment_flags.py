@@ -4,7 +4,7 @@ import pathlib
 
 from absl import flags
 
-from lingvo_gshard import cli
+from lingvo_gshard import cli, registry
 from lingvo_gshard.core import settings
 
 MODEL = flags.DEFINE_string(
@@ -26,13 +26,22 @@ flags.adopt_module_key_flags(cli)
 def read_config() -> None:
     """Adds the model and the settings of --config to --model and --set, which win.
 
-    Raises ValueError if the file does not exist, or is not TOML.
+    Raises ValueError, which names the file, if it does not exist, is not TOML, or has a setting
+    that the model refuses.
     """
     if CONFIG.value is None:
         return
     model, changes = settings.from_toml(pathlib.Path(CONFIG.value))
     if MODEL.value is None and model is not None:
         flags.FLAGS[MODEL.name].value = model
+    if MODEL.value is not None:
+        registry.get_class(MODEL.value)
+        try:
+            registry.get_params(MODEL.value, changes)
+        except ValueError as error:
+            problem = str(error).removeprefix("--set=")
+            raise ValueError(f"--config={CONFIG.value}: {problem}") from error
+
     # The last of several values of a setting counts.
     flags.FLAGS[SET.name].value = [*changes, *SET.value]
     flags.FLAGS[CONFIG.name].value = None  # Another call adds nothing.

@@ -97,15 +97,23 @@ def _write_saved_model(folder: str, older: str | None) -> None:
     """Writes a SavedModel of the bundle `older`, or of the run of --logdir."""
     if decoder_flags.ATTENTION.value:
         raise ValueError("--attention is for bundles; a SavedModel does not return it.")
+    from lingvo_gshard.decoding import bundle_spec
+    from lingvo_gshard.runs import saved_model_request
+
+    saved_model_request.check_installed()
     storage.check_writable(folder)
+    if not storage.is_bucket(folder):
+        saved_model_request.check_folder(folder)
 
     if older is not None:
+        saved_model_request.check_languages(bundle_spec.load_spec(older).spoken)
         _prepare_for(older)
         from lingvo_gshard.runs.run import export_saved_model_of
 
         export_saved_model_of(older, folder)
     else:
-        with decoder_flags.opened_run() as run:
+        opened = decoder_flags.opened_run(check_languages=saved_model_request.check_languages)
+        with opened as run:
             run.export_saved_model(folder)
 
 

@@ -30,12 +30,14 @@ _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; re
 
 def main() -> None:
     """Imports the model; raises ValueError for a user's mistake."""
+    from lingvo_gshard.checkpoints import saved_steps
     from lingvo_gshard.hugging_face import families
     from lingvo_gshard.model import placement
 
     with storage.working(_FROM.value) as folder, storage.working(_LOGDIR.value) as logdir:
         # A model that we do not support, and a wrong setting, are reported before JAX is imported.
         storage.check_writable(logdir)
+        saved_steps.check_none(logdir)
         model, settings = families.read(folder).launched_model()
         placement.check(registry.get_params(model, [*settings, *_SET.value]), batches=())
 

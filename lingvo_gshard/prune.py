@@ -38,9 +38,9 @@ flags.adopt_module_key_flags(cli)
 
 def main() -> None:
     """Prunes the run; raises ValueError for a user's mistake."""
-    from lingvo_gshard.runs.prune_request import Request
+    from lingvo_gshard.runs import prune_request
 
-    request = Request(
+    request = prune_request.Request(
         languages=tuple(dict.fromkeys(_LANGUAGES.value)),
         keep=_KEEP.value,
         is_merged=_MERGE.value,
@@ -52,6 +52,8 @@ def main() -> None:
         launch = launches.recorded(str(logdir))
         request.num_kept(launch.model, launches.experiment_params(launch), str(logdir))
         request.loads(str(logdir))
+        launches.check_weights(launch, str(logdir))
+        prune_request.check_new(out)
 
         # Experts are copied and hashed, which needs no accelerator.
         environment.prepare(1, "cpu")

@@ -16,20 +16,30 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import pathlib
 import pkgutil
 import sys
+import traceback
 import types
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
+from xla_spmd.runtime import versions
 
 _PACKAGE = "params"
 _ENTRY_POINTS = "lingvo_gshard.experiments"
 _Class = TypeVar("_Class", bound=type)
 _experiments: dict[str, Any] = {}
 _failed: set[str] = set()  # Entry points that a warning has named.
+# The beginnings of files that are not a user's own: Python's import system and the library.
+_LIBRARY = pathlib.Path(__file__).parents[1]
+_NOT_OWN = (
+    "<",
+    f"{pathlib.Path(importlib.__file__).parent}{os.sep}",
+    *(f"{_LIBRARY / name}{os.sep}" for name in ("lingvo_gshard", "params", "xla_spmd")),
+)
 
 
 def register(cls: _Class) -> _Class:
@@ -97,8 +107,10 @@ def get_class(name: str) -> Any:
     module = _imported(module_name) if module_name else None
     if module is None:
         hint = _hint(name, names)
-        nor = f" And {_no_module(module_name)}." if module_name else ""
-        raise ValueError(f"No model {name!r}.{hint} `gshard models` lists them.{nor}")
+        listed = f"No model {name!r}.{hint} `gshard models` lists them."
+        # A path of the user's own has no near name.
+        is_path = module_name and not hint
+        raise ValueError(f"{listed} And {_no_module(module_name)}." if is_path else listed)
 
     cls = getattr(module, class_name, None)
     if not hasattr(cls, "params"):
@@ -124,8 +136,21 @@ def full_name(name: str) -> str:
 
 
 def get_params(name: str, settings: Iterable[str] = ()) -> Params:
-    """Returns an experiment's Params with `path=value` settings; ValueError as apply_setting."""
-    params: Params = get_class(name).params()
+    """Returns an experiment's Params with `path=value` settings.
+
+    Raises the errors of apply_setting, and ValueError, with the file and line, if a method of a
+    user's own class fails.
+    """
+    cls = get_class(name)
+    try:
+        params: Params = cls.params()
+    except ValueError:
+        raise
+    except Exception as error:
+        # In our classes it is a bug of ours.
+        if cls.__module__.startswith(f"{_PACKAGE}."):
+            raise
+        raise ValueError(_located(error)) from error
     for setting in settings:
         hyperparams.apply_setting(params, setting)
     return params
@@ -142,14 +167,33 @@ def _imported(name: str) -> types.ModuleType | None:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A module that exists and lacks another one is shown where it does.
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        # A module that exists lacks another one, perhaps a package that we need, too.
+        if versions.advice(error) is not None:
             raise
-        return None
+        raise ValueError(_located(error)) from error
     except SyntaxError as error:
         raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
-    except (TypeError, ValueError):  # A relative name, such as `.mine`, or an empty one.
-        return None
+    except (TypeError, ValueError) as error:
+        if not _own_frames(error):  # A relative name, such as `.mine`, or an empty one.
+            return None
+        raise ValueError(_located(error)) from error
+    except Exception as error:
+        raise ValueError(_located(error)) from error
+
+
+def _located(error: Exception) -> str:
+    """Returns an error in one line, with the place in a user's own code where it was raised."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = _own_frames(error)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {text}" if frames else text
+
+
+def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
+    """Returns the frames of an error outside of the library and of Python's import."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
 
 
 def _is_experiment(value: Any) -> bool:

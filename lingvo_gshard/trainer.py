@@ -117,18 +117,26 @@ def _split() -> str:
 
 def _check(launch: launches.Launch, folder: str) -> None:
     """Raises ValueError for what --mode lacks, as far as it is known before the devices start."""
-    launches.check_sizes(launch, _INPUTS.get(_MODE.value, ()))
-    if _MODE.value in ("train", "train_and_eval"):
-        launches.check_warm_start(launch, folder)
-
+    inputs = _INPUTS.get(_MODE.value, ())
+    launches.check_sizes(launch, inputs, flags.FLAGS.num_partitions)
     match _MODE.value:
+        case "train" | "train_and_eval":
+            launches.check_to_train(launch, folder, evaluates=_MODE.value == "train_and_eval")
+        case "continuous_eval":
+            launches.check_folder(launch, folder)
+            launches.check_data(launch, folder)
         case "decode":
             launches.check_to_decode(launch, folder, _split())
         case "eval":
             launches.check_to_evaluate(launch, folder, _split())
-        # Several processes share this work when they open the input.
-        case "train" | "train_and_eval" | "continuous_eval" if cli.processes() is None:
-            launches.check_files(launch, folder, _INPUTS[_MODE.value])
+        case "export":
+            launches.check_weights(launch, folder)
+        case "report":
+            launches.check_folder(launch, folder)
+
+    # Several processes share this work when they open the input.
+    if cli.processes() is None:
+        launches.check_files(launch, folder, inputs)
 
 
 def _profiled() -> tuple[int, int] | None:

@@ -3,7 +3,13 @@
 The tree is task, optimizer, input, eval_input, train, decode, mesh, device_assignment, sharding.
 """
 
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params, setting
+from lingvo_gshard.core.hyperparams import (
+    REQUIRED,
+    BaseParams,
+    InstantiableParams,
+    Params,
+    setting,
+)
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.moe import MoELayer
@@ -74,14 +80,13 @@ class Experiment:
     @classmethod
     def params(cls) -> ExperimentParams:
         """Returns the whole experiment."""
-        experiment = cls()
         p = ExperimentParams().Set(
-            task=experiment.Task(),
-            optimizer=experiment.Optimizer(),
-            input=experiment.Train(),
-            eval_input=experiment.Dev(),
+            task=cls._returned("Task"),
+            optimizer=cls._returned("Optimizer"),
+            input=cls._returned("Train"),
+            eval_input=cls._returned("Dev"),
             train=cls._train(),
-            decode=experiment.Decode(),
+            decode=cls._returned("Decode"),
         )
         assignment = cls.DEVICE_ASSIGNMENT
         return p.SetDefaults(
@@ -89,6 +94,16 @@ class Experiment:
             device_assignment=None if assignment is None else list(assignment),
             sharding=cls.SHARDING,
         )
+
+    @classmethod
+    def _returned(cls, method: str) -> BaseParams:
+        """Returns what a method returns. Raises ValueError if that is not settings."""
+        p = getattr(cls(), method)()
+        if not isinstance(p, BaseParams):
+            raise ValueError(
+                f"{cls.__name__}.{method}() returns {p!r}; expected settings: end it by `return p`."
+            )
+        return p
 
     def Task(self) -> InstantiableParams:
         """Returns the settings of the model and its loss, `task`."""

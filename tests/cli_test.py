@@ -43,6 +43,12 @@ def run_dir(tmp_path_factory):
     (folder / "moe").mkdir()
     record["launch"] = {"model": "toy.MoE8E4L", "overrides": [], "data_dir": "/data"}
     digests.write_json(folder / "moe/experiment.json", 1, record)
+
+    # With a checkpoint, by the file that says so, and the settings of its model.
+    (folder / "trained/checkpoints/4").mkdir(parents=True)
+    (folder / "trained/checkpoints/4/commit_success.txt").touch()
+    digests.write_json(folder / "trained/experiment.json", 1, record)
+    (folder / "trained/params.txt").write_text("task.dim : 32\n")
     return folder
 
 
@@ -112,6 +118,22 @@ def programs():
             "import_model --from=RUN --logdir=/none",
             "run0/config.json is missing: give the folder of a model of transformers.",
         ),
+        (
+            "import_model --from=MIXTRAL --logdir=RUN/trained",
+            "trained has checkpoints already, of steps [4]: choose another.",
+        ),
+        ("trainer --logdir=RUN/trained --mode=train", "holds another model; choose another one."),
+        ("trainer --logdir=RUN/trained --mode=report", "holds another model; choose another one."),
+        ("trainer --logdir=RUN/moe --mode=export", "moe: there is no checkpoint; train first."),
+        (
+            "export_bundle --logdir=RUN/trained --bundle=RUN/new",
+            "holds another model; choose another one.",
+        ),
+        ("export_bundle --logdir=RUN/moe --bundle=RUN/new", "moe: there is no checkpoint; train"),
+        (
+            "export_bundle --logdir=RUN/moe --bundle=/new --average_checkpoints=0",
+            "--average_checkpoints must be 1 or more, got 0;",
+        ),
         ("translate --logdir=/no", "/no: no experiment.json; give the --logdir of a trained model"),
         (
             "translate --bundle=/no --serve=8080",
@@ -130,6 +152,14 @@ def programs():
         (
             "trainer --logdir=RUN --set=input.batch_size=0",
             "input.batch_size = 0: expected 1 or more.",
+        ),
+        ("trainer --logdir=", "trainer: --logdir= is empty; give it a value, or leave it out."),
+        ("trainer --logdir=RUN --set=sharding=Q:d", "sharding=Q:d: no tensor of the model has a"),
+        ("trainer --logdir=RUN --set=sharding=B:x", "sharding=B:x: no axis 'x' in ('x',); the axe"),
+        ("trainer --logdir=RUN --set=mesh=data", "mesh=data: expected axes with their sizes"),
+        (
+            "trainer --logdir=RUN --num_partitions=2 --set=mesh=d:3",
+            "mesh=d:3: expected 3 devices, got 2.",
         ),
         ("trainer --logdir=RUN --config=RUN", "run0: this is a folder; expected a TOML file."),
         ("serve --logdir=RUN --host=256.0.0.1", "--port=8080 on 256.0.0.1: "),

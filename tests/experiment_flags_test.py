@@ -39,6 +39,14 @@ def test_flags_win(config):
         assert experiment_flags.SET.value[-2:] == ["train.seed=3", "train.seed=4"]
 
 
+def test_a_wrong_setting_of_a_file_is_reported_with_the_file(tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text('model = "toy.Dense4L"\n[train]\nmax_stps = 7\n')
+    message = "^--config=.*/wrong.toml: train.max_stps=7: No hyperparameter 'train.max_stps'"
+    with flagsaver.flagsaver(config=str(path)), pytest.raises(ValueError, match=message):
+        experiment_flags.read_config()
+
+
 def _gshard(*args):
     command = without.command(_SLOW, "lingvo_gshard.gshard", *args)
     return subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -116,8 +116,30 @@ def test_a_wrong_path_lists_the_existing_names(folder, name, message):
 
 
 def test_an_own_module_that_lacks_a_package_shows_which(folder):
-    with pytest.raises(ModuleNotFoundError, match="registry_test_is_not_installed"):
+    message = "/broken.py, line 1: ModuleNotFoundError: No .*'registry_test_is_not_installed'$"
+    with pytest.raises(ValueError, match=message):
         registry.get_class("registry_test_package.broken.Mine")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("\n1 / 0\n", "/faulty.py, line 2: ZeroDivisionError: division by zero$"),
+        ("int('x')\n", "/faulty.py, line 1: ValueError: invalid literal for int"),
+        ("{}        return p.foo\n", "/faulty.py, line 5: NameError: name 'p' is not defined"),
+        (
+            "{}        return super().Task().Set(dims=3)\n",
+            "/faulty.py, line 5: AttributeError: No hyperparameter 'dims'; did you mean dim",
+        ),
+        ("{}        super().Task()\n", r"Mine.Task\(\) returns None; expected .* by `return p`\.$"),
+    ],
+)
+def test_an_error_in_an_own_module_is_one_line_with_its_place(folder, code, message):
+    begin = "from params import toy\n\nclass Mine(toy.MoE8E4L):\n    def Task(self):\n"
+    (folder / "registry_test_package/faulty.py").write_text(code.format(begin))
+    with pytest.raises(ValueError, match=message) as raised:
+        registry.get_params("registry_test_package.faulty.Mine")
+    assert "\n" not in str(raised.value)
 
 
 def test_installed_packages_name_their_modules_as_entry_points(folder, monkeypatch, caplog):

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.checkpoints import checkpoints
+from lingvo_gshard.checkpoints import saved_steps
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import hooks, metrics_files, summaries
 
@@ -76,7 +76,7 @@ class Run:
 
     def incomplete_checkpoints(self) -> set[int]:
         """Returns the inodes of the checkpoints that are not complete."""
-        folder = pathlib.Path(checkpoints.folder(self.folder))
+        folder = saved_steps.folder(self.folder)
         found = set()
         for path in folder.iterdir() if folder.exists() else ():
             with contextlib.suppress(FileNotFoundError):  # The trainer may be renaming it.
@@ -86,7 +86,7 @@ class Run:
 
     def saved_step(self) -> int:
         """Returns the step of the newest complete checkpoint, or 0 before the first one."""
-        return max(checkpoints.whole_steps(self.folder), default=0)
+        return max(saved_steps.whole_steps(self.folder), default=0)
 
     def num_damaged(self) -> int:
         """Returns the number of checkpoints that the trainers found damaged."""

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags, logging
 
-from lingvo_gshard.checkpoints import checkpoints, exported
+from lingvo_gshard.checkpoints import checkpoints, exported, saved_steps
 from lingvo_gshard.checkpoints.stored import Stored
 from lingvo_gshard.decoding import bundle
 from lingvo_gshard.hugging_face import importing
@@ -511,7 +511,7 @@ def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
 
 def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     logdir = str(folder)
-    within = pathlib.Path(checkpoints.folder(folder))
+    within = saved_steps.folder(folder)
     yield Kind("experiment.json", [folder / "experiment.json"], lambda: launches.recorded(logdir))
     vocabularies = sorted(folder.glob("vocab/*.model"))
     if vocabularies:
@@ -527,7 +527,7 @@ def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     yield Kind("params.txt", [folder / "params.txt"], check)
     if (within / "best.json").exists():
         yield Kind("best.json", [within / "best.json"], lambda: _best(folder))
-    path = within / str(checkpoints.whole_steps(folder)[-1])
+    path = within / str(saved_steps.whole_steps(folder)[-1])
     described = [path / "about/metadata", path / "input_state/metadata"]
     yield Kind("checkpoint, described", described, lambda: _described(path))
     arrays = [each for each in (path / "state").rglob("*") if each.is_file()]

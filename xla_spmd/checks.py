@@ -25,8 +25,10 @@ def check_each(what: str, values: Any, kind: type, example: str) -> None:
 def check_count(what: str, value: Any) -> None:
     """Raises ValueError unless `value` is a whole number, 1 or more."""
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_whole or value < 1:
-        raise ValueError(f"{what} must be 1 or more, got {value!r}.")
+    if not is_whole:
+        raise ValueError(f"{what} must be a whole number, 1 or more, got {value!r}.")
+    if value < 1:
+        raise ValueError(f"{what} must be 1 or more, got {value}.")
 
 
 def check_takes(what: str, fn: Callable[..., Any], names: Sequence[str]) -> None:

@@ -92,10 +92,13 @@ class Mesh:
             raise ValueError(f"{what}: {problems[0]} in {tuple(names)}; the axes are {known}.")
 
     @staticmethod
-    def parse(text: str, num_partitions: int, assignment: Sequence[int] | None = None) -> "Mesh":
+    def parse(
+        text: str, num_partitions: int | None, assignment: Sequence[int] | None = None
+    ) -> "Mesh":
         """Returns the mesh of a text such as `data:*,experts:8`: axes and sizes, the slowest first.
 
-        A size of `*` is `num_partitions` divided by the other sizes. Raises ValueError if the text
+        A size of `*` is `num_partitions` divided by the other sizes; None stands for the fewest
+        that the text allows. Raises ValueError if the text
         has another form, if the sizes do not multiply to `num_partitions`, if a name occurs twice,
         or if `assignment` is not a permutation of the devices.
         """
@@ -110,6 +113,8 @@ class Mesh:
 
         # The axis of size `*`, if there is one, has the partitions that the others leave.
         known = math.prod(int(size) for size in sizes if size != "*")
+        if num_partitions is None:
+            num_partitions = known
         if num_partitions % known or ("*" not in sizes and num_partitions != known):
             expected = f"a multiple of {known}" if "*" in sizes else known
             raise ValueError(f"mesh={text}: expected {expected} devices, got {num_partitions}.")

@@ -23,6 +23,7 @@ from lingvo_gshard.api.results import PlanReport, Training
 from lingvo_gshard.api.text_model import TextModel
 from lingvo_gshard.core import settings as core_settings
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.decoding import bundle_spec
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import opening
 from lingvo_gshard.train.hooks import EXIT_STATUS, TrainHook
@@ -107,7 +108,11 @@ class Experiment:
         """
         checks.check_each("train: hooks", hooks, TrainHook, "a list of TrainHooks")
         inputs = ["input", "eval_input"] if evaluate else ["input"]
-        check = functools.partial(launches.check_files, inputs=inputs)
+
+        def check(launch: launches.Launch, folder: str) -> None:
+            launches.check_to_train(launch, folder, evaluates=evaluate)
+            launches.check_files(launch, folder, inputs)
+
         with self._opened(check, trains=True) as run:
             from lingvo_gshard.runs import modes
 
@@ -216,9 +221,13 @@ class Experiment:
 
         Raises ValueError without a checkpoint, or if the folder holds anything but a bundle.
         """
+        target = storage.expanded(folder, "folder")
+        storage.check_writable(target)
+        if not storage.is_bucket(target):
+            bundle_spec.check_folder(target)
         with opening.to_decode(self._folder(), self.devices.start, settings=self.settings) as run:
-            run.export_bundle(storage.expanded(folder))
-        return storage.expanded(folder)
+            run.export_bundle(target)
+        return target
 
     def _loaded(self, command: str | None = None, check: opening.Check | None = None) -> TextModel:
         """Returns the trained model; the arguments are checked as `opening.to_decode` says."""

@@ -53,12 +53,14 @@ def of_experiment(
     The plan is kept in `folder`, if it is given. Raises ValueError for an unknown model, setting,
     topology or program, for a vocabulary without a size, or if the mesh does not fit the cores.
     """
-    from lingvo_gshard.plans import kept_plans, least_remat, plan_text
     from lingvo_gshard.plans.request import make_request
 
     request = make_request(model, topology, settings, None)
     if programs is not None:
         request = request.only(programs)
+
+    # A mistake has been reported by now, before JAX is imported.
+    from lingvo_gshard.plans import kept_plans, least_remat, plan_text
 
     with tempfile.TemporaryDirectory() as temporary, _on_cpu():
         kept_in = pathlib.Path(folder or temporary)

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import logging
 import math
-import os
 import pathlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,7 +23,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from lingvo_gshard.checkpoints import averages, checked_array, stored
+from lingvo_gshard.checkpoints import averages, checked_array, saved_steps, stored
 from lingvo_gshard.checkpoints.checked_array import CheckedArray
 from lingvo_gshard.checkpoints.epath_glob import LiteralPath
 from lingvo_gshard.checkpoints.fingerprints import fingerprint
@@ -33,10 +32,9 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import padded, processes, shared_folder, specs
-from xla_spmd.files import digests, json_records, storage
+from xla_spmd.files import digests, json_records
 
 _BEST = "checkpoints/best.json"
-COMMITTED = "commit_success.txt"  # The name is Orbax's.
 # The folder that a save writes, or leaves behind if it is killed.
 _OF_A_SAVE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")
 _SECS_PER_HOUR = 3600
@@ -83,21 +81,6 @@ class Restored:
     state: NestedMap  # Arrays on the devices.
     input_state: dict[str, Any]
     digest: str  # A digest of the state's fingerprints.
-
-
-def folder(model_dir: str | pathlib.Path) -> LiteralPath:
-    """Returns the folder of a run's checkpoints; in gs://, Orbax itself reads and writes it."""
-    origin = storage.origin(model_dir)
-    is_direct = str(origin).startswith("gs://")
-    return LiteralPath(origin if is_direct else os.path.abspath(model_dir)) / "checkpoints"
-
-
-def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
-    """Returns the steps of complete checkpoints, oldest first."""
-    committed = folder(model_dir).glob(f"*/{COMMITTED}")
-    names = [path.parent.name for path in committed]
-    # A checkpoint that somebody renamed, such as 100_good, does not count.
-    return sorted(int(name) for name in names if name.isdigit())
 
 
 def _committed_secs(path: epath.Path) -> float:
@@ -180,7 +163,8 @@ def note_best(
     value = numbers[metric]
     before = read_best(model_dir)
     # After a failed save or a deletion, the recorded checkpoint may be missing.
-    if before is None or before.metric != metric or before.step not in whole_steps(model_dir):
+    steps = saved_steps.whole_steps(model_dir)
+    if before is None or before.metric != metric or before.step not in steps:
         is_best = not math.isnan(value)
     elif higher_is_better:
         is_best = value > before.value
@@ -222,8 +206,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         For saving, it creates the folder, and deletes the remains of a killed save.
         """
         self._model_dir = model_dir
-        self._folder = folder(model_dir)
-        self._damaged = self._folder.parent / "damaged_checkpoints"
+        self._folder = LiteralPath(saved_steps.folder(model_dir))
+        self._damaged = LiteralPath(saved_steps.damaged_folder(model_dir))
         self._contents = contents
         self._saving: int | None = None  # The step of the save in progress.
 
@@ -252,7 +236,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def steps(self) -> list[int]:
         """Returns the steps of complete checkpoints, oldest first."""
-        return whole_steps(self._model_dir)
+        return saved_steps.whole_steps(self._model_dir)
 
     def latest(self, passed_over: Collection[int] = ()) -> int | None:
         """Returns the newest complete checkpoint's step, as process 0 sees it, or None.
@@ -375,18 +359,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         if there are too few checkpoints. This call and reading the arrays raise
         DamagedCheckpointError if a file is damaged.
         """
-        self._whole(step)
-        steps = [saved for saved in self.steps() if saved <= step]
-        if not 1 <= average <= len(steps):
-            raise ValueError(
-                f"{self._folder}: the mean of {average} checkpoints up to step {step} was asked "
-                f"for, and there are {steps}: give 1 to {len(steps)}; train.keep_checkpoint_max="
-                f"{max(average, 1)} keeps more while training."
-            )
+        self.wait()
 
         # This reads only the descriptions.
         checkpoints = []
-        for averaged in steps[-average:]:
+        for averaged in saved_steps.averaged(self._model_dir, step, average):
             path = self._path(averaged)
             checkpoint = stored.in_all_processes(path, functools.partial(Stored.open, path))
             checkpoints.append(checkpoint.arrays())
@@ -413,10 +390,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         Raises ValueError, which lists the complete checkpoints' steps, if `step` is not among them.
         """
         self.wait()
-        steps = self.steps()
-        if step not in steps:
-            there = steps or "none"
-            raise ValueError(f"{self._path(step)}: no whole checkpoint; there are {there}.")
+        saved_steps.check_whole(self._model_dir, step)
         return self._path(step)
 
     def _delete_incomplete(self) -> None:
@@ -435,7 +409,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         to_keep = steps_to_keep(times, best_step, self._contents.params.train)
         for step in times.keys() - to_keep:
             # Without this file it is incomplete, so that nobody reads it during the deletion.
-            (self._path(step) / COMMITTED).unlink()
+            (self._path(step) / saved_steps.COMMITTED).unlink()
             self._path(step).rmtree()
 
     def _put_aside(self, step: int) -> None:

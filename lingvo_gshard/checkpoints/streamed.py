@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 import tensorstore
 
-from lingvo_gshard.checkpoints import averages, checked_array
+from lingvo_gshard.checkpoints import averages, checked_array, saved_steps
 from lingvo_gshard.checkpoints.checked_array import CheckedArray, Index
-from lingvo_gshard.checkpoints.checkpoints import COMMITTED, Contents, folder
+from lingvo_gshard.checkpoints.checkpoints import Contents
 from lingvo_gshard.checkpoints.fingerprints import PartSums, difference
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from xla_spmd.files import atomic_file, json_records, storage
+from xla_spmd.files import atomic_file, json_records
 from xla_spmd.runtime import progress
 
 # Arrays that are written at a time; for each, one part is read while another is written.
@@ -87,7 +87,7 @@ def write(
     folder is in gs://, or if an array is damaged or not finite; then it deletes what it has
     written.
     """
-    partial = partial_folder(model_dir, step)
+    partial = saved_steps.partial_folder(model_dir, step)
     target = partial.with_name(str(step))
     if target.exists():
         raise ValueError(f"{target}: there is such a checkpoint already.")
@@ -113,20 +113,6 @@ def write(
         shutil.rmtree(partial)
         raise
     return Written(len(arrays), len(arrays) - len(missing), num_bytes)
-
-
-def partial_folder(model_dir: str | pathlib.Path, step: int) -> pathlib.Path:
-    """Returns the folder that holds the checkpoint of `step` while it is written.
-
-    Raises ValueError for a folder in gs://, since writing needs a disk.
-    """
-    path = folder(model_dir)
-    if storage.is_bucket(path):
-        raise ValueError(
-            f"{path}: its arrays are written part by part, which needs a disk: give a folder "
-            "there, and copy it."
-        )
-    return pathlib.Path(path) / f"{step}.import"
 
 
 def _continued(partial: pathlib.Path, source: str) -> dict[str, list[str]]:
@@ -249,4 +235,4 @@ def _finish(
 
     (partial / _JOURNAL).unlink()
     partial.rename(target)
-    atomic_file.write(target / COMMITTED, "")
+    atomic_file.write(target / saved_steps.COMMITTED, "")

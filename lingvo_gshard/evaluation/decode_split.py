@@ -17,7 +17,7 @@ from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
 from lingvo_gshard.input import example_codec, manifest, sentences
 from lingvo_gshard.input.manifest import Kind, Language
 from lingvo_gshard.input.normalization import one_line
-from lingvo_gshard.runs.launch import check_data, check_decoded, decoded_languages, recorded
+from lingvo_gshard.runs.launch import check_decoded, decoded_languages, recorded
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 from xla_spmd.files import atomic_file, digests, storage
@@ -127,13 +127,12 @@ def decode_split(run: Run, split: str, tell: Tell = print) -> Quality | None:
     from them. All processes must call it; process 0 scores, one language at a time, and alone
     returns the scores.
 
-    Raises ValueError if the run was never trained, or on other data; if no language has the split
-    or its text is damaged; if decode.max_sentences or decode.prompt_len is out of its range; or if
-    the model's numbers for a line are not finite.
+    Raises ValueError if the run was never trained; if no language has the split or its text is
+    damaged; if decode.max_sentences or decode.prompt_len is out of its range; or if the model's
+    numbers for a line are not finite.
     """
     check_decoded(run.launch.model, run.params)
     recorded(run.logdir)  # Refuses a folder in which nothing was trained.
-    check_data(run.launch, run.logdir)
     languages = decoded_languages(run.launch, run.params, split)
     digests.verify(_data_dir(run), [language.text[split] for language in languages])
     decoding = _KINDS[manifest.load(_data_dir(run)).kind](run, split, languages)

@@ -15,15 +15,17 @@ from xla_spmd.mesh import Mesh, names_of
 _BATCHES = ("input", "eval_input", "decode")
 
 
-def partitioning(params: Params, num_partitions: int) -> Partitioning:
+def partitioning(params: Params, num_partitions: int | None) -> Partitioning:
     """Returns the experiment's table over its mesh of `num_partitions` devices.
 
+    None stands for the fewest devices that the mesh can have, in order.
     On a mesh of one axis and with fewer experts (in the first stack) than devices, the experts are
     replicated along a second axis, `r`; all other letters are split over it, too. Raises ValueError
     if the mesh or the table is malformed or does not fit the devices, and if the table names a dim
     or a stack that the model lacks.
     """
-    mesh = Mesh.parse(params.mesh, num_partitions, params.device_assignment)
+    assignment = None if num_partitions is None else params.device_assignment
+    mesh = Mesh.parse(params.mesh, num_partitions, assignment)
     table = Partitioning.parse(mesh, params.sharding)
     table.check_letters(f"sharding={params.sharding}", params.task.cls.DIMS)
     stacks = params.task.cls.STACKS
@@ -46,7 +48,7 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
     num_experts = first_moe.num_experts
     (expert_partitions,) = table.in_stack(first_stack).factor("E")
     copies = expert_partitions // num_experts if num_experts > 0 else 0
-    if copies < 2 or copies * num_experts != num_partitions:
+    if copies < 2 or copies * num_experts != mesh.num_partitions:
         return table
     return _with_copies(table, copies, num_experts)
 
@@ -165,16 +167,19 @@ def check_sizes(params: Params, table: Partitioning, batches: Collection[str] = 
             raise ValueError(f"{name} = {size}: expected 1 or more.")
 
 
-def check(params: Params, batches: Collection[str] = _BATCHES) -> None:
+def check(
+    params: Params, batches: Collection[str] = _BATCHES, num_partitions: int | None = None
+) -> None:
     """Raises ValueError for sizes of layers, groups or the named batches that fit no devices.
 
-    Vocabulary sizes must be set. Takes a fraction of a second, and imports neither TensorFlow nor
-    JAX.
+    Raises it also for a mesh or a table that does not fit `num_partitions` devices, or, if their
+    number is unknown, any devices. Vocabulary sizes must be set. Takes a fraction of a second, and
+    imports neither TensorFlow nor JAX.
     """
-    unpartitioned = Partitioning(Mesh.flat(1), ())
+    table = partitioning(params, num_partitions)
     if batches:
-        check_sizes(params, unpartitioned, batches)
-    params.task.Instantiate(Annotator(unpartitioned))
+        check_sizes(params, table, batches)
+    params.task.Instantiate(Annotator(table))
 
 
 def check_divisible(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from lingvo_gshard import registry
+from lingvo_gshard.checkpoints import saved_steps
 from lingvo_gshard.core.hyperparams import Params, apply_setting, parse_setting
 from lingvo_gshard.decoding.languages import Languages
 from lingvo_gshard.input import example_codec, manifest, tokenizer
@@ -37,6 +38,8 @@ _EXPERIMENT = "experiment.json"
 _VERSION = 1
 _PRODUCT_DTYPE = "task.product_dtype"
 _WARM_START = "train.warm_start_from"
+# These settings must not change while a folder has checkpoints.
+MODEL_PREFIXES = ("task", "optimizer.cls", "train.frozen")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,41 +312,83 @@ def check_files(launch: Launch, logdir: str, inputs: Sequence[str]) -> None:
         p.cls.CheckFiles(p)
 
 
-def check_sizes(launch: Launch, inputs: Sequence[str]) -> None:
-    """Raises ValueError for sizes of layers, or of the batches of `inputs`, that fit no devices."""
-    placement.check(experiment_params(launch), inputs)
+def check_sizes(launch: Launch, inputs: Sequence[str], num_partitions: int | None = None) -> None:
+    """Raises ValueError for sizes of layers, or of the batches of `inputs`, that fit no devices.
 
-
-def check_warm_start(launch: Launch, logdir: str) -> None:
-    """Raises ValueError if a new run in `logdir` is to start from a run or a file that is missing.
-
-    A run that exists does not read it again.
+    Raises it also for a mesh or a table that does not fit; None is an unknown number of devices.
     """
-    source = experiment_params(launch).train.warm_start_from
+    placement.check(experiment_params(launch), inputs, num_partitions)
+
+
+def check_folder(launch: Launch, logdir: str) -> None:
+    """Raises ValueError, which lists the differences, if `logdir` holds another model."""
+    p = experiment_params(launch)
+    train_config.check_folder(logdir, p.ToText(), MODEL_PREFIXES, p.DefaultsText())
+
+
+def check_weights(launch: Launch, logdir: str) -> None:
+    """Raises ValueError unless `logdir` has the launch's model and the checkpoints to decode.
+
+    These are decode.checkpoint_step, and as many as decode.average_checkpoints up to it.
+    """
+    check_folder(launch, logdir)
+    p = experiment_params(launch).decode
+    saved_steps.check(logdir, p.checkpoint_step, p.average_checkpoints)
+
+
+def check_to_train(launch: Launch, logdir: str, evaluates: bool) -> None:
+    """Raises ValueError if the model cannot be trained in `logdir`.
+
+    It can't if the folder holds another model, or one of other data; if the learning rate falls to
+    zero too early; if a new run is to start from a run or a file that is missing, which one that
+    exists does not read again; or if train.early_stop_patience is set, but nothing `evaluates`.
+    """
+    check_folder(launch, logdir)
+    check_data(launch, logdir)
+    params = experiment_params(launch)
+    patience = params.train.early_stop_patience
+    if patience is not None and not evaluates:
+        raise ValueError(f"train.early_stop_patience={patience} needs --mode=train_and_eval.")
+
+    source = params.train.warm_start_from
     if source is not None and not holds_run(logdir) and not storage.path(source).exists():
         raise ValueError(f"{_WARM_START}={source}: there is no such run or file.")
+
+    # A learning rate of zero would leave the last steps without effect.
+    zero_from = params.optimizer.schedule.Instantiate().zero_from
+    max_steps = params.train.max_steps
+    if zero_from is not None and zero_from < max_steps:
+        raise ValueError(
+            f"train.max_steps is {max_steps}, but the learning rate falls to zero at step "
+            f"{zero_from}: set optimizer.schedule.total_steps={max_steps}, too."
+        )
 
 
 def check_to_evaluate(launch: Launch, logdir: str, split: str) -> None:
     """Raises ValueError if the run in `logdir` cannot be evaluated on a split; see evaluated_input.
 
-    It can't if nothing was trained in the folder, or if a file of the split is missing or has
-    another size, either.
+    It can't if nothing was trained in the folder, if it holds another model or one of other data,
+    or if a file of the split is missing or has another size, either.
     """
     recorded(logdir)
     p = evaluated_input(launch, experiment_params(launch), split)
+    check_data(launch, logdir)
     p.cls.CheckFiles(p)
+    check_weights(launch, logdir)
 
 
 def check_to_decode(launch: Launch, logdir: str, split: str) -> None:
     """Raises ValueError if the run in `logdir` cannot decode a split; see decoded_languages.
 
-    It can't if its task does not predict text or if nothing was trained in the folder, either.
+    It can't if its task does not predict text, if nothing was trained in the folder, or if it holds
+    another model or one of other data, either.
     """
     params = experiment_params(launch)
     check_decoded(launch.model, params)
     recorded(logdir)
     decoded_languages(launch, params, split)
+    check_data(launch, logdir)
+    check_weights(launch, logdir)
 
 
 def decoded_languages(launch: Launch, params: Params, split: str) -> list[manifest.Language]:

@@ -16,7 +16,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.decoding.reading import READINGS
 from lingvo_gshard.model import placement
 from lingvo_gshard.runs import expert_load
-from lingvo_gshard.runs.launch import check_data, evaluated_input, is_decoded, record
+from lingvo_gshard.runs.launch import evaluated_input, is_decoded, record
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import train_and_evaluate
@@ -57,12 +57,8 @@ class Evaluation:
 def train(run: Run, hooks: Sequence[TrainHook] = ()) -> None:
     """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before.
 
-    Raises ValueError if train.early_stop_patience is set, which needs evaluations, or if the
-    settings or the data do not fit the run.
+    Raises ValueError if the model or the data is not the run's. See launches.check_to_train.
     """
-    patience = run.params.train.early_stop_patience
-    if patience is not None:
-        raise ValueError(f"train.early_stop_patience={patience} needs --mode=train_and_eval.")
     with _training(run) as (input_fn, stop):
         run.estimator.train(input_fn, max_steps=run.params.train.max_steps, hooks=[stop, *hooks])
 
@@ -98,7 +94,6 @@ def evaluate(run: Run, split: str = "dev", tell: Tell | None = None) -> Evaluati
     Each result is passed to `tell` as soon as it is known; by default it is printed. Raises
     ValueError for another split, or for an experiment without Test().
     """
-    check_data(run.launch, run.logdir)
     p = evaluated_input(run.launch, run.params, split)
     restored = run.estimator.restore(**run.averaged)
     evaluated = functools.partial(run.estimator.evaluate_state, restored.state, restored.step)
@@ -120,7 +115,6 @@ def evaluate(run: Run, split: str = "dev", tell: Tell | None = None) -> Evaluati
 
 def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, up to its last step."""
-    check_data(run.launch, run.logdir)
     # A folder in s3:// is a local copy, which does not get another process's checkpoints.
     folder = storage.origin(run.logdir)
     if str(folder).startswith("s3://"):
@@ -203,11 +197,8 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
     """Yields the input, which is opened before anything is written, and a hook to train with.
 
     Draws the experts' loads at the end. Raises SystemExit if a signal stopped the run, and
-    ValueError if the learning rate falls to zero too early or the run has other data.
+    ValueError if the folder holds another model, or one of other data.
     """
-    _check_schedule(run.params)
-    check_data(run.launch, run.logdir)
-
     # Signals are caught from here on, so that opening a slow input can be stopped as well.
     with StopOnSignal() as stop:
         source: Any = _input_fn(run, run.params.input)(run.params)
@@ -223,17 +214,6 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
         saved = ", which is saved" if stop.stopped_at else ": nothing was done yet"
         print_once(f"Stopped by a signal after step {stop.stopped_at}{saved}.")
         sys.exit(EXIT_STATUS)
-
-
-def _check_schedule(params: Params) -> None:
-    """Raises ValueError if a learning rate of zero would leave the last steps without effect."""
-    zero_from = params.optimizer.schedule.Instantiate().zero_from
-    max_steps = params.train.max_steps
-    if zero_from is not None and zero_from < max_steps:
-        raise ValueError(
-            f"train.max_steps is {max_steps}, but the learning rate falls to zero at step "
-            f"{zero_from}: set optimizer.schedule.total_steps={max_steps}, too."
-        )
 
 
 def _announce(run: Run) -> None:

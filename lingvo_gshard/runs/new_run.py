@@ -4,7 +4,7 @@ import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.checkpoints import checkpoints, streamed
+from lingvo_gshard.checkpoints import saved_steps, streamed
 from lingvo_gshard.checkpoints.checked_array import CheckedArray
 from lingvo_gshard.checkpoints.checkpoints import Contents
 from lingvo_gshard.checkpoints.streamed import Written
@@ -14,8 +14,6 @@ from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.launch import Launch, Pruned
 from lingvo_gshard.train import config as train_config
-
-STEP = 0  # The step of such a run's first checkpoint.
 
 
 def contents(params: Params) -> Contents:
@@ -40,10 +38,7 @@ def write(
     damaged or not finite; then it removes all new files.
     """
     folder = pathlib.Path(logdir)
-    steps = checkpoints.whole_steps(folder)
-    if steps:
-        raise ValueError(f"{folder} has checkpoints already, of steps {steps}: choose another.")
-
+    saved_steps.check_none(folder)
     params = described.params
     entries_before = set(folder.iterdir()) if folder.is_dir() else None
     claim = train_config.claimed(
@@ -53,7 +48,7 @@ def write(
         try:
             launches.record(launch, str(folder), vocabularies, pruned)
             state = streamed.first_state(described.state_spec, theta)
-            return streamed.write(logdir, STEP, described, state, source)
+            return streamed.write(logdir, saved_steps.NEW_RUN, described, state, source)
         except ValueError:
             _remove_new(folder, entries_before)
             raise

@@ -77,7 +77,8 @@ def to_decode(
 
     Raises ValueError if the folder holds no run, if the run does not fit the devices, if its lines
     are decoded by another program than `command`, if it was not trained on `source_lang`, if
-    `check` refuses its languages, or if a setting of the search is out of its range.
+    `check` refuses its languages, if a setting of the search is out of its range, or if there are
+    too few checkpoints.
     """
     with storage.working(logdir) as folder:
         launch = launches.recorded(str(folder))
@@ -98,6 +99,7 @@ def to_decode(
         if check is not None:
             source, target = map(loaded, launches.vocabularies(str(folder)))
             check(launches.model_languages(launch, params, source, target))
+        launches.check_weights(launch, str(folder))
         num_partitions, _ = start(launch.model)
 
         # A mistake has been reported by now, before the slow imports.

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+from lingvo_gshard.checkpoints import saved_steps
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers import moe_sizes
 from lingvo_gshard.runs import expert_load, kept_experts
@@ -52,6 +53,13 @@ class Request:
                 f"the loads of {', '.join(evaluated)}."
             )
         return expert_load.by_language(evaluations, self.languages)
+
+
+def check_new(out: pathlib.Path) -> None:
+    """Raises ValueError for a folder that has other files than an interrupted call's."""
+    unfinished = saved_steps.partial_folder(out, saved_steps.NEW_RUN)
+    if out.exists() and not unfinished.is_dir() and (out.is_file() or any(out.iterdir())):
+        raise ValueError(f"{out} exists already: choose a new folder.")
 
 
 def moe_stacks(params: Params) -> dict[str, Params]:

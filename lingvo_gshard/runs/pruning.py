@@ -21,7 +21,7 @@ import numpy as np
 import tensorstore
 from tensorstore import TensorStore
 
-from lingvo_gshard.checkpoints import stack_forms, streamed
+from lingvo_gshard.checkpoints import stack_forms
 from lingvo_gshard.checkpoints.checked_array import CheckedArray, Index, computed_view
 from lingvo_gshard.checkpoints.stack_forms import Form
 from lingvo_gshard.core.base_layer import STACKED, Use
@@ -29,7 +29,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import kept_experts, new_run
+from lingvo_gshard.runs import kept_experts, new_run, prune_request
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.kept_experts import KeptExperts
 from lingvo_gshard.runs.launch import Launch, Pruned
@@ -64,7 +64,7 @@ def prune(run: Run, out: str | pathlib.Path, request: Request) -> Result:
     counts = request.num_kept(run.launch.model, run.params, run.logdir)
     loads = request.loads(run.logdir)
     stacks = moe_stacks(run.params)
-    _check_new(pathlib.Path(out))
+    prune_request.check_new(pathlib.Path(out))
 
     # The arrays themselves are only read while the new run's are written.
     arrays = run.estimator.saved_weights(**run.averaged)
@@ -97,13 +97,6 @@ def _router_paths(params: Params) -> list[str]:
     task = TaskModel(params, placement.partitioning(params, 1)).task
     items = task.weight_specs.FlattenItems()
     return [f"{_THETA}{path}" for path, spec in items if spec.use is Use.ROUTER]
-
-
-def _check_new(out: pathlib.Path) -> None:
-    """Raises ValueError for a folder that has other files than an interrupted call's."""
-    unfinished = streamed.partial_folder(out, new_run.STEP)
-    if out.exists() and not unfinished.is_dir() and (out.is_file() or any(out.iterdir())):
-        raise ValueError(f"{out} exists already: choose a new folder.")
 
 
 def _kept(

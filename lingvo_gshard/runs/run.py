@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from lingvo_gshard.checkpoints import checkpoints
+from lingvo_gshard.checkpoints import saved_steps
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, rows_by_piece
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
@@ -28,6 +28,7 @@ from lingvo_gshard.model import placement, remats
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.runs import loss_products, saved_model
 from lingvo_gshard.runs.launch import (
+    MODEL_PREFIXES,
     Launch,
     check_decoded,
     experiment_params,
@@ -71,7 +72,7 @@ class Run:
     @property
     def done(self) -> int:
         """Returns the step of the newest complete checkpoint, or 0."""
-        return max(checkpoints.whole_steps(self.logdir), default=0)
+        return max(saved_steps.whole_steps(self.logdir), default=0)
 
     @property
     def computing(self) -> str:
@@ -148,10 +149,8 @@ class Run:
     def export_saved_model(self, folder: str | pathlib.Path) -> None:
         """Writes a TensorFlow SavedModel of the decoder, which runs on one device.
 
-        Raises the errors of `decoder`, and ValueError without tensorflow-text, for a model that
-        does not translate, and for a folder with other files.
+        Raises the errors of `decoder`, and ValueError for a folder with other files.
         """
-        saved_model.check_installed()  # Before the weights are read.
         with storage.working(folder) as local_folder:
             decoder, _, _ = self.decoder()
             saved_model.save(local_folder, decoder, self.params, vocabularies(self.logdir))
@@ -195,10 +194,9 @@ def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
 def export_saved_model_of(bundle_folder: str | pathlib.Path, folder: str | pathlib.Path) -> None:
     """Writes a TensorFlow SavedModel of a bundle's decoder.
 
-    Raises ValueError if the bundle is damaged or does not record its experiment, without
-    tensorflow-text, for a model that does not translate, and for a folder with other files.
+    Raises ValueError if the bundle is damaged or does not record its experiment, and for a folder
+    with other files.
     """
-    saved_model.check_installed()
     with storage.working(bundle_folder) as source, storage.working(folder) as target:
         decoder, _, _ = bundle.load(source)
         params = _recorded_params(bundle_folder, decoder)
@@ -309,13 +307,13 @@ def make_estimator(
     placement.check_sizes(params, partitioning)
 
     # A run with checkpoints continues from its own.
-    has_checkpoints = bool(checkpoints.whole_steps(logdir))
+    has_checkpoints = bool(saved_steps.whole_steps(logdir))
     return Estimator(
         TaskModel(params, partitioning),
         logdir,
         params=params,
         # These settings must not change while the folder has checkpoints.
-        model_prefixes=("task", "optimizer.cls", "train.frozen"),
+        model_prefixes=MODEL_PREFIXES,
         warm_start=None if has_checkpoints else _warm_start(params),
         executables=executables,
     )

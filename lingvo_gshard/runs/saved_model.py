@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import pathlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -32,17 +31,15 @@ from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.outcomes import MIN_END_LOG_PROB, Finish, no_result
 from lingvo_gshard.files import safetensors_file
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, target_token
-from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.model.task_model import TaskModel
+from lingvo_gshard.runs import saved_model_request
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import tracer
-from xla_spmd.files import atomic_file, digests, storage
+from xla_spmd.files import atomic_file, digests
 from xla_spmd.mesh import Mesh
 
 # The SHA-256 of all other files, in sha256sum's format; TensorFlow ignores this folder.
 SUMS = "assets.extra/SHA256SUMS"
-# The files and folders in a SavedModel's folder.
-_ENTRIES = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
 
 Vocabularies = tuple[pathlib.Path, pathlib.Path]  # The source's and the target's.
 # A tf.function from ids, int32 [B, L], and the numbers of tokens, int32 [B], to ids [B, n, T],
@@ -55,29 +52,17 @@ def save(
 ) -> None:
     """Writes a SavedModel with a decoder's weights, settings and vocabularies.
 
-    The folder appears at once, and replaces an earlier SavedModel. Raises ValueError without
-    tensorflow-text, for a model that does not translate, for weights other than FLOAT32, for a
-    folder with other files, and for a path that TensorFlow would take for a pattern.
+    The folder appears at once, and replaces an earlier SavedModel. Raises ValueError for weights
+    other than FLOAT32, for a folder with other files, and for a path that TensorFlow would take for
+    a pattern.
     """
-    check_installed()
-    spec = decoder.spec
-    if spec.kind != Kind.PARALLEL:
+    numbers = decoder.spec.weights
+    if numbers != "float32":
         raise ValueError(
-            f"--export_saved_model: {spec.model} does not translate, and only models that do can "
-            "be SavedModels; export a bundle."
+            f"--export_saved_model: the weights are {numbers}, and a SavedModel needs float32; "
+            "export a bundle."
         )
-    if spec.sources:
-        raise ValueError(
-            f"--export_saved_model: the vocabulary of {spec.model} has tokens of languages, which "
-            "SavedModels do not support; export a bundle."
-        )
-    if spec.weights != "float32":
-        raise ValueError(
-            f"--export_saved_model: the weights are {spec.weights}, and a SavedModel needs "
-            "float32; export a bundle."
-        )
-    _check_is_no_pattern(folder)
-    atomic_file.check_holds_only(folder, _ENTRIES, "a SavedModel")
+    saved_model_request.check_folder(folder)
 
     with atomic_file.replacing_folder(folder) as partial:
         # The other process reads the weights from a file, as they may be too large for a message.
@@ -86,17 +71,6 @@ def save(
         tracer.run(write, partial, weights, params, decoder.spec, vocabularies)
         weights.unlink()
         _write_sums(partial)
-
-
-def _check_is_no_pattern(folder: str | pathlib.Path) -> None:
-    """Raises ValueError for a path that TensorFlow would take for a pattern when it loads it."""
-    path = storage.absolute(folder)
-    wildcards = sorted(set("*?[\\").intersection(path))
-    if wildcards:
-        raise ValueError(
-            f"--export_saved_model={folder}: TensorFlow takes {' and '.join(wildcards)} in {path} "
-            "for a pattern, and could not load it; choose another folder."
-        )
 
 
 def _write_sums(folder: pathlib.Path) -> None:
@@ -108,15 +82,6 @@ def _write_sums(folder: pathlib.Path) -> None:
             lines.append(f"{digests.describe(folder, name).sha256}  {name}\n")
     (folder / SUMS).parent.mkdir()
     atomic_file.write(folder / SUMS, "".join(lines))
-
-
-def check_installed() -> None:
-    """Raises ValueError without tensorflow-text."""
-    if importlib.util.find_spec("tensorflow_text") is None:
-        raise ValueError(
-            "--export_saved_model needs tensorflow-text, which is not installed; "
-            "`pip install 'lingvo_gshard[saved-model]'` installs it."
-        )
 
 
 def write(

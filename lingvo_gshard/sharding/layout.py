@@ -190,6 +190,7 @@ class Partitioning:
 
             # A letter with `-` is not split, like a letter without a row.
             names = () if axis == "-" else tuple(axis.split("+"))
+            mesh.check(f"sharding={text}", names)
             value: Axis = names[0] if len(names) == 1 else names
             rows += [(scope + dot + letter, value) for letter in letters]
 

@@ -14,6 +14,7 @@ from xla_spmd.runtime import environment, jax_runtime
 _LIMIT = "bytes_limit"  # In a device's memory_stats.
 _MIB = 2**20
 _PLUGINS_LOGGER = "jax._src.xla_bridge"  # It finds and starts the plugins.
+_UNKNOWN = "not in the list of known backends"  # In JAX's error about a platform's name.
 _chosen_by_environment = False  # Whether JAX_PLATFORMS, and no flag, has chosen the platform.
 # The extras and the targets are cuda12, cuda13 and tpu.
 _SETUP = (
@@ -145,6 +146,11 @@ def _counted(count: int, noun: str) -> str:
 
 def _missing(platform: str, reason: str) -> ValueError:
     setting = "JAX_PLATFORMS" if _chosen_by_environment else "--platform"
+    if _UNKNOWN in reason:
+        return ValueError(
+            f"{setting}={platform}: JAX knows no such platform; expected cpu, cuda or tpu. Unset "
+            "it to compute on what is here."
+        )
     return ValueError(
         f"{setting}={platform}: JAX finds no such device here ({reason}). {_SETUP}; "
         "--platform=cpu works without one."

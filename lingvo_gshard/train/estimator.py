@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from lingvo_gshard.checkpoints import averages, checkpoints, exported, stored
+from lingvo_gshard.checkpoints import averages, checkpoints, exported, saved_steps, stored
 from lingvo_gshard.checkpoints.checked_array import CheckedArray
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents, Restored
 from lingvo_gshard.checkpoints.warm_start import WarmStart
@@ -449,7 +449,7 @@ class Estimator:
             result = saved.newest(functools.partial(use, saved))
 
         if result is None:
-            raise ValueError(f"{self.model_dir}: there is no checkpoint; train first.")
+            raise saved_steps.none_error(self.model_dir)
         return result
 
     def _evaluated(self, arrays: dict[str, CheckedArray]) -> dict[str, CheckedArray]:

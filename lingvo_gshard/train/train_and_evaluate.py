@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.checkpoints.checkpoints import whole_steps
+from lingvo_gshard.checkpoints.saved_steps import whole_steps
 from lingvo_gshard.checkpoints.stored import DamagedCheckpointError
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes

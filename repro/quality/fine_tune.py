@@ -22,7 +22,7 @@ from absl import flags
 
 from data_prep import tsv
 from lingvo_gshard import cli
-from lingvo_gshard.checkpoints.checkpoints import whole_steps
+from lingvo_gshard.checkpoints.saved_steps import whole_steps
 from lingvo_gshard.input import fairseq_vocabulary
 from lingvo_gshard.train.metrics_files import EVAL_METRICS, read_lines
 from repro.quality import multilingual

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from absl import flags
 
-from lingvo_gshard.checkpoints.checkpoints import whole_steps
+from lingvo_gshard.checkpoints.saved_steps import whole_steps
 from lingvo_gshard.runs import launch
 from lingvo_gshard.train.metrics_files import EVAL_METRICS, read_lines
 from repro import families

@@ -95,7 +95,7 @@ def test_the_summary_names_languages_with_many_bytes(folder):
     assert re.search(r"data: 9\d\d training examples in 1 directions, .* in data/report", told)
     command = "gshard train --model=small.MoE8E6L --data_dir=data --logdir=RUN"
     assert (
-        f"Next: {command} (for a first look add --set=train.max_steps=200; "
+        f"Next: {command} (for a first look, add --set=train.max_steps=200; "
         in told.splitlines()[-1]
     )
 

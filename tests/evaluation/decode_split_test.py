@@ -49,7 +49,6 @@ def run(data_dir, tmp_path, monkeypatch):
     """A run with a toy decoder, and without a record of its training."""
     monkeypatch.setattr(decode_split, "recorded", lambda logdir: None)
     monkeypatch.setattr(decode_split, "check_decoded", lambda model, params: None)
-    monkeypatch.setattr(decode_split, "check_data", lambda launch, logdir: {})
     decoder = Reverser(2, (4, 8))
     (tmp_path / "run").mkdir()
     return types.SimpleNamespace(
@@ -191,20 +190,6 @@ def test_the_tokens_of_bleu_follow_the_target(run, data_dir, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("none: there are no sentences to score.")
     assert "BLEU is not averaged" in printed
-
-
-def test_other_data_is_refused_before_anything_is_written_over(run, tmp_path, monkeypatch):
-    decode_split.decode_split(run, "test")
-    before = {path: path.read_bytes() for path in (tmp_path / "run/decode_test").iterdir()}
-
-    def refuse(launch, logdir):
-        raise ValueError(f"{launch.data_dir} differs from the data of {logdir}")
-
-    monkeypatch.setattr(decode_split, "check_data", refuse)
-    monkeypatch.delattr(run, "decoder")  # Not even the weights are read.
-    with pytest.raises(ValueError, match="/data differs from the data of .*/run"):
-        decode_split.decode_split(run, "test")
-    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_damaged_text_is_refused_before_it_is_translated(run, data_dir):

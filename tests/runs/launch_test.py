@@ -54,13 +54,95 @@ def _data_with_text(folder, *splits):
     return launch
 
 
+def _write_checkpoints(logdir, *steps):
+    """Writes the files by which complete checkpoints are known, and the settings of their model."""
+    for step in steps:
+        (logdir / f"checkpoints/{step}").mkdir(parents=True)
+        (logdir / f"checkpoints/{step}/commit_success.txt").touch()
+    (logdir / "params.txt").write_text(_params(model="toy.Dense4L").ToText())
+
+
 def test_a_misspelled_split_is_not_decoded(tmp_path):
     launch = _data_with_text(tmp_path / "data", "test", "flores")
     launches.record(launch, str(tmp_path / "run"))
+    _write_checkpoints(tmp_path / "run", 4)
     launches.check_to_decode(launch, str(tmp_path / "run"), "flores")
     message = "--split=tset: no language of .*data has text of it to decode; .* are flores, test.$"
     with pytest.raises(ValueError, match=message):
         launches.check_to_decode(launch, str(tmp_path / "run"), "tset")
+
+
+_train = functools.partial(launches.check_to_train, evaluates=True)
+_evaluate = functools.partial(launches.check_to_evaluate, split="dev")
+_decode = functools.partial(launches.check_to_decode, split="test")
+
+
+@pytest.mark.parametrize("check", [_train, _evaluate, _decode])
+def test_nothing_is_computed_on_data_of_another_vocabulary(tmp_path, check):
+    launch = _data_with_text(tmp_path / "data", "test")
+    launches.record(launch, str(tmp_path / "run"))
+    (tmp_path / "run/vocab/target.model").write_bytes(b"other")
+    with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
+        check(launch, str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("check", [_train, _decode, launches.check_weights])
+def test_the_folder_of_another_model_is_refused(tmp_path, check):
+    launch = _data_with_text(tmp_path / "data", "test")
+    launches.record(launch, str(tmp_path / "run"))
+    _write_checkpoints(tmp_path / "run", 4)
+    check(launch, str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="holds another model; choose .* differs in task.dim: 32"):
+        check(launch.changed(["task.dim=32"]), str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["decode.average_checkpoints=3"], r"mean of 3 .* step 8 .* are \[4, 8\]: give 1 to 2"),
+        (["decode.average_checkpoints=0"], "the mean of 0 checkpoints up to step 8 was asked for"),
+        (["decode.checkpoint_step=6"], r"checkpoints/6: no whole checkpoint; there are \[4, 8\]"),
+        (["decode.average_checkpoints=2", "decode.checkpoint_step=4"], r"there are \[4\]: give 1"),
+    ],
+)
+def test_checkpoints_that_are_missing_are_not_evaluated(tmp_path, settings, message):
+    logdir = str(tmp_path / "run")
+    launch = _data_with_text(tmp_path / "data", "test")
+    launches.record(launch, logdir)
+    with pytest.raises(ValueError, match=r"run: there is no checkpoint; train first\.$"):
+        _decode(launch, logdir)
+
+    _write_checkpoints(tmp_path / "run", 4, 8)
+    _decode(launch.changed(["decode.average_checkpoints=2"]), logdir)
+    with pytest.raises(ValueError, match=message):
+        _decode(launch.changed(settings), logdir)
+
+
+def test_damage_is_left_to_whoever_reads_the_checkpoints(tmp_path):
+    launch = _data_with_text(tmp_path / "data", "test")
+    launches.record(launch, str(tmp_path / "run"))
+    (tmp_path / "run/damaged_checkpoints").mkdir()
+    _decode(launch, str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["optimizer.schedule.cool_down_steps=50", "optimizer.schedule.total_steps=200"],
+            "max_steps is 300, but .* zero at step 200: set optimizer.schedule.total_steps=300",
+        ),
+        (["train.early_stop_patience=3"], "patience=3 needs --mode=train_and_eval"),
+        (["train.warm_start_from=/none"], "warm_start_from=/none: there is no such run or file"),
+    ],
+)
+def test_settings_that_training_could_not_follow_are_refused(tmp_path, settings, message):
+    launch = data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
+    launch = launch.changed(["train.max_steps=300"])
+    launches.check_to_train(launch, str(tmp_path / "run"), evaluates=False)
+    with pytest.raises(ValueError, match=message):
+        changed = launch.changed(settings)
+        launches.check_to_train(changed, str(tmp_path / "run"), evaluates=False)
 
 
 @pytest.mark.parametrize("check", [launches.check_to_decode, launches.check_to_evaluate])

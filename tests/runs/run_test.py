@@ -32,7 +32,7 @@ def test_a_run_without_a_whole_checkpoint_is_started_warm(tmp_path, monkeypatch)
     p = _params("train.warm_start_from=/old")
     (tmp_path / "checkpoints").mkdir()
     run.make_estimator(p, str(tmp_path), 1)
-    monkeypatch.setattr(run.checkpoints, "whole_steps", lambda logdir: [4])
+    monkeypatch.setattr(run.saved_steps, "whole_steps", lambda logdir: [4])
     run.make_estimator(p, str(tmp_path), 1)
     assert made[0].source == "/old" and made[1] is None
 

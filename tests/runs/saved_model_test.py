@@ -17,11 +17,12 @@ from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.bundle import Decoder
 from lingvo_gshard.decoding.bundle_spec import DecoderSpec
+from lingvo_gshard.decoding.languages import Languages
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.input import sentences
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.model.task_model import TaskModel
-from lingvo_gshard.runs import saved_model
+from lingvo_gshard.runs import saved_model, saved_model_request
 from lingvo_gshard.train.programs import Programs
 from tests.decoding import vocabularies
 from tests.layers import building
@@ -244,15 +245,13 @@ def test_without_tensorflow_text_it_is_refused_in_one_line(monkeypatch):
     with pytest.raises(
         ValueError, match=r"^--export_saved_model needs tensorflow-text.*\]'`.*it\.$"
     ):
-        saved_model.check_installed()
+        saved_model_request.check_installed()
 
 
-def test_tokens_of_languages_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_model, "check_installed", lambda: None)
-    spec = DecoderSpec("toy", (), 2, (8,), 1, 1, targets=("fra_Latn",), sources=("deu_Latn",))
-    decoder = types.SimpleNamespace(spec=spec)
-    with pytest.raises(ValueError, match="vocabulary of toy has tokens of languages, .* a bundle"):
-        saved_model.save(tmp_path / "saved", decoder, None, ())
+def test_tokens_of_languages_are_refused():
+    known = Languages(Kind.PARALLEL, (), sources=("deu_Latn",), targets=("fra_Latn",))
+    with pytest.raises(ValueError, match="vocabulary has tokens of languages, .* a bundle"):
+        saved_model_request.check_languages(known)
 
 
 def test_the_sums_name_a_damaged_file(tmp_path, monkeypatch):

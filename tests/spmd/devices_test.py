@@ -104,6 +104,21 @@ except ValueError as error:
     assert "Traceback" not in run.stderr
 
 
+def test_a_platform_that_jax_does_not_know_needs_no_package():
+    code = """
+from lingvo_gshard.spmd import devices
+devices.prepare("auto", 1)
+try:
+    devices.start()
+except ValueError as error:
+    print(error)
+"""
+    env = os.environ | {"JAX_PLATFORMS": "gup", "XLA_FLAGS": ""}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    line = "JAX_PLATFORMS=gup: JAX knows no such platform; expected cpu, cuda or tpu. Unset it to "
+    assert run.stdout.startswith(line) and run.stdout.count("\n") == 1, run.stderr
+
+
 def test_too_few_devices_and_idle_ones_of_other_processes_are_refused(monkeypatch):
     assert devices.start(2)[0] == 2
     with pytest.raises(ValueError, match="--num_partitions=9: there are only 8 virtual CPU dev"):

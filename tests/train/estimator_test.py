@@ -11,7 +11,8 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lingvo_gshard.checkpoints import exported
-from lingvo_gshard.checkpoints.checkpoints import Checkpoints, whole_steps
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
+from lingvo_gshard.checkpoints.saved_steps import whole_steps
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.spmd import specs

@@ -121,7 +121,7 @@ def test_a_train_op_without_a_weight_is_named(tmp_path):
     [
         ({"model_fn": lambda features, labels, mode, params: None}, r"model_fn: .* \(state, feat"),
         ({"init_fn": lambda: None}, r"init_fn: expected a function of \(seed\): too many"),
-        ({"train_batch_size": "8"}, "train_batch_size must be 1 or more, got '8'"),
+        ({"train_batch_size": "8"}, "train_batch_size must be a whole number, 1 or more, got '8'"),
     ],
 )
 def test_arguments_of_another_form_are_refused(tmp_path, changes, message):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.checkpoints.checkpoints import whole_steps
+from lingvo_gshard.checkpoints.saved_steps import whole_steps
 from lingvo_gshard.train.estimator import EvalSpec
 from lingvo_gshard.train.hooks import StopOnSignal, TrainHook
 from lingvo_gshard.train.train_and_evaluate import train_and_evaluate

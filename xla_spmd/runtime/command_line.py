@@ -31,6 +31,7 @@ _PLAIN = {
     r"flag --(\w+)=(.*): invalid literal for int\(\) .*": r"--\1=\2: expected a whole number",
     r"flag --(\w+)=(.*): could not convert string to float: .*": r"--\1=\2: expected a number",
     r"flag --(.*): value should be one of <(.*)>": r"--\1: expected one of \2",
+    r"flag (--.*): \('Non-boolean argument .*": r"\1: expected true or false",
     r"flag (--.*: expected .*)": r"\1",
     r"Unknown command line flag 'serve'.*": "--serve: serving is a program, gshard serve",
     r"Unknown command line flag 'export'.*": ("--export: exporting is a program, gshard export"),
@@ -69,6 +70,7 @@ def run(
     faulthandler.enable()  # A crash in C++ shows where Python was.
     with _in_one_line(program):
         usage.check_words(words, arguments)
+        usage.check_not_empty()
         usage.expand_homes()
         # Must precede the imports in `main`, which read the environment when they are loaded.
         environment.prepare()

@@ -322,8 +322,8 @@ def _disable_constant_folding() -> None:
 
     if "tensorflow" in sys.modules:
         raise RuntimeError(
-            "prepare: tensorflow was imported before the environment was prepared: "
-            f"TF_XLA_FLAGS lacks {_NO_CONSTANT_FOLDING}. Call environment.prepare() first."
+            "tensorflow was imported without the flags that it reads at its import: call "
+            "lingvo_gshard.prepare() before `import tensorflow`."
         )
     os.environ["TF_XLA_FLAGS"] = " ".join([*flags, _NO_CONSTANT_FOLDING])
 

@@ -118,6 +118,17 @@ def _expanded(value: object) -> Any:
     return match[1] + storage.expanded(match[2]) if match else value
 
 
+def check_not_empty() -> None:
+    """Raises ValueError for a flag with an empty value, as of a variable that is not set.
+
+    A folder without a name would be the current one.
+    """
+    for name in flags.FLAGS:
+        flag = flags.FLAGS[name]
+        if flag.present and flag.value == "":
+            raise ValueError(f"--{name}= is empty; give it a value, or leave it out.")
+
+
 def check_words(words: Sequence[str], arguments: Sequence[str]) -> None:
     """Raises ValueError if there are more positional arguments than the program takes."""
     if arguments and arguments[-1].endswith("..."):
