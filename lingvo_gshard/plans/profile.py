@@ -7,7 +7,7 @@ from lingvo_gshard.plans.measured_step import MeasuredStep, Part
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes, traces
 from lingvo_gshard.train.hooks import TrainHook
-from lingvo_gshard.train.profiling import Profile, ProfileHook, Span
+from lingvo_gshard.train.profiling import Profile, ProfileHook
 from xla_plan.machines import networks
 from xla_spmd.files import storage, table
 
@@ -27,8 +27,8 @@ def hooks(run: Run, after: int, upto: int) -> list[TrainHook]:
     if not processes.is_first():
         return []
     dispatch = placement.dispatch(run.params)
-    span = Span(after, upto)
-    return [ProfileHook(span, run.logdir, lambda profile: print(text(profile, dispatch)))]
+    asked = range(after + 1, upto + 1)
+    return [ProfileHook(asked, run.logdir, lambda profile: print(text(profile, dispatch)))]
 
 
 def text(profile: Profile, dispatch: str | None = None) -> str:
@@ -48,10 +48,10 @@ def text(profile: Profile, dispatch: str | None = None) -> str:
         f"Steps {steps.start} to {steps.stop - 1}, {1e3 * measured.secs:.2f} ms each, mean of "
         f"{devices} of this process"
     )
-    if (steps.start - 1, steps.stop - 1) != (asked.after, asked.upto):
+    if steps != asked:
         longest = max(len(call.steps) for call in profile.calls)
         title += (
-            f"; {asked.after + 1} to {asked.upto} were asked for, but calls of up to {longest} "
+            f"; {asked[0]} to {asked[-1]} were asked for, but calls of up to {longest} "
             "steps (train.iterations_per_loop) are traced as wholes"
         )
     if dispatch is not None:
