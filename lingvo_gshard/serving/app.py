@@ -51,6 +51,7 @@ from typing import Any
 
 from aiohttp import web
 
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.outcomes import NoResultError
 from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
 from lingvo_gshard.input.manifest import Kind
@@ -107,13 +108,15 @@ class Server:
         app.router.add_get("/openapi.json", lambda _: _file(_OPENAPI))
         for route in messages.ROUTES:
             app.router.add_post(route.path, functools.partial(self._decode, route))
-        app.router.add_get("/languages", self._languages)
+        app.router.add_get("/languages", self._facts(_languages))
         app.router.add_post(f"{libretranslate.PREFIX}/translate", self._libretranslate)
-        app.router.add_get(f"{libretranslate.PREFIX}/languages", self._libretranslate_languages)
+        app.router.add_get(
+            f"{libretranslate.PREFIX}/languages", self._facts(libretranslate.languages)
+        )
         app.router.add_post(f"{messages.OPENAI}completions", self._complete)
-        app.router.add_get(f"{messages.OPENAI}models", self._models)
-        app.router.add_get("/healthz", self._health)
-        app.router.add_get("/health", self._health)
+        app.router.add_get(f"{messages.OPENAI}models", self._facts(self._models))
+        app.router.add_get("/healthz", self._facts(_health))
+        app.router.add_get("/health", self._facts(_health))
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._metrics.handler())
         return app
@@ -161,19 +164,16 @@ class Server:
 
     # --- the handlers ---
 
-    async def _languages(self, request: web.Request) -> web.StreamResponse:
-        spec = self._text_decoder.spec
-        languages = {
-            "languages": spec.source_languages,
-            "targets": spec.targets,
-            "named_sources": bool(spec.sources),
-        }
-        return web.json_response(languages)
+    def _facts(self, facts_of: Callable[[DecoderSpec], Any]) -> messages.Handler:
+        """Returns a handler that answers with facts about the model, as JSON."""
 
-    async def _health(self, request: web.Request) -> web.StreamResponse:
-        spec = self._text_decoder.spec
-        facts = {"model": spec.model, "num_best": spec.num_best, "kind": spec.kind}
-        return web.json_response(facts)
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return web.json_response(facts_of(self._text_decoder.spec))
+
+        return answer
+
+    def _models(self, spec: DecoderSpec) -> dict[str, Any]:
+        return completions.models(spec, self._loaded_secs)
 
     async def _ready(self, request: web.Request) -> web.StreamResponse:
         if not self._is_ready:
@@ -190,9 +190,6 @@ class Server:
         results = await self._results(request, text_decoder, asked.lines)
         return web.json_response(libretranslate.answer(asked, results))
 
-    async def _libretranslate_languages(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(libretranslate.languages(self._text_decoder.spec))
-
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         generator: Any = self._text_decoder
         messages.check_kind(Kind.TEXT, request.path, generator.spec)
@@ -205,9 +202,6 @@ class Server:
             return web.Response(text=events, content_type="text/event-stream")
         return web.json_response(fields)
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(completions.models(self._text_decoder.spec, self._loaded_secs))
-
     async def _decode(self, route: Route, request: web.Request) -> web.StreamResponse:
         # From here on, the request keeps its model, even if another one is loaded meanwhile.
         text_decoder = self._text_decoder
@@ -215,7 +209,9 @@ class Server:
 
         is_plain = request.content_type == "text/plain"
         if is_plain:
-            asked = Asked(_plain_lines(await messages.text_body(request, "replace")))
+            # Lines end only at newlines, as in the programs' input.
+            text = await messages.text_body(request, "replace")
+            asked = Asked(text.removesuffix("\n").split("\n") if text else [])
         else:
             asked = messages.asked(await messages.json_body(request), text_decoder.spec, route)
 
@@ -303,6 +299,18 @@ async def _file(path: pathlib.Path) -> web.StreamResponse:
     return web.FileResponse(path)
 
 
+def _languages(spec: DecoderSpec) -> dict[str, Any]:
+    return {
+        "languages": spec.source_languages,
+        "targets": spec.targets,
+        "named_sources": bool(spec.sources),
+    }
+
+
+def _health(spec: DecoderSpec) -> dict[str, Any]:
+    return {"model": spec.model, "num_best": spec.num_best, "kind": spec.kind}
+
+
 def _parts(text_decoder: TextDecoder, lines: list[str], seed: int) -> list[list[Part]]:
     """Returns the parts of each line. Raises HTTPRequestEntityTooLarge if a line is too long."""
     parts_by_line = []
@@ -312,13 +320,6 @@ def _parts(text_decoder: TextDecoder, lines: list[str], seed: int) -> list[list[
         except ValueError as error:
             raise web.HTTPRequestEntityTooLarge(0, text=str(error)) from error
     return parts_by_line
-
-
-def _plain_lines(text: str) -> list[str]:
-    """Returns the lines of a text, which end only at newlines, as in the programs' input."""
-    if not text:
-        return []
-    return text.removesuffix("\n").split("\n")
 
 
 def _as_json(results: list[NBest], asked: Asked) -> list[list[dict[str, Any]]]:
