@@ -175,7 +175,8 @@ class _Reader:
     def _by_id(self, listed: list[str]) -> dict[int, _Token]:
         """Returns the tokens by the ids that the files give them.
 
-        Raises ValueError if two files contradict each other.
+        Raises ValueError if two files contradict each other, or if one file lacks tokens after the
+        pieces that another file has.
         """
         by_id: dict[int, _Token] = {}
         ids: dict[str, int] = {}
@@ -195,22 +196,17 @@ class _Reader:
             listings[fields.path] = {
                 token_id for token_id, _ in in_file if token_id >= len(self._pieces)
             }
-        self._check_listings(listings, by_id)
-        return by_id
 
-    def _check_listings(
-        self, listings: dict[pathlib.Path, set[int]], by_id: dict[int, _Token]
-    ) -> None:
-        """Raises ValueError if one file lacks tokens after the pieces that another file has."""
+        # The tokens after the pieces; a file may list only the special tokens of text.
         for path, listing in listings.items():
             for token_id, token in by_id.items():
-                # A file may list only the special tokens of text.
                 is_missing = token_id >= len(self._pieces) and token_id not in listing
                 if listing and is_missing and token.name != _MASK:
                     raise ValueError(
                         f"{path} lacks token {token_id}, {token.name!r}, which another file of "
                         "the folder has"
                     )
+        return by_id
 
     def _ids(self, fields: Fields, listed: list[str]) -> list[tuple[int, _Token]]:
         """Returns the tokens in a file, with their ids."""

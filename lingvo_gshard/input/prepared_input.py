@@ -42,7 +42,13 @@ class PreparedInput(PrefetchedInput):
 
         Raises ValueError if it is missing or damaged, or if the data is of another kind.
         """
-        return manifest.load_kind(data_dir, cls.KIND, cls.__name__)
+        data = manifest.load(data_dir)
+        if data.kind != cls.KIND:
+            raise ValueError(
+                f"{data_dir} holds data of kind {data.kind}, but {cls.__name__} reads kind "
+                f"{cls.KIND}: prepare it with gshard prepare --kind={cls.KIND}"
+            )
+        return data
 
     @classmethod
     def Facts(cls, data_dir: str) -> DataFacts:

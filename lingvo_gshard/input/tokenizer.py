@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import sentencepiece
@@ -220,7 +221,7 @@ class Tokenizer:
 
 def _form_of(processor: sentencepiece.SentencePieceProcessor) -> Normalization:
     """Returns the normalization that a model expects."""
-    if processor.piece_to_id(recorded(Normalization.MODEL)) != UNK_ID:
+    if processor.piece_to_id(record("normalization", Normalization.MODEL)) != UNK_ID:
         return Normalization.MODEL
     # A model whose own rules include NFKC is for reading; all of our earlier models have them.
     keeps_form = processor.decode(processor.encode(_HALF)) == _HALF
@@ -233,9 +234,9 @@ def language_code(name: str) -> str:
     return name if match is None else match["code"] or match["short"]
 
 
-def recorded(normalization: Normalization) -> str:
-    """Returns the piece after the table by which a vocabulary records its normalization."""
-    return f"<normalization: {normalization}>"
+def record(kind: Literal["normalization", "language", "added"], value: str) -> str:
+    """Returns the piece after the table by which a vocabulary records this about itself."""
+    return f"<{kind}: {value}>"
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
@@ -260,13 +261,3 @@ def vocabulary_files(
     if kind == Kind.TEXT:
         return vocab / "text.model", vocab / "text.model"
     return vocab / "source.model", vocab / "target.model"
-
-
-def recorded_language(name: str) -> str:
-    """Returns the piece after the table that records a control piece as a language's token."""
-    return f"<language: {name}>"
-
-
-def recorded_added(name: str) -> str:
-    """Returns the piece after the table that records a text as a token wherever it occurs."""
-    return f"<added: {name}>"
