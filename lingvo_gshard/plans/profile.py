@@ -81,22 +81,18 @@ def _rows(measured: MeasuredStep, *, has_roofline: bool) -> list[list[str]]:
 
 def _cells(part: Part, step_secs: float) -> list[str]:
     """Returns the cells of a row; `-` for an undefined rate."""
-    rate = None
-    if part.flops and part.secs:
-        rate = part.flops / part.secs / 1e9
-
-    roofline_ms = None
-    reached = None
-    if part.roofline_secs is not None:
-        roofline_ms = 1e3 * part.roofline_secs
-        if part.secs:
-            reached = part.roofline_secs / part.secs
-
+    gflop = part.flops / 1e9 or None
+    roofline_ms = None if part.roofline_secs is None else 1e3 * part.roofline_secs
     return [
         f"{1e3 * part.secs:.3f}",
         f"{part.secs / step_secs:.1%}",
-        table.number(part.flops / 1e9 if part.flops else None, ".3f"),
-        table.number(rate, ".1f"),
+        table.number(gflop, ".3f"),
+        table.number(_over(gflop, part.secs), ".1f"),
         table.number(roofline_ms, ".3f"),
-        table.number(reached, ".0%"),
+        table.number(_over(part.roofline_secs, part.secs), ".0%"),
     ]
+
+
+def _over(value: float | None, secs: float) -> float | None:
+    """Returns a quotient; None if it is undefined."""
+    return None if value is None or secs == 0.0 else value / secs
