@@ -102,7 +102,8 @@ def get_class(name: str) -> Any:
 
     cls = getattr(module, class_name, None)
     if not hasattr(cls, "params"):
-        known = [known for known, value in vars(module).items() if _is_experiment(value)]
+        classes = {known: value for known, value in vars(module).items() if isinstance(value, type)}
+        known = [known for known, value in classes.items() if hasattr(value, "params")]
         has = f"its experiments are {', '.join(known)}" if known else "it has no experiments"
         raise ValueError(
             f"No model {name!r}:{_hint(name, names)} {module.__file__ or module} defines no class "
@@ -150,10 +151,6 @@ def _imported(name: str) -> types.ModuleType | None:
         raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     except (TypeError, ValueError):  # A relative name, such as `.mine`, or an empty one.
         return None
-
-
-def _is_experiment(value: Any) -> bool:
-    return isinstance(value, type) and hasattr(value, "params")
 
 
 def _no_module(name: str) -> str:
