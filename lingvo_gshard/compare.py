@@ -146,10 +146,5 @@ def _quality(logdir: str) -> Quality:
     return quality.load(_folder(logdir) / "scores.json")
 
 
-def run() -> None:
-    """The console entry."""
-    cli.run("compare", main)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("compare", main)

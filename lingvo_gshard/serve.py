@@ -59,10 +59,5 @@ def _check_address(host: str, port: int) -> None:
         raise ValueError(f"--port={port} on {host}: {error.strerror}.") from error
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("serve", main, unused=cli.OF_PROCESSES)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("serve", main, unused=cli.OF_PROCESSES)
