@@ -216,7 +216,7 @@ class Server:
             asked = messages.asked(await messages.json_body(request), text_decoder.spec, route)
 
         # A model of several languages reads the requested ones from a line's beginning.
-        beginning = messages.beginning(request.query, asked, text_decoder.spec)
+        beginning = messages.beginning(request.query, asked.languages, text_decoder.spec)
         lines = [beginning + line for line in asked.lines]
 
         results = await self._results(request, text_decoder, lines, asked.seed)

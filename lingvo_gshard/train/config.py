@@ -25,8 +25,7 @@ _IGNORED = (
     ".product_dtype",  # How products are rounded: `auto` leaves it to the machine.
 )
 
-# The package of each of train.writers.
-_WRITERS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+_WRITERS = ("tensorboard", "wandb", "mlflow")  # Each has the name of its package.
 
 
 class TrainParams(BaseParams):
@@ -149,11 +148,10 @@ def _check_writers(p: TrainParams) -> None:
             raise ValueError(
                 f"train.writers={p.writers}: {name!r} is not one of {', '.join(_WRITERS)}."
             )
-        package = _WRITERS[name]
-        if importlib.util.find_spec(package) is None:
+        if importlib.util.find_spec(name) is None:
             raise ValueError(
-                f"train.writers={p.writers}: the package {package} is not installed: pip install "
-                f"{package}."
+                f"train.writers={p.writers}: the package {name} is not installed: pip install "
+                f"{name}."
             )
 
 
