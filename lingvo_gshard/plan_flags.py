@@ -1,6 +1,7 @@
 """Flags of the programs that plan registered experiments."""
 
 import contextlib
+import os
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from absl import flags
 from lingvo_gshard import experiment_flags, registry
 from xla_plan.plans import plan_folder
 from xla_spmd.files import storage
+from xla_spmd.runtime import environment
 
 if TYPE_CHECKING:
     from lingvo_gshard.plans.request import Request
@@ -72,6 +74,12 @@ def _read_from() -> None:
     model, settings = families.read(pathlib.Path(_FROM.value)).launched_model()
     flags.FLAGS[MODEL.name].value = model
     flags.FLAGS[_SET.name].value = [*settings, *_SET.value]
+
+
+def prepare() -> None:
+    """Prepares JAX to compile without the cache, as the time of a compilation is part of a plan."""
+    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
+    environment.prepare()
 
 
 def working() -> contextlib.AbstractContextManager[pathlib.Path]:
