@@ -9,7 +9,6 @@ bundle again.
 """
 
 import importlib.util
-import socket
 
 from absl import flags
 
@@ -37,8 +36,10 @@ def main() -> None:
                 "requirements/serve.txt."
             )
 
+    from lingvo_gshard.serving import connection
+
     # Before the model is loaded, which may take a minute.
-    _check_address(_HOST.value, _PORT.value)
+    connection.listen(_HOST.value, _PORT.value).close()
 
     with decoder_flags.text_decoder() as text_decoder:
         from lingvo_gshard.serving import app
@@ -48,15 +49,6 @@ def main() -> None:
         app.serve(
             text_decoder, _HOST.value, _PORT.value, load=load, client_header=_CLIENT_HEADER.value
         )
-
-
-def _check_address(host: str, port: int) -> None:
-    """Raises ValueError if the server cannot listen there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        raise ValueError(f"--port={port} on {host}: {error.strerror}.") from error
 
 
 if __name__ == "__main__":

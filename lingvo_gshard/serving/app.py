@@ -44,7 +44,6 @@ import itertools
 import logging
 import pathlib
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -114,7 +113,10 @@ class Server:
             f"{libretranslate.PREFIX}/languages", self._facts(libretranslate.languages)
         )
         app.router.add_post(f"{messages.OPENAI}completions", self._complete)
-        app.router.add_get(f"{messages.OPENAI}models", self._facts(self._models))
+        app.router.add_get(
+            f"{messages.OPENAI}models",
+            self._facts(lambda spec: completions.models(spec, self._loaded_secs)),
+        )
         app.router.add_get("/healthz", self._facts(_health))
         app.router.add_get("/health", self._facts(_health))
         app.router.add_get("/readyz", self._ready)
@@ -171,9 +173,6 @@ class Server:
             return web.json_response(facts_of(self._text_decoder.spec))
 
         return answer
-
-    def _models(self, spec: DecoderSpec) -> dict[str, Any]:
-        return completions.models(spec, self._loaded_secs)
 
     async def _ready(self, request: web.Request) -> web.StreamResponse:
         if not self._is_ready:
@@ -345,7 +344,6 @@ def serve(
     host: str,
     port: int,
     *,
-    limits: Limits | None = None,
     load: Callable[[], TextDecoder] | None = None,
     client_header: str | None = None,
 ) -> None:
@@ -354,17 +352,11 @@ def serve(
     Port 0 takes a free port. Raises ValueError if the port is not available.
     """
     # The socket is made here, so that an occupied port is reported before anything starts.
-    is_ipv6 = ":" in host
-    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ValueError(f"--port={port} on {host}: {error.strerror or error}.") from error
-
-    name = f"[{host}]" if is_ipv6 else host
+    listener = connection.listen(host, port)
+    name = f"[{host}]" if ":" in host else host
     port = listener.getsockname()[1]
     print(f"Serving {text_decoder.spec.model} on http://{name}:{port}", flush=True)
 
     logging.getLogger("aiohttp.access").setLevel(logging.INFO)
-    server = Server(text_decoder, limits, load, client_header)
+    server = Server(text_decoder, load=load, client_header=client_header)
     connection.run(server.app(), listener)
