@@ -62,24 +62,20 @@ class Tokenizer:
 
         # piece_to_id returns the unknown id for a missing piece.
         end = processor.piece_to_id(END)
-        self._size = processor.get_piece_size() if end == UNK_ID else end
-        self._normalization = _form_of(processor)
+        # The number of pieces with rows in a model's tables, including the special ids.
+        self.vocab_size = processor.get_piece_size() if end == UNK_ID else end
+        self.normalization = _form_of(processor)  # The normalization of text before the model.
         self._recorded = self._records()
 
     def _records(self) -> dict[str, list[str]]:
         """Returns the vocabulary's records about itself, by their kind."""
         records: dict[str, list[str]] = {"language": [], "added": []}
-        for token in range(self._size + 1, self._processor.get_piece_size()):
+        for token in range(self.vocab_size + 1, self._processor.get_piece_size()):
             match = _RECORD.fullmatch(self._processor.id_to_piece(token))
             if match is None or not self._processor.is_control(token):
                 break  # The records end; pieces follow.
             records.setdefault(match[1], []).append(match[2])
         return records
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of pieces with rows in a model's tables, including the special ids."""
-        return self._size
 
     @functools.cached_property
     def languages(self) -> dict[str, int]:
@@ -98,14 +94,9 @@ class Tokenizer:
         """The ids of texts that a user made tokens; empty for most vocabularies."""
         return {name: self._processor.piece_to_id(name) for name in self._recorded["added"]}
 
-    @property
-    def normalization(self) -> Normalization:
-        """The normalization of text before the model."""
-        return self._normalization
-
     def normalize(self, text: str) -> str:
         """Returns the text in the form that the vocabulary was trained on."""
-        return self._normalization.of(text)
+        return self.normalization.of(text)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -167,9 +158,9 @@ class Tokenizer:
 
     def _with_rows(self, ids: list[int]) -> list[int]:
         """Returns ids, with the unknown id in place of ids without rows."""
-        if self._size == self._processor.get_piece_size():
+        if self.vocab_size == self._processor.get_piece_size():
             return ids
-        return [token if token < self._size else UNK_ID for token in ids]
+        return [token if token < self.vocab_size else UNK_ID for token in ids]
 
     def num_byte_pieces(self, ids: Sequence[int]) -> int:
         """Returns how many of the ids are pieces of single bytes."""
