@@ -17,11 +17,11 @@ import dataclasses
 import pathlib
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.files import json_fields
-from lingvo_gshard.files.json_fields import Fields
+from lingvo_gshard.files.json_fields import Fields, some
 from lingvo_gshard.input.tokenizer import LANGUAGE, language_code
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's special tokens, in the order of their ids.
@@ -165,7 +165,7 @@ class _Reader:
             if listed and in_file and set(listed) != set(in_file):
                 raise ValueError(
                     f"{self._files[_MAP].path} and {fields.path} list different special tokens: "
-                    f"{_some(set(listed) ^ set(in_file))}"
+                    f"{some(set(listed) ^ set(in_file))}"
                 )
             listed = listed or in_file
         return listed
@@ -300,7 +300,7 @@ class _Reader:
         if missing or len({*ordered}) < len(ordered):
             raise ValueError(
                 f"{self._folder}: tokens must have ids of their own, but these do not: "
-                f"{_some(missing or {name for name in ordered if ordered.count(name) > 1})}"
+                f"{some(missing or {name for name in ordered if ordered.count(name) > 1})}"
             )
         return ordered
 
@@ -345,11 +345,11 @@ class _Reader:
             if name == _FAST:
                 unread += [f"model.{json_fields.shown(f)}" for f in self._fast_model.unread()]
             if name in self._noted:
-                unread.append(_some(self._noted[name]))
+                unread.append(some(self._noted[name]))
             if unread:
                 lines.append(f"{name}: {', '.join(unread)}")
         if nameless:
-            lines.append(f"special tokens that are not languages: {_some(nameless)}")
+            lines.append(f"special tokens that are not languages: {some(nameless)}")
         return tuple(lines)
 
 
@@ -382,10 +382,3 @@ def _integer(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"an id is {value!r}")
     return value
-
-
-def _some(names: Iterable[str]) -> str:
-    """Returns the first of some names, and the number of the others."""
-    ordered = sorted(names)
-    first = ", ".join(json_fields.shown(name) for name in ordered[:5])
-    return first if len(ordered) <= 5 else f"{first} and {len(ordered) - 5} more"
