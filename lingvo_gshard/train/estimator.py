@@ -391,7 +391,6 @@ class Estimator:
 
     def _params_of(self, mode: Mode) -> Any:
         """Returns the params for a user's function in a mode: a copy, which it may change."""
-        del mode
         return copy.deepcopy(self.params)
 
     @contextlib.contextmanager
