@@ -11,7 +11,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from absl import flags
 
@@ -72,14 +72,6 @@ flags.adopt_module_key_flags(decoder_flags)
 
 # At most this much is read at a time; a pipe returns the bytes that it has.
 _READ_BYTES = 1 << 20
-
-
-class Stream(Protocol):
-    """What lines are read from: a pipe, or a file that is plain or gzip."""
-
-    def read1(self, size: int = -1, /) -> bytes:
-        """Returns some bytes as soon as there are any, and none at the end."""
-        ...
 
 
 def run(
@@ -193,7 +185,7 @@ def _identity(source: pathlib.Path, beginning: str) -> dict[str, object]:
     return identity
 
 
-def read_lines(stream: Stream, name: str = "the text") -> Iterator[list[str]]:
+def read_lines(stream: BinaryFile, name: str = "the text") -> Iterator[list[str]]:
     """Yields the lines of a stream of bytes, without their ends, as soon as they arrive.
 
     Only a newline ends a line, not U+2028. Bytes that are not UTF-8 become replacement characters,
