@@ -160,7 +160,6 @@ def _middle(text: str) -> int:
 
     for pattern in _BREAKS:
         cuts = [match.end() for match in pattern.finditer(text)]
-        cuts = [cut for cut in cuts if cut < len(text)]
         cuts = [cut for cut in cuts if min(cut, len(text) - cut) >= shortest]
         if cuts:
             return min(cuts, key=lambda cut: abs(cut - middle))
