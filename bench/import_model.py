@@ -37,9 +37,9 @@ _KILLED = flags.DEFINE_bool("killed", False, "Whether to kill the process in the
 # The importer's own program, which prints its peak memory at the end.
 _PROGRAM = """
 import resource
-from lingvo_gshard import import_model
+from lingvo_gshard import cli, import_model
 try:
-    import_model.run()
+    cli.run("import_model", import_model.main)
 finally:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """

@@ -39,14 +39,14 @@ def main() -> None:
     if _OUT.value:
         storage.check_writable(pathlib.Path(_OUT.value).parent)
     logdirs = _logdirs(_RUNS.value)
-    models = {name: _qualities(runs) for name, runs in logdirs.items()}
+    models = {name: list(map(_quality, runs)) for name, runs in logdirs.items()}
     baselines = _baselines(_BASELINES.value)
 
     comparisons = _comparisons(models, baselines)
     tables = [comparison.table() for comparison in comparisons]
 
     if _PAIRED.value:
-        folders = {name: _folders(runs) for name, runs in logdirs.items()}
+        folders = {name: list(map(_folder, runs)) for name, runs in logdirs.items()}
         first_run = next(iter(models.values()))[0]
         codes = first_run.values("bleu").keys()  # All runs have the same ones.
         tables += significance.tables(folders, codes)
@@ -129,27 +129,14 @@ def _decoded(models: dict[str, list[Quality]], baselines: dict[str, Quality]) ->
     return [*decoded, *baselines.values()]
 
 
-def _folders(logdirs: Sequence[str]) -> list[pathlib.Path]:
-    """Returns the folders that `trainer --mode=decode` wrote."""
-    return [_folder(logdir) for logdir in logdirs]
-
-
 def _folder(logdir: str) -> pathlib.Path:
+    """Returns the folder that `trainer --mode=decode` wrote."""
     return storage.path(logdir) / f"decode_{_SPLIT.value}"
-
-
-def _qualities(logdirs: Sequence[str]) -> list[Quality]:
-    return [_quality(logdir) for logdir in logdirs]
 
 
 def _quality(logdir: str) -> Quality:
     return quality.load(_folder(logdir) / "scores.json")
 
 
-def run() -> None:
-    """The console entry."""
-    cli.run("compare", main)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("compare", main)

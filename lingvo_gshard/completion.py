@@ -28,10 +28,5 @@ def main() -> None:
     print(_SCRIPT)
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("completion", main)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("completion", main)

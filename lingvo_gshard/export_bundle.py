@@ -147,10 +147,5 @@ def _prepare_for(older: str) -> None:
     environment.prepare(bundle_spec.load_spec(older).num_partitions, "cpu")
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("export_bundle", main, unused=cli.OF_PROCESSES)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("export_bundle", main, unused=cli.OF_PROCESSES)

@@ -26,10 +26,5 @@ def main() -> None:
     line_program.run("generate", seed=_SEED.value)
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("generate", main, unused=("attention", "source_lang"))
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("generate", main, unused=("attention", "source_lang"))

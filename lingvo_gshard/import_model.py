@@ -70,10 +70,5 @@ def main() -> None:
     print(f"Next: gshard {command} --logdir={shlex.quote(_LOGDIR.value)} {languages}< in.txt")
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("import_model", main)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("import_model", main)

@@ -7,19 +7,18 @@ import hashlib
 import io
 import itertools
 import logging
-import os
 import pathlib
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
 from lingvo_gshard.decoding import outcomes
 from lingvo_gshard.files import text_file
+from lingvo_gshard.files.text_file import BinaryFile
 from xla_spmd.files import atomic_file, storage
 from xla_spmd.runtime import progress
 
@@ -75,14 +74,6 @@ flags.adopt_module_key_flags(decoder_flags)
 _READ_BYTES = 1 << 20
 
 
-class Stream(Protocol):
-    """What lines are read from: a pipe, or a file that is plain or gzip."""
-
-    def read1(self, size: int = -1, /) -> bytes:
-        """Returns some bytes as soon as there are any, and none at the end."""
-        ...
-
-
 def run(
     command: str, beginning_of: Callable[[Languages], str] | None = None, seed: int = 0
 ) -> None:
@@ -117,7 +108,7 @@ def _decode_stdin(text_decoder: TextDecoder, beginning: str, seed: int) -> None:
     # On a terminal, the results themselves are the progress.
     reading = progress.shown(
         "decoding",
-        total=_num_lines_of(source),
+        total=_num_lines(source) if source.seekable() else None,
         unit="lines",
         enabled=not sys.stdout.buffer.isatty(),
     )
@@ -153,7 +144,8 @@ def _decode_file(
             folder = pathlib.Path(f"{target}.parts")
             parts = chunks.Parts(folder, text_decoder, _line, identity, seed)
             lines: Iterable[str] = itertools.chain.from_iterable(read_lines(stream, str(source)))
-            num_parts = parts.write((beginning + line for line in lines), _num_lines(source))
+            num_lines = _num_lines(stream)
+            num_parts = parts.write((beginning + line for line in lines), num_lines)
 
         # Every part is on the disk by now, whichever process wrote it.
         if processes.is_first():
@@ -166,39 +158,16 @@ def _decode_file(
             shutil.rmtree(parts.folder)
 
 
-def _num_lines(source: pathlib.Path) -> int:
-    """Returns the number of lines of a file that is plain or gzip."""
-    with text_file.opened_text(source) as stream:
-        return _counted(lambda: stream.read1(_READ_BYTES))
-
-
-def _num_lines_of(stream: io.BufferedReader) -> int | None:
-    """Returns the number of lines ahead in a file, without reading it; None for a pipe."""
-    try:
-        descriptor = stream.fileno()
-    except io.UnsupportedOperation:  # It is in memory.
-        return None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return None
-    position = os.lseek(descriptor, 0, os.SEEK_CUR)
-
-    def read() -> bytes:
-        nonlocal position
-        data = os.pread(descriptor, _READ_BYTES, position)
-        position += len(data)
-        return data
-
-    return _counted(read)
-
-
-def _counted(read: Callable[[], bytes]) -> int:
-    """Returns the number of lines of what `read` returns; the last one may lack its end."""
+def _num_lines(stream: BinaryFile) -> int:
+    """Returns the number of lines ahead in a file, whose position stays."""
+    position = stream.tell()
     num_lines = 0
     last = b"\n"
-    while data := read():
+    while data := stream.read1(_READ_BYTES):
         num_lines += data.count(b"\n")
         last = data[-1:]
-    return num_lines + (last != b"\n")
+    stream.seek(position)
+    return num_lines + (last != b"\n")  # The last line may lack its end.
 
 
 def _identity(source: pathlib.Path, beginning: str) -> dict[str, object]:
@@ -216,7 +185,7 @@ def _identity(source: pathlib.Path, beginning: str) -> dict[str, object]:
     return identity
 
 
-def read_lines(stream: Stream, name: str = "the text") -> Iterator[list[str]]:
+def read_lines(stream: BinaryFile, name: str = "the text") -> Iterator[list[str]]:
     """Yields the lines of a stream of bytes, without their ends, as soon as they arrive.
 
     Only a newline ends a line, not U+2028. Bytes that are not UTF-8 become replacement characters,

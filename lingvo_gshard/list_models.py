@@ -29,10 +29,5 @@ def main(word: str = "") -> None:
         print(f"{name.ljust(width)}  {description}")
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("models", main, ["[WORD]"])
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("models", main, ["[WORD]"])

@@ -37,10 +37,5 @@ def main(model: str | None = None, word: str | None = None) -> None:
     print(settings.listing(found))
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("settings", main, ["[MODEL]", "[WORD]"])
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("settings", main, ["[MODEL]", "[WORD]"])

@@ -21,10 +21,5 @@ def main(*folders: str) -> None:
     print(plan_text.comparison(plans), flush=True)
 
 
-def run() -> None:
-    """The console entry."""
-    cli.run("plan compare", main, ["PLAN", "PLAN..."])
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("plan compare", main, ["PLAN", "PLAN..."])

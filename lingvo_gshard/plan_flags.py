@@ -1,6 +1,7 @@
 """Flags of the programs that plan registered experiments."""
 
 import contextlib
+import os
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -9,16 +10,15 @@ from absl import flags
 from lingvo_gshard import experiment_flags, registry
 from xla_plan.plans import plan_folder
 from xla_spmd.files import storage
+from xla_spmd.runtime import environment
 
 if TYPE_CHECKING:
     from lingvo_gshard.plans.request import Request
 
 _NAMES = "Some of train, initialize, evaluate and decode, or all."
 
-MODEL = experiment_flags.MODEL
 OUT = flags.DEFINE_string("out", None, "The folder for plan.json, report.md and the pictures.")
 PROGRAMS = flags.DEFINE_list("programs", None, f"{_NAMES} See the program's help for the default.")
-_SET = experiment_flags.SET
 _BATCH_TOKENS = flags.DEFINE_integer(
     "batch_tokens", None, "Target tokens of a batch; the experiment's by default."
 )
@@ -45,15 +45,15 @@ def check(*needed: flags.FlagHolder[str | None]) -> str:
     """
     experiment_flags.read_config()
     _read_from()
-    for flag in (MODEL, *needed, OUT):
+    for flag in (experiment_flags.MODEL, *needed, OUT):
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see --help.")
     if PROGRAMS.value == []:
         raise ValueError("--programs is empty; expected some of a run's programs, or all.")
 
     storage.check_writable(OUT.value or "")
-    name = MODEL.value or ""
-    registry.get_params(name, _SET.value)
+    name = experiment_flags.MODEL.value or ""
+    registry.get_params(name, experiment_flags.SET.value)
     return name
 
 
@@ -65,13 +65,19 @@ def _read_from() -> None:
     """
     if _FROM.value is None:
         return
-    if MODEL.value is not None:
+    if experiment_flags.MODEL.value is not None:
         raise ValueError("give --model, or a config.json by --from, not both.")
     from lingvo_gshard.hugging_face import families
 
     model, settings = families.read(pathlib.Path(_FROM.value)).launched_model()
-    flags.FLAGS[MODEL.name].value = model
-    flags.FLAGS[_SET.name].value = [*settings, *_SET.value]
+    flags.FLAGS[experiment_flags.MODEL.name].value = model
+    flags.FLAGS[experiment_flags.SET.name].value = [*settings, *experiment_flags.SET.value]
+
+
+def prepare() -> None:
+    """Prepares JAX to compile without the cache, as the time of a compilation is part of a plan."""
+    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
+    environment.prepare()
 
 
 def working() -> contextlib.AbstractContextManager[pathlib.Path]:
@@ -87,6 +93,6 @@ def request(model: str, topology: str, default: str) -> "Request":
     """
     from lingvo_gshard.plans.request import make_request
 
-    made = make_request(model, topology, _SET.value, _BATCH_TOKENS.value)
+    made = make_request(model, topology, experiment_flags.SET.value, _BATCH_TOKENS.value)
     names = PROGRAMS.value or [default]
     return made if names == ["all"] else made.only(names)

@@ -6,14 +6,12 @@ gshard plan machines --model=m4.MoE128E12L --out=MACHINES
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from lingvo_gshard import cli, plan_flags
 from xla_plan.machines import topology_names
-from xla_spmd.runtime import environment
 
 if TYPE_CHECKING:
     from lingvo_gshard.plans.request import Request
@@ -42,19 +40,12 @@ def main() -> None:
             request.check_sizes()
             requests[topology] = request
 
-    environment.prepare()
+    plan_flags.prepare()
     from lingvo_gshard.plans import commands
 
     with plan_flags.working() as out:
         commands.compare_machines(requests, out, functools.partial(print, flush=True))
 
 
-def run() -> None:
-    """The console entry."""
-    # The time of a compilation is part of a plan.
-    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
-    cli.run("plan machines", main)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("plan machines", main)

@@ -7,13 +7,11 @@ gshard plan model --from=config.json --topology=h100:1x8 --out=PLAN
 """
 
 import functools
-import os
 
 from absl import flags
 
 from lingvo_gshard import cli, plan_flags
 from xla_spmd.files import storage
-from xla_spmd.runtime import environment
 
 _TOPOLOGY = plan_flags.define_topology()
 _SAVE = flags.DEFINE_bool(
@@ -42,7 +40,7 @@ def main() -> None:
         measured = rates.load(storage.path(_RATES.value), _TOPOLOGY.value)
 
     # All mistakes but the compiler's have been reported by now, before JAX is imported.
-    environment.prepare()
+    plan_flags.prepare()
     from lingvo_gshard.plans import commands
 
     with plan_flags.working() as out:
@@ -50,12 +48,5 @@ def main() -> None:
         commands.plan_model(request, out, _SAVE.value, show, measured)
 
 
-def run() -> None:
-    """The console entry."""
-    # The time of a compilation is part of a plan.
-    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
-    cli.run("plan model", main)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("plan model", main)

@@ -34,10 +34,5 @@ _CLAUSES = {
 }
 
 
-def run() -> None:
-    """Runs the program that the first argument names."""
-    dispatch.run("gshard plan", _PROGRAMS, _CLAUSES, "model")
-
-
 if __name__ == "__main__":
-    run()
+    dispatch.run("gshard plan", _PROGRAMS, _CLAUSES, "model")

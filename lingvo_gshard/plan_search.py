@@ -6,12 +6,10 @@ Training steps are tried. The programs of --programs, all by default, are planne
 """
 
 import functools
-import os
 
 from absl import flags
 
 from lingvo_gshard import cli, plan_flags
-from xla_spmd.runtime import environment
 
 _TOPOLOGY = plan_flags.define_topology()
 flags.adopt_module_key_flags(plan_flags)
@@ -21,19 +19,12 @@ def main() -> None:
     """Prints each candidate once it is compiled, their ranking, and the plan of the best."""
     model = plan_flags.check(_TOPOLOGY)
     request = plan_flags.request(model, _TOPOLOGY.value or "", default="all")
-    environment.prepare()
+    plan_flags.prepare()
     from lingvo_gshard.plans import commands
 
     with plan_flags.working() as out:
         commands.search_partitioning(request, out, functools.partial(print, flush=True))
 
 
-def run() -> None:
-    """The console entry."""
-    # The time of a compilation is part of a plan.
-    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
-    cli.run("plan search", main)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("plan search", main)

@@ -74,10 +74,5 @@ def main() -> None:
     )
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("prune", main)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("prune", main)

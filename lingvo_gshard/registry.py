@@ -114,7 +114,8 @@ def get_class(name: str) -> Any:
 
     cls = getattr(module, class_name, None)
     if not hasattr(cls, "params"):
-        known = [known for known, value in vars(module).items() if _is_experiment(value)]
+        classes = {known: value for known, value in vars(module).items() if isinstance(value, type)}
+        known = [known for known, value in classes.items() if hasattr(value, "params")]
         has = f"its experiments are {', '.join(known)}" if known else "it has no experiments"
         raise ValueError(
             f"No model {name!r}:{_hint(name, names)} {module.__file__ or module} defines no class "
@@ -194,10 +195,6 @@ def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
     """Returns the frames of an error outside of the library and of Python's import."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
-
-
-def _is_experiment(value: Any) -> bool:
-    return isinstance(value, type) and hasattr(value, "params")
 
 
 def _no_module(name: str) -> str:

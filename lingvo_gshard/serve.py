@@ -9,7 +9,6 @@ bundle again.
 """
 
 import importlib.util
-import socket
 
 from absl import flags
 
@@ -37,8 +36,10 @@ def main() -> None:
                 "requirements/serve.txt."
             )
 
+    from lingvo_gshard.serving import connection
+
     # Before the model is loaded, which may take a minute.
-    _check_address(_HOST.value, _PORT.value)
+    connection.listen(_HOST.value, _PORT.value).close()
 
     with decoder_flags.text_decoder() as text_decoder:
         from lingvo_gshard.serving import app
@@ -50,19 +51,5 @@ def main() -> None:
         )
 
 
-def _check_address(host: str, port: int) -> None:
-    """Raises ValueError if the server cannot listen there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        raise ValueError(f"--port={port} on {host}: {error.strerror}.") from error
-
-
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("serve", main, unused=cli.OF_PROCESSES)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("serve", main, unused=cli.OF_PROCESSES)

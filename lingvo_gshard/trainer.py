@@ -154,10 +154,5 @@ def _profiled() -> tuple[int, int] | None:
     return int(steps[1]), int(steps[2])
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("trainer", main)
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("trainer", main)

@@ -30,10 +30,5 @@ def main() -> None:
     )
 
 
-def run() -> None:
-    """Runs `main` with the flags of the command line."""
-    cli.run("translate", main, unused=("attention", "max_prompt_len"))
-
-
 if __name__ == "__main__":
-    run()
+    cli.run("translate", main, unused=("attention", "max_prompt_len"))

@@ -15,7 +15,7 @@ import pathlib
 import pickle
 import types
 
-from lingvo_gshard import trainer
+from lingvo_gshard import cli, trainer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.numerics import Numerics
 from lingvo_gshard.spmd import tracer
@@ -58,7 +58,7 @@ def main():
     # The program does not depend on the state.
     Estimator._first_state = lambda self, restored, source: NestedMap(step=0)
     try:
-        trainer.run()
+        cli.run("trainer", trainer.main)
     except _Found:
         pass
 

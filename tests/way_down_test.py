@@ -39,7 +39,7 @@ def test_few_classes_are_met_on_it(way):
 
 
 def test_it_leads_from_the_trainer_through_the_paper_s_layers(way):
-    assert way[0][:2] == ["lingvo_gshard/trainer.py", "run"]
+    assert way[1][:2] == ["lingvo_gshard/trainer.py", "main"]
     *_, layer, buffers, product = [file for file, _, _ in way]
     assert layer == buffers == "lingvo_gshard/layers/moe.py"
     assert product == "lingvo_gshard/layers/numerics.py"

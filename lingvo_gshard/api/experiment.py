@@ -13,14 +13,14 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lingvo_gshard import registry
-from lingvo_gshard.api import loading, plans, text_model
+from lingvo_gshard.api import loading, plans
 from lingvo_gshard.api.devices import Devices
 from lingvo_gshard.api.results import PlanReport, Training
-from lingvo_gshard.api.text_model import TextModel
+from lingvo_gshard.api.text_model import DecodesLines, TextModel
 from lingvo_gshard.core import settings as core_settings
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.decoding import bundle_spec
@@ -78,8 +78,11 @@ def experiment(
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
-    """A registered experiment with its data, a folder, changed settings and devices."""
+class Experiment(DecodesLines):
+    """A registered experiment with its data, a folder, changed settings and devices.
+
+    Each call of `translate` or `generate` reads the weights. For many calls, keep `text_model()`.
+    """
 
     model: str | None
     data_dir: str | None
@@ -149,46 +152,7 @@ class Experiment:
 
     def text_model(self) -> TextModel:
         """Returns the trained model, to decode any number of lines; see `load`."""
-        return self._loaded()
-
-    @overload
-    def translate(  # type: ignore[overload-overlap]
-        self, lines: str, *, source_lang: str | None = ..., target_lang: str | None = ...
-    ) -> str: ...
-
-    @overload
-    def translate(
-        self, lines: Iterable[str], *, source_lang: str | None = ..., target_lang: str | None = ...
-    ) -> list[str]: ...
-
-    def translate(
-        self,
-        lines: str | Iterable[str],
-        *,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-    ) -> str | list[str]:
-        """Returns the translation of a line (a str), or a list for many; see TextModel.translate.
-
-        The weights are read for each call. For many calls, keep `text_model()`.
-        """
-        # Before the weights are read.
-        lines = lines if isinstance(lines, str) else text_model.texts(lines)
-        model = self._loaded(
-            "translate", lambda known: text_model.beginning_of(known, source_lang, target_lang)
-        )
-        return model.translate(lines, source_lang=source_lang, target_lang=target_lang)
-
-    @overload
-    def generate(self, prompts: str, *, seed: int = ...) -> str: ...  # type: ignore[overload-overlap]
-
-    @overload
-    def generate(self, prompts: Iterable[str], *, seed: int = ...) -> list[str]: ...
-
-    def generate(self, prompts: str | Iterable[str], *, seed: int = 0) -> str | list[str]:
-        """Returns the continuation of a prompt (a str), or a list for many; see TextModel."""
-        prompts = prompts if isinstance(prompts, str) else text_model.texts(prompts)
-        return self._loaded("generate").generate(prompts, seed=seed)
+        return self._model_for()
 
     def plan(
         self,
@@ -229,8 +193,10 @@ class Experiment:
             run.export_bundle(target)
         return target
 
-    def _loaded(self, command: str | None = None, check: opening.Check | None = None) -> TextModel:
-        """Returns the trained model; the arguments are checked as `opening.to_decode` says."""
+    def _model_for(
+        self, command: str | None = None, check: opening.Check | None = None
+    ) -> TextModel:
+        # For the errors, see opening.to_decode.
         return loading.of_run(self._folder(), self.settings, self.devices, command, check)
 
     @contextlib.contextmanager

@@ -84,10 +84,5 @@ def _on_cpu() -> Iterator[None]:
 
 def vocabulary_settings(params: Any, facts: Any) -> Mapping[str, int]:
     """Returns the sizes of the data's vocabularies that the experiment does not set."""
-    names = list(params.task.cls.VOCABULARIES)
-    sizes = [facts.source_vocab_size, facts.target_vocab_size]
-    missing = {}
-    for name, size in zip(reversed(names), reversed(sizes), strict=False):
-        if params.task.Get(name) is None:
-            missing[f"task.{name}"] = size
-    return missing
+    sizes = facts.vocabulary_sizes(list(params.task.cls.VOCABULARIES))
+    return {f"task.{name}": size for name, size in sizes.items() if params.task.Get(name) is None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, overload
 
 from lingvo_gshard.decoding import reading
@@ -11,20 +11,18 @@ if TYPE_CHECKING:
     from lingvo_gshard.decoding.bundle_spec import DecoderSpec
     from lingvo_gshard.decoding.languages import Languages
     from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
+    from lingvo_gshard.runs.opening import Check
 
 
-class TextModel:
-    """A model that decodes lines, loaded from a run or a bundle."""
+class DecodesLines:
+    """`translate` and `generate`, for a loaded model and for an experiment."""
 
-    def __init__(self, text_decoder: TextDecoder, name: str) -> None:
-        """`name` is the folder of the model."""
-        self._decoder = text_decoder
-        self._name = name
+    def _model_for(self, command: str, check: Check | None = None) -> TextModel:
+        """Returns the model; `check` raises ValueError for languages that it does not know.
 
-    @property
-    def spec(self) -> DecoderSpec:
-        """The model's name, languages, lengths and other facts."""
-        return self._decoder.spec
+        Raises ValueError if `command` is not the program for it.
+        """
+        raise NotImplementedError
 
     @overload
     def translate(  # type: ignore[overload-overlap]
@@ -48,9 +46,12 @@ class TextModel:
         Raises ValueError if the model does not translate, if it does not know a language, if a
         language must be named and is not, or if a line is not a str.
         """
-        self._check("translate")
-        beginning = beginning_of(self.spec.spoken, source_lang, target_lang)
-        return _best(lines, lambda some: self._decode(some, beginning))
+        listed = texts(lines)
+        model = self._model_for(
+            "translate", lambda known: beginning_of(known, source_lang, target_lang)
+        )
+        found = model.nbest(listed, source_lang=source_lang, target_lang=target_lang)
+        return _best(lines, found)
 
     @overload
     def generate(self, prompts: str, *, seed: int = ...) -> str: ...  # type: ignore[overload-overlap]
@@ -64,8 +65,22 @@ class TextModel:
         Samples depend on `seed`. Raises ValueError if the model is not a language model, if a
         prompt is too long, or if one is not a str.
         """
-        self._check("generate")
-        return _best(prompts, lambda some: self._decode(some, seed=seed))
+        listed = texts(prompts)
+        return _best(prompts, self._model_for("generate").nbest(listed, seed=seed))
+
+
+class TextModel(DecodesLines):
+    """A model that decodes lines, loaded from a run or a bundle."""
+
+    def __init__(self, text_decoder: TextDecoder, name: str) -> None:
+        """`name` is the folder of the model."""
+        self._decoder = text_decoder
+        self._name = name
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """The model's name, languages, lengths and other facts."""
+        return self._decoder.spec
 
     def nbest(
         self,
@@ -81,16 +96,14 @@ class TextModel:
         not, if a prompt is too long, or if a line is not a str.
         """
         beginning = beginning_of(self.spec.spoken, source_lang, target_lang)
-        return self._decode(texts(lines), beginning, seed)
+        return list(self._decoder.decode((beginning + line for line in texts(lines)), seed=seed))
 
     def __repr__(self) -> str:
         return f"<{self.spec.model} of {self._name}, which {self.spec.reading.does}>"
 
-    def _check(self, command: str) -> None:
+    def _model_for(self, command: str, check: Check | None = None) -> TextModel:
         reading.check_command(self.spec.model, self.spec.kind, command)
-
-    def _decode(self, lines: list[str], beginning: str = "", seed: int = 0) -> list[NBest]:
-        return list(self._decoder.decode((beginning + line for line in lines), seed=seed))
+        return self
 
 
 def beginning_of(
@@ -106,14 +119,10 @@ def beginning_of(
     return known.beginning(target_lang, source_lang)
 
 
-def _best(
-    lines: str | Iterable[str], decode: Callable[[list[str]], list[NBest]]
-) -> str | list[str]:
+def _best(lines: str | Iterable[str], found: list[NBest]) -> str | list[str]:
     """Returns the best result of a line, or a list of the best results of many."""
-    if isinstance(lines, str):
-        (hypotheses,) = decode([lines])
-        return hypotheses[0].text
-    return [hypotheses[0].text for hypotheses in decode(texts(lines))]
+    best = [hypotheses[0].text for hypotheses in found]
+    return best[0] if isinstance(lines, str) else best
 
 
 def texts(lines: Iterable[str]) -> list[str]:

@@ -28,12 +28,7 @@ import tensorstore
 from tensorstore import TensorStore
 
 from lingvo_gshard.checkpoints import stored
-from lingvo_gshard.checkpoints.checked_array import (
-    CheckedArray,
-    Index,
-    computed_view,
-    part_shape,
-)
+from lingvo_gshard.checkpoints.checked_array import CheckedArray, Index, computed_view, part_shape
 from lingvo_gshard.files import safetensors_file, safetensors_parts
 from lingvo_gshard.files.safetensors_file import Contents
 from lingvo_gshard.files.safetensors_parts import INDEX_SUFFIX, PART_BYTES
@@ -123,7 +118,8 @@ def _parts(weights: Mapping[str, CheckedArray], part_bytes: int) -> list[_PartFi
         first_writer = 0 if "E" in array.spec.dims else number
         ranges = _ranges(array, num_writers, part_bytes)
         for i, indices in enumerate(ranges):
-            writer = _writer(first_writer, i, len(ranges), num_writers)
+            # Neighboring entries share a writer: from 1 of 3, six entries are 1, 1, 2, 2, 0, 0.
+            writer = (first_writer + i * num_writers // len(ranges)) % num_writers
             entries_by_writer[writer][_entry_name(name, indices)] = _part_of(array, indices)
 
     # Each process writes its own files.
@@ -150,14 +146,6 @@ def _spec_of(spec: TensorSpec, indices: _Range | None) -> TensorSpec:
     shape = list(spec.shape)
     shape[indices.axis] = indices.stop - indices.start
     return dataclasses.replace(spec, shape=tuple(shape))
-
-
-def _writer(first_writer: int, i: int, num_entries: int, num_writers: int) -> int:
-    """Returns the process that writes entry `i` of an array; neighboring entries share one.
-
-    From writer 1 of 3, the six entries of an array are written by 1, 1, 2, 2, 0, 0.
-    """
-    return (first_writer + i * num_writers // num_entries) % num_writers
 
 
 def _ranges(array: CheckedArray, num_writers: int, part_bytes: int) -> list[_Range | None]:

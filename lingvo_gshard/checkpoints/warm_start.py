@@ -63,10 +63,8 @@ class WarmStart:
 
     source: str  # A run's folder, or a .safetensors file or its index that a run exported.
     rules: tuple[tuple[str, str], ...]  # Pairs of a pattern of paths and a Rule or its name.
-    # For BY_PIECE: pairs of a pattern and each new piece's old id, or -1, int [V].
-    old_pieces: tuple[tuple[str, np.ndarray], ...] = ()
-    # Also pairs of a pattern and groups of old ids: each group adds an id, whose row is their mean.
-    means: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
+    # For BY_PIECE: pairs of a pattern and the rows of the new pieces.
+    pieces: tuple[tuple[str, "PieceRows"], ...] = ()
 
     def __post_init__(self) -> None:
         for pair in self.rules:
@@ -149,10 +147,12 @@ class WarmStart:
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{self._mismatch(path, before, new)}.")
         if rule is Rule.BY_PIECE:
-            means = _first_match(self.means, path)
-            if means and "V" in dims:
-                before = _with_means(before, dims.index("V"), means)
-            ids, description = self._ids_by_piece(path, dims, before, new)
+            rows = _first_match(self.pieces, path)
+            if rows is None or "V" not in dims:
+                raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
+            if rows.means:
+                before = _with_means(before, dims.index("V"), rows.means)
+            ids, description = self._ids_by_piece(path, dims.index("V"), before, new, rows.ids)
         else:
             ids, description = self._ids_of_copies(rule, path, before, new)
         return _gathered(before, ids, new), f"{path}: {description}"
@@ -175,25 +175,23 @@ class WarmStart:
         return before.indexed(tensorstore.d[axis][tensorstore.newaxis], dims)
 
     def _ids_by_piece(
-        self, path: str, dims: str, before: CheckedArray, new: jax.Array | PaddedArray
+        self,
+        path: str,
+        axis: int,
+        before: CheckedArray,
+        new: jax.Array | PaddedArray,
+        old_ids: np.ndarray,
     ) -> tuple[list[np.ndarray], str]:
         """Returns each new index's old index along each dim, or -1, and a description.
 
-        New pieces have -1.
+        New pieces, along `axis`, have the old index -1.
         """
-        old_ids = _first_match(self.old_pieces, path)
-        if old_ids is None or "V" not in dims:
-            raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
-
         # Only the vocabulary's size may differ.
-        vocabulary_axis = dims.index("V")
-        other_sizes_before = np.delete(before.shape, vocabulary_axis)
-        other_sizes = np.delete(new.shape, vocabulary_axis)
-        if not np.array_equal(other_sizes_before, other_sizes):
+        if not np.array_equal(np.delete(before.shape, axis), np.delete(new.shape, axis)):
             raise ValueError(f"{self._mismatch(path, before, new)}.")
 
         ids = [np.arange(size) for size in new.shape]
-        ids[vocabulary_axis] = old_ids
+        ids[axis] = old_ids
         num_known = np.count_nonzero(old_ids >= 0)
         return ids, (
             f"restored {num_known} of {len(old_ids)} pieces, the others new, {specs.describe(new)}"
@@ -212,8 +210,8 @@ class WarmStart:
                 f"try COPY_EXPERTS, BY_PIECE or NEW."
             )
         # A vocabulary of the same size may have other pieces.
-        old_ids = _first_match(self.old_pieces, path)
-        if old_ids is not None and not np.array_equal(old_ids, np.arange(len(old_ids))):
+        rows = _first_match(self.pieces, path)
+        if rows is not None and not np.array_equal(rows.ids, np.arange(len(rows.ids))):
             raise ValueError(f"{path}: the source has another vocabulary: try BY_PIECE or NEW.")
         if np.mod(new.shape, before.shape).any():
             raise ValueError(

@@ -203,7 +203,6 @@ class TextDecoder:
 
     def _more_features(self, parts: Sequence[Part]) -> NestedMap:
         """Returns the other features of a batch, whose first rows contain the parts, in order."""
-        del parts
         return NestedMap()
 
     # --- batches ---

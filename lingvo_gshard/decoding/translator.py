@@ -59,7 +59,6 @@ class Translator(TextDecoder):
         the program has its own seed of samples. Raises ValueError if a line has to begin with its
         languages and does not.
         """
-        del number, seed
         languages, text = self._divided(line)
         longest = self.spec.input_lengths[-1]
 
@@ -129,7 +128,6 @@ class Translator(TextDecoder):
         return NestedMap(first_ids=first_ids)
 
     def _text(self, source: np.ndarray, ids: np.ndarray) -> str:
-        del source
         return one_line(self._target.decode(ids))
 
     def _joined_line(self, results: Sequence[NBest]) -> NBest:
@@ -162,7 +160,6 @@ def _middle(text: str) -> int:
 
     for pattern in _BREAKS:
         cuts = [match.end() for match in pattern.finditer(text)]
-        cuts = [cut for cut in cuts if cut < len(text)]
         cuts = [cut for cut in cuts if min(cut, len(text) - cut) >= shortest]
         if cuts:
             return min(cuts, key=lambda cut: abs(cut - middle))

@@ -241,7 +241,6 @@ class _Continuations(_SplitDecoding):
         self.text_decoder = Generator(*run.decoder(), first_tokens=decode.prompt_len)
 
     def read(self, language: Language, path: pathlib.Path) -> Iterator[_Example]:
-        del language
         for document in sentences.eval_documents(path):
             prompt, rest = self.text_decoder.divided(document)
             yield _Example(document, prompt, rest)

@@ -2,7 +2,7 @@
 
 import pathlib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lingvo_gshard.files import git_lfs
@@ -75,6 +75,13 @@ def refused(fields: Fields, name: str, expected: str) -> ValueError:
     """Returns the error for a field's value."""
     value = reprlib.repr(fields.get(name))
     return ValueError(f"{fields.path}: {name} is {value}; expected {expected}.")
+
+
+def some(names: Collection[str], most: int = 3) -> str:
+    """Returns the first few names as a message shows them, and the number of the others."""
+    listed = sorted(names)
+    first = ", ".join(map(shown, listed[:most]))
+    return first if len(listed) <= most else f"{first} and {len(listed) - most} more"
 
 
 def shown(name: str) -> str:

@@ -91,6 +91,7 @@ class Decoder(Config):
         "intermediate_size": "decoder.dense.hidden_dim",
         "num_experts_per_tok": "decoder.moe.gating.k",
     }
+    WRITTEN: ClassVar[dict[str, Any]] = {}  # Further fields that an exported file has.
     EXPERTS: ClassVar[str] = "num_experts"  # The field of E.
     EXPERT_DIM: ClassVar[str] = "moe_intermediate_size"  # The field of an expert's H.
     LAYER: ClassVar[Mapping[str, str]] = LAYER
@@ -249,6 +250,7 @@ class Decoder(Config):
             "dtype": "float32",
             self.EXPERTS: stack.moe.num_experts,
             self.EXPERT_DIM: stack.moe.hidden_dim,
+            **self.WRITTEN,
         }
 
     def table_candidates(self, path: str) -> tuple[str, ...]:

@@ -24,12 +24,7 @@ from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import safetensors_file, safetensors_parts
 from lingvo_gshard.files.safetensors_parts import PART_BYTES
-from lingvo_gshard.hugging_face import (
-    families,
-    generation,
-    names,
-    tokenizer_files,
-)
+from lingvo_gshard.hugging_face import families, generation, names, tokenizer_files
 from lingvo_gshard.hugging_face.config import CONFIG, Config
 from lingvo_gshard.hugging_face.encoder_decoder import SIDES, EncoderDecoder
 from lingvo_gshard.hugging_face.names import Family, Piece

@@ -10,19 +10,14 @@ import tensorstore
 from tensorstore import TensorStore
 
 from lingvo_gshard.checkpoints import stack_forms
-from lingvo_gshard.checkpoints.checked_array import (
-    CheckedArray,
-    Index,
-    computed_view,
-    part_shape,
-)
+from lingvo_gshard.checkpoints.checked_array import CheckedArray, Index, computed_view, part_shape
 from lingvo_gshard.checkpoints.stack_forms import Form
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import finite
+from lingvo_gshard.files.json_fields import some
 from lingvo_gshard.hugging_face import names, weight_files
 from lingvo_gshard.hugging_face.config import Config
 from lingvo_gshard.hugging_face.names import Piece
-from lingvo_gshard.hugging_face.weight_files import some
 from lingvo_gshard.sharding.layout import TensorSpec
 from xla_spmd.files import digests
 
@@ -119,7 +114,7 @@ class Folder:
             if not config.TABLES.fullmatch(name) and not config.is_left_out(name)
         ]
         if extra:
-            raise ValueError(f"{folder} has {some(sorted(extra))}, which the model does not have.")
+            raise ValueError(f"{folder} has {some(extra)}, which the model does not have.")
 
         for name, shape in wanted.items():
             span = self._spans[name]

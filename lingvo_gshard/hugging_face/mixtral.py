@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.hugging_face import decoder
 
 _MOE = "block_sparse_moe"
@@ -29,6 +28,7 @@ class Mixtral(decoder.Decoder):
     FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "sliding_window": (None,),
     }
+    WRITTEN: ClassVar[dict[str, Any]] = {"sliding_window": None}
 
     LAYER: ClassVar[Mapping[str, str]] = decoder.LAYER | {"feed_forward.wg": f"{_MOE}.gate.weight"}
     EXPERT: ClassVar[Mapping[str, str]] = {
@@ -36,6 +36,3 @@ class Mixtral(decoder.Decoder):
         "feed_forward.wi": f"{_MOE}.experts.{{}}.w3.weight",
         "feed_forward.wo": f"{_MOE}.experts.{{}}.w2.weight",
     }
-
-    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
-        return super().fields_of(params, rows) | {"sliding_window": None}

@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.hugging_face import decoder
 
 
@@ -27,6 +26,4 @@ class Olmoe(decoder.HeadNormDecoder):
     FIXED: ClassVar[dict[str, tuple[Any, ...]]] = decoder.Decoder.FIXED | {
         "clip_qkv": (None,),
     }
-
-    def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
-        return super().fields_of(params, rows) | {"clip_qkv": None}
+    WRITTEN: ClassVar[dict[str, Any]] = {"clip_qkv": None}

@@ -11,10 +11,10 @@ A folder may have several of these forms. Like transformers, we use the first on
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.files import git_lfs, json_fields, safetensors_file
+from lingvo_gshard.files.json_fields import some
 from lingvo_gshard.files.safetensors_parts import INDEX_SUFFIX
 from lingvo_gshard.files.tensor_span import TensorSpan
 from lingvo_gshard.hugging_face import torch_file
@@ -87,16 +87,9 @@ def _indexed(index: pathlib.Path) -> WeightFiles:
         in_file = _spans(index.parent / file)
         for name, span in in_file.items():
             if weight_map.get(name) != file:
-                raise ValueError(f"{index} does not say that {file} has {some([name])}.")
+                raise ValueError(f"{index} does not say that {file} has {json_fields.shown(name)}.")
             spans[name] = span
     missing = sorted(weight_map.keys() - spans.keys())
     if missing:
         raise ValueError(f"{index.parent / weight_map[missing[0]]} lacks {some(missing)}.")
     return WeightFiles(spans, frozenset(paths), tuple(json_fields.not_used(fields)))
-
-
-def some(names: Sequence[str]) -> str:
-    """Returns the first few names, and the number of the others."""
-    # In a damaged file, names may have line breaks.
-    first = ", ".join(json_fields.shown(name) for name in names[:3])
-    return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"

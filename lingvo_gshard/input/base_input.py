@@ -38,6 +38,11 @@ class DataFacts:
     # The ids that an imported model has for padding, BOS and EOS, which here are 0, 1 and 2.
     imported_ids: tuple[int, ...] = ()
 
+    def vocabulary_sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Returns the sizes by names of vocabularies, of which a single one is the targets'."""
+        sizes = (self.source_vocab_size, self.target_vocab_size)
+        return dict(zip(names, sizes[-len(names) :], strict=False))
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -82,36 +87,30 @@ class BaseInput(Configured):
 
         Raises ValueError if this input cannot read the folder.
         """
-        del data_dir
         return DataFacts(kind=cls.KIND)
 
     @classmethod
     def VocabularyFiles(cls, data_dir: str) -> Sequence[File]:
         """Returns the vocabularies in a folder; a run keeps copies of them."""
-        del data_dir
         return ()
 
     @classmethod
     def Files(cls, data_dir: str) -> Sequence[File]:
         """Returns all files of the data in a folder, with their digests."""
-        del data_dir
         return ()
 
     @classmethod
     def CheckFiles(cls, p: AnyParams) -> None:
         """Raises ValueError if a file that settings `p` need is missing or has another size."""
-        del p
 
     @classmethod
     def Parts(cls, p: AnyParams) -> Mapping[str, Part]:
         """Returns the parts of the split in settings `p` by name; empty if it is not divided."""
-        del p
         return {}
 
     @classmethod
     def TooLong(cls, p: AnyParams) -> Mapping[str, float]:
         """Returns the share of each part's examples that are too long for a row, if any can be."""
-        del p
         return {}
 
     def close(self) -> None:

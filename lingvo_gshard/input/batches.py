@@ -76,7 +76,9 @@ class TranslationInput(PreparedInput):
         read.
         """
         p = params.Copy().Freeze()
-        _check_settings(p, num_processes)
+        if p.repeat and p.rows is Rows.BUCKETED:
+            raise ValueError("rows BUCKETED needs repeat=False: training batches have one shape")
+        prefetched.check_share(p, num_processes)
         self.p = p
 
         shape = packing.RowShape(p.source_len, p.target_len)
@@ -99,10 +101,3 @@ class TranslationInput(PreparedInput):
         if isinstance(self._batches, OnePassBatches):
             return self._batches.count_batches(limit)
         return limit
-
-
-def _check_settings(p: TranslationInput.Params, num_processes: int) -> None:
-    """Raises ValueError if batches cannot be made with the settings."""
-    if p.repeat and p.rows is Rows.BUCKETED:
-        raise ValueError("rows BUCKETED needs repeat=False: training batches have one shape")
-    prefetched.check_share(p, num_processes)

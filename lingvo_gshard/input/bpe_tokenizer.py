@@ -87,8 +87,8 @@ class BpeTokenizer(Tokenizer):
     def __init__(self, content: bytes) -> None:
         """Raises ValueError for a damaged file, and without the library."""
         fields = json.loads(content)
-        self._size = int(fields["vocab_size"])
-        self._theirs = their_ids(self._size, fields["special_ids"])
+        self.vocab_size = int(fields["vocab_size"])
+        self._theirs = their_ids(self.vocab_size, fields["special_ids"])
         self._ours = np.argsort(self._theirs)
         try:
             library = importlib.import_module("tokenizers")
@@ -102,9 +102,9 @@ class BpeTokenizer(Tokenizer):
             raise ValueError(f"tokenizer.json is not a tokenizer: {error}") from error
 
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-        if largest >= self._size:
+        if largest >= self.vocab_size:
             raise ValueError(
-                f"tokenizer.json has the id {largest}, and the table {self._size} rows."
+                f"tokenizer.json has the id {largest}, and the table {self.vocab_size} rows."
             )
 
     @functools.cached_property

@@ -17,11 +17,11 @@ import dataclasses
 import pathlib
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.files import json_fields
-from lingvo_gshard.files.json_fields import Fields
+from lingvo_gshard.files.json_fields import Fields, some
 from lingvo_gshard.input.tokenizer import LANGUAGE, language_code
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's special tokens, in the order of their ids.
@@ -165,7 +165,7 @@ class _Reader:
             if listed and in_file and set(listed) != set(in_file):
                 raise ValueError(
                     f"{self._files[_MAP].path} and {fields.path} list different special tokens: "
-                    f"{_some(set(listed) ^ set(in_file))}"
+                    f"{some(set(listed) ^ set(in_file))}"
                 )
             listed = listed or in_file
         return listed
@@ -175,7 +175,8 @@ class _Reader:
     def _by_id(self, listed: list[str]) -> dict[int, _Token]:
         """Returns the tokens by the ids that the files give them.
 
-        Raises ValueError if two files contradict each other.
+        Raises ValueError if two files contradict each other, or if one file lacks tokens after the
+        pieces that another file has.
         """
         by_id: dict[int, _Token] = {}
         ids: dict[str, int] = {}
@@ -195,22 +196,17 @@ class _Reader:
             listings[fields.path] = {
                 token_id for token_id, _ in in_file if token_id >= len(self._pieces)
             }
-        self._check_listings(listings, by_id)
-        return by_id
 
-    def _check_listings(
-        self, listings: dict[pathlib.Path, set[int]], by_id: dict[int, _Token]
-    ) -> None:
-        """Raises ValueError if one file lacks tokens after the pieces that another file has."""
+        # The tokens after the pieces; a file may list only the special tokens of text.
         for path, listing in listings.items():
             for token_id, token in by_id.items():
-                # A file may list only the special tokens of text.
                 is_missing = token_id >= len(self._pieces) and token_id not in listing
                 if listing and is_missing and token.name != _MASK:
                     raise ValueError(
                         f"{path} lacks token {token_id}, {token.name!r}, which another file of "
                         "the folder has"
                     )
+        return by_id
 
     def _ids(self, fields: Fields, listed: list[str]) -> list[tuple[int, _Token]]:
         """Returns the tokens in a file, with their ids."""
@@ -304,7 +300,7 @@ class _Reader:
         if missing or len({*ordered}) < len(ordered):
             raise ValueError(
                 f"{self._folder}: tokens must have ids of their own, but these do not: "
-                f"{_some(missing or {name for name in ordered if ordered.count(name) > 1})}"
+                f"{some(missing or {name for name in ordered if ordered.count(name) > 1})}"
             )
         return ordered
 
@@ -349,11 +345,11 @@ class _Reader:
             if name == _FAST:
                 unread += [f"model.{json_fields.shown(f)}" for f in self._fast_model.unread()]
             if name in self._noted:
-                unread.append(_some(self._noted[name]))
+                unread.append(some(self._noted[name]))
             if unread:
                 lines.append(f"{name}: {', '.join(unread)}")
         if nameless:
-            lines.append(f"special tokens that are not languages: {_some(nameless)}")
+            lines.append(f"special tokens that are not languages: {some(nameless)}")
         return tuple(lines)
 
 
@@ -386,10 +382,3 @@ def _integer(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"an id is {value!r}")
     return value
-
-
-def _some(names: Iterable[str]) -> str:
-    """Returns the first of some names, and the number of the others."""
-    ordered = sorted(names)
-    first = ", ".join(json_fields.shown(name) for name in ordered[:5])
-    return first if len(ordered) <= 5 else f"{first} and {len(ordered) - 5} more"

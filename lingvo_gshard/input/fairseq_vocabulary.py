@@ -37,13 +37,7 @@ from lingvo_gshard.input import fairseq_tokens
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.input.fairseq_tokens import M2M_PIECES, SPECIAL, Tokens
 from lingvo_gshard.input.normalization import Normalization
-from lingvo_gshard.input.tokenizer import (
-    END,
-    LANGUAGE,
-    recorded,
-    recorded_added,
-    recorded_language,
-)
+from lingvo_gshard.input.tokenizer import END, LANGUAGE, record
 
 MODEL = "sentencepiece.bpe.model"
 # The files of a tokenizer; only the model is required.
@@ -165,13 +159,13 @@ def _rewritten(model: Any, names: Sequence[str], pieces: dict[str, Any], tokens:
 
     # After the table: merges pass through pieces without a row, so the model needs them.
     rewritten.pieces.add(piece=END, type=_Piece.CONTROL)
-    records = [recorded(Normalization.MODEL)]
+    records = [record("normalization", Normalization.MODEL)]
     for name in tokens.languages:
         if LANGUAGE.fullmatch(name) is None:
-            records.append(recorded_language(name))
-    records += map(recorded_added, tokens.added)
-    for record in records:
-        rewritten.pieces.add(piece=record, type=_Piece.CONTROL)
+            records.append(record("language", name))
+    records += [record("added", name) for name in tokens.added]
+    for piece in records:
+        rewritten.pieces.add(piece=piece, type=_Piece.CONTROL)
     in_table = set(names)
     for name, piece in pieces.items():
         if name not in in_table:

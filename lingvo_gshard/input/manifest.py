@@ -169,21 +169,6 @@ class Manifest:
         return tuple(files)
 
 
-def load_kind(data_dir: str | os.PathLike[str], kind: Kind, reader: str) -> Manifest:
-    """Returns a folder's manifest, whose data must be of kind `kind`.
-
-    Raises ValueError if the folder or its manifest is missing, damaged or of another version, or if
-    the data is of another kind; the error then names `reader`, which needs this kind.
-    """
-    data = load(data_dir)
-    if data.kind != kind:
-        raise ValueError(
-            f"{data_dir} holds data of kind {data.kind}, but {reader} reads kind {kind}: "
-            f"prepare it with gshard prepare --kind={kind}"
-        )
-    return data
-
-
 def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
     """Writes `data_dir/manifest.json` atomically."""
     # The version comes first in the file, and the digest last.

@@ -10,7 +10,6 @@ from lingvo_gshard.input import manifest, mixture
 from lingvo_gshard.input.base_input import DataFacts, Part
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.prefetched import PrefetchedInput, check_share
-from lingvo_gshard.input.records import check_sizes
 from xla_spmd.files import digests
 from xla_spmd.files.digests import File
 
@@ -42,7 +41,13 @@ class PreparedInput(PrefetchedInput):
 
         Raises ValueError if it is missing or damaged, or if the data is of another kind.
         """
-        return manifest.load_kind(data_dir, cls.KIND, cls.__name__)
+        data = manifest.load(data_dir)
+        if data.kind != cls.KIND:
+            raise ValueError(
+                f"{data_dir} holds data of kind {data.kind}, but {cls.__name__} reads kind "
+                f"{cls.KIND}: prepare it with gshard prepare --kind={cls.KIND}"
+            )
+        return data
 
     @classmethod
     def Facts(cls, data_dir: str) -> DataFacts:
@@ -97,6 +102,8 @@ class PreparedInput(PrefetchedInput):
         digests.verify(p.data_dir, data.vocabulary_files)
 
         # Each of n processes checks an n-th of the sizes; contents are checked at the first read.
-        records = [part.records[p.split] for part in parts]
-        check_sizes(p.data_dir, records, process_index, num_processes)
+        files: list[File] = []
+        for part in parts:
+            files += [shard.file for shard in part.records[p.split].shards]
+        digests.verify(p.data_dir, files[process_index::num_processes], contents=False)
         return data, parts

@@ -21,22 +21,6 @@ _READER_BUFFER_BYTES = 1 << 15
 _MAX_OPEN_FILES = 256
 
 
-def check_sizes(
-    data_dir: str | pathlib.Path,
-    records: Sequence[manifest.Records],
-    process_index: int,
-    num_processes: int,
-) -> None:
-    """Checks the sizes of the files of records; each of n processes checks an n-th of them.
-
-    Raises ValueError if a file is missing or has another size.
-    """
-    files: list[digests.File] = []
-    for of_language in records:
-        files += [shard.file for shard in of_language.shards]
-    digests.verify(data_dir, files[process_index::num_processes], contents=False)
-
-
 def read_lengths(data_dir: str | pathlib.Path, shards: Sequence[manifest.Shard]) -> np.ndarray:
     """Returns the number of tokens of each source and target in some shards, int [n, 2].
 

@@ -10,10 +10,9 @@ _BUCKETS = (16, 32, 64, 128)
 
 def eval_text(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
     """Yields the raw (source, English) pairs of a file of dev or test text, in order."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        for line in file:
-            source, english = line.rstrip("\n").split("\t")
-            yield source, english
+    for line in eval_documents(path):
+        source, english = line.split("\t")
+        yield source, english
 
 
 def eval_documents(path: str | os.PathLike[str]) -> Iterator[str]:

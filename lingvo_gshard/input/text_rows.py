@@ -159,13 +159,12 @@ class _TextBatches:
         """Returns this process's rows of batch `index`."""
         start = index * self._params.batch_size + self._first_row
         end = start + self._num_rows
-        rows = self._mixed(start, end) if self._params.repeat else self._in_turn(start, end)
+        if self._params.repeat:
+            rows = self._mixture.read_numbers(start, end)
+        else:
+            rows = self._in_turn(start, end)
         rows += [[]] * (self._num_rows - len(rows))  # The last batch of a pass may lack rows.
         return _fill(rows, self._params.row_len, self._num_bytes, self._has_space)
-
-    def _mixed(self, start: int, end: int) -> list[_Row]:
-        """Returns some rows of the endless stream."""
-        return self._mixture.read_numbers(start, end)
 
     def _in_turn(self, start: int, end: int) -> list[_Row]:
         """Returns some rows of the single pass."""

@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import sentencepiece
@@ -61,24 +62,20 @@ class Tokenizer:
 
         # piece_to_id returns the unknown id for a missing piece.
         end = processor.piece_to_id(END)
-        self._size = processor.get_piece_size() if end == UNK_ID else end
-        self._normalization = _form_of(processor)
+        # The number of pieces with rows in a model's tables, including the special ids.
+        self.vocab_size = processor.get_piece_size() if end == UNK_ID else end
+        self.normalization = _form_of(processor)  # The normalization of text before the model.
         self._recorded = self._records()
 
     def _records(self) -> dict[str, list[str]]:
         """Returns the vocabulary's records about itself, by their kind."""
         records: dict[str, list[str]] = {"language": [], "added": []}
-        for token in range(self._size + 1, self._processor.get_piece_size()):
+        for token in range(self.vocab_size + 1, self._processor.get_piece_size()):
             match = _RECORD.fullmatch(self._processor.id_to_piece(token))
             if match is None or not self._processor.is_control(token):
                 break  # The records end; pieces follow.
             records.setdefault(match[1], []).append(match[2])
         return records
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of pieces with rows in a model's tables, including the special ids."""
-        return self._size
 
     @functools.cached_property
     def languages(self) -> dict[str, int]:
@@ -97,14 +94,9 @@ class Tokenizer:
         """The ids of texts that a user made tokens; empty for most vocabularies."""
         return {name: self._processor.piece_to_id(name) for name in self._recorded["added"]}
 
-    @property
-    def normalization(self) -> Normalization:
-        """The normalization of text before the model."""
-        return self._normalization
-
     def normalize(self, text: str) -> str:
         """Returns the text in the form that the vocabulary was trained on."""
-        return self._normalization.of(text)
+        return self.normalization.of(text)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -166,9 +158,9 @@ class Tokenizer:
 
     def _with_rows(self, ids: list[int]) -> list[int]:
         """Returns ids, with the unknown id in place of ids without rows."""
-        if self._size == self._processor.get_piece_size():
+        if self.vocab_size == self._processor.get_piece_size():
             return ids
-        return [token if token < self._size else UNK_ID for token in ids]
+        return [token if token < self.vocab_size else UNK_ID for token in ids]
 
     def num_byte_pieces(self, ids: Sequence[int]) -> int:
         """Returns how many of the ids are pieces of single bytes."""
@@ -220,7 +212,7 @@ class Tokenizer:
 
 def _form_of(processor: sentencepiece.SentencePieceProcessor) -> Normalization:
     """Returns the normalization that a model expects."""
-    if processor.piece_to_id(recorded(Normalization.MODEL)) != UNK_ID:
+    if processor.piece_to_id(record("normalization", Normalization.MODEL)) != UNK_ID:
         return Normalization.MODEL
     # A model whose own rules include NFKC is for reading; all of our earlier models have them.
     keeps_form = processor.decode(processor.encode(_HALF)) == _HALF
@@ -233,9 +225,9 @@ def language_code(name: str) -> str:
     return name if match is None else match["code"] or match["short"]
 
 
-def recorded(normalization: Normalization) -> str:
-    """Returns the piece after the table by which a vocabulary records its normalization."""
-    return f"<normalization: {normalization}>"
+def record(kind: Literal["normalization", "language", "added"], value: str) -> str:
+    """Returns the piece after the table by which a vocabulary records this about itself."""
+    return f"<{kind}: {value}>"
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
@@ -260,13 +252,3 @@ def vocabulary_files(
     if kind == Kind.TEXT:
         return vocab / "text.model", vocab / "text.model"
     return vocab / "source.model", vocab / "target.model"
-
-
-def recorded_language(name: str) -> str:
-    """Returns the piece after the table that records a control piece as a language's token."""
-    return f"<language: {name}>"
-
-
-def recorded_added(name: str) -> str:
-    """Returns the piece after the table that records a text as a token wherever it occurs."""
-    return f"<added: {name}>"

@@ -5,7 +5,6 @@ B batch, L length, M model, V vocabulary, k beam size, T length of a prompt, P c
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -21,7 +20,6 @@ from lingvo_gshard.layers.stack import TransformerStack
 from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer
 from lingvo_gshard.layers.weight import Weight
-from lingvo_gshard.model import decoding
 from lingvo_gshard.model.decode_params import ContinuationDecodeParams
 from lingvo_gshard.model.spec import MetricSums
 from lingvo_gshard.model.token_loss import named, token_loss, valid_mask
@@ -32,6 +30,7 @@ from lingvo_gshard.sharding.layout import TensorSpec
 class LanguageModelTask(TokenTask):
     """Predicts each token of packed documents from the tokens before it."""
 
+    INPUT_SEGMENTS = "segment_ids"
     STACKS: ClassVar[Mapping[str, str]] = {"decoder": "row_len"}
     VOCABULARIES: ClassVar[Mapping[str, str]] = {"vocab_size": r"theta\.(embedding\..*|softmax)"}
     SHOWN = ("bits_per_byte",)
@@ -72,7 +71,6 @@ class LanguageModelTask(TokenTask):
     @classmethod
     def DecodeSpecs(cls, decode: ContinuationDecodeParams, rows: int, length: int) -> NestedMap:
         """Returns the specs of prompts: ids, segment_ids, positions and seeds; see Predict."""
-        del decode
         spec = TensorSpec((rows, length), "int32", "BL")
         seeds = TensorSpec((rows, 2), "int32", "B_")
         return NestedMap(ids=spec, segment_ids=spec, positions=spec, seeds=seeds)
@@ -114,25 +112,6 @@ class LanguageModelTask(TokenTask):
         total_bits = metrics.nll * metrics.num_tokens / math.log(2)
         bits_per_byte = (total_bits, metrics.num_bytes)
         return {**super().EvalMetrics(metrics), "bits_per_byte": bits_per_byte}
-
-    def Predict(
-        self, theta: NestedMap, features: NestedMap, decode: ContinuationDecodeParams
-    ) -> NestedMap:
-        """Continues prompts by flat beam search (A.1) or by sampling; see decoding.search.
-
-        `features` are InitDecode's and seeds, int32 [B, 2]. A sample depends on its prompt and its
-        seed, and not on the batch. A row gives one sample: for several samples, repeat the row.
-        """
-        has_prompt = tf.reduce_max(tf.cast(features.segment_ids > 0, tf.int32), 1)
-        return decoding.search(
-            decode,
-            functools.partial(self.InitDecode, theta, features),
-            functools.partial(self.DecodeStep, theta),
-            self.GrowDecode,
-            has_prompt,
-            self.annotate,
-            seeds=features.seeds,
-        )
 
     def InitDecode(
         self, theta: NestedMap, features: NestedMap, cache_len: int, *, attention_beam: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 
 from lingvo_gshard.core.hyperparams import Params
@@ -71,17 +70,6 @@ def num_weights(params: Params) -> int:
     """Returns the number of scalars in the model's weights; vocabulary sizes must be set."""
     unpartitioned = Partitioning(Mesh.flat(1), ())
     return params.task.Instantiate(Annotator(unpartitioned)).num_weights
-
-
-def num_active_weights(params: Params) -> int:
-    """Returns the number of scalars in the weights that a token uses: of experts, k of E.
-
-    Tables count in full.
-    """
-    unpartitioned = Partitioning(Mesh.flat(1), ())
-    specs = params.task.Instantiate(Annotator(unpartitioned)).weight_specs
-    used = [math.prod(spec.shape) * spec.share_used for spec in specs.Flatten()]
-    return round(math.fsum(used))
 
 
 def num_groups(params: Params, name: str = "input") -> dict[str, int]:

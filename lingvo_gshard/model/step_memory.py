@@ -15,13 +15,7 @@ import numpy as np
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.numerics import Remat
-from lingvo_gshard.model.forward_pass import (
-    SOFTMAX,
-    Product,
-    forward_products,
-    sizes_of,
-    stack_of,
-)
+from lingvo_gshard.model.forward_pass import SOFTMAX, Product, forward_products, sizes_of, stack_of
 from lingvo_gshard.model.step_products import StepProduct
 from lingvo_gshard.model.task_model import TaskModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec

@@ -117,5 +117,4 @@ class Task(BaseLayer):
     @classmethod
     def ProductDtype(cls, p: AnyParams) -> str:
         """Returns the dtype of the factors of large products, given the settings."""
-        del p
         return "float32"

@@ -6,7 +6,6 @@ length.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -21,7 +20,6 @@ from lingvo_gshard.layers.stack import TransformerStack
 from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer
 from lingvo_gshard.layers.weight import Weight
-from lingvo_gshard.model import decoding
 from lingvo_gshard.model.decode_params import TranslationDecodeParams
 from lingvo_gshard.model.token_loss import named, token_loss, valid_mask
 from lingvo_gshard.model.token_task import TokenTask, known_size
@@ -31,6 +29,7 @@ from lingvo_gshard.sharding.layout import TensorSpec
 class TranslationTask(TokenTask):
     """Translates packed sequences. A token attends only to its own example."""
 
+    INPUT_SEGMENTS = "source_segment_ids"
     STACKS: ClassVar[Mapping[str, str]] = {"encoder": "source_len", "decoder": "target_len"}
     VOCABULARIES: ClassVar[Mapping[str, str]] = {
         "source_vocab_size": r"theta\.source_embedding\..*",
@@ -161,25 +160,6 @@ class TranslationTask(TokenTask):
             target=1.0 - tf.reduce_mean(valid_mask(features.target_segment_ids)),
         )
         return loss, terms
-
-    def Predict(
-        self, theta: NestedMap, features: NestedMap, decode: TranslationDecodeParams
-    ) -> NestedMap:
-        """Translates by flat beam search (A.1); see decoding.search.
-
-        If `features` have first_ids, int32 [B], a translation begins with its row's id, such as a
-        language's token, at no cost; a row whose id is negative may begin with any token.
-        """
-        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
-        return decoding.search(
-            decode,
-            functools.partial(self.InitDecode, theta, features),
-            functools.partial(self.DecodeStep, theta),
-            self.GrowDecode,
-            has_source,
-            self.annotate,
-            first_ids=features.get("first_ids"),
-        )
 
     def InitDecode(
         self, theta: NestedMap, features: NestedMap, cache_len: int, *, attention_beam: int = 0

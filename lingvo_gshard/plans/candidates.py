@@ -6,7 +6,7 @@ They follow from the devices and the letters' sizes. All divide the sizes and fi
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
@@ -310,21 +310,17 @@ def _letter_sizes(request: Request, weights: NestedMap) -> dict[str, int]:
     for batch in request.batches:
         occurrences.append(("B", params.Get(batch).batch_size))
 
+    sizes: dict[str, int] = {}
+    for letter, size in occurrences:
+        sizes[letter] = math.gcd(sizes.get(letter, 0), size)  # gcd(0, size) is size.
+
     # Either all stacks are pipelines, or all are not.
-    sizes = _common_divisors(occurrences)
     if not all(_may_be_pipeline(params.task.Get(stack)) for stack in params.task.cls.STACKS):
         sizes["R"] = 1
 
     # A dense model has neither experts nor groups.
     sizes.setdefault("E", 1)
     sizes.setdefault("G", sizes["B"])
-    return sizes
-
-
-def _common_divisors(occurrences: Iterable[tuple[str, int]]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for letter, size in occurrences:
-        sizes[letter] = math.gcd(sizes.get(letter, 0), size)  # gcd(0, size) is size.
     return sizes
 
 

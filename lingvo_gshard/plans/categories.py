@@ -9,8 +9,6 @@ import re
 
 from xla_plan.cost.kinds import Parts
 from xla_plan.cost.scopes import scopes
-from xla_spmd.hlo.collectives import Collective
-from xla_spmd.hlo.hlo_cost import Cost
 
 
 class Category(enum.StrEnum):
@@ -73,9 +71,5 @@ def label(name: str) -> str:
     return name.replace("_", " ").replace("dispatch combine", "dispatch, combine")
 
 
-def _category_of(instruction: Cost | Collective) -> str:
-    return category(instruction.op_name)
-
-
 # Figure 8's, by the scopes of this project's layers.
-FIGURE_8 = Parts(tuple(Category), _category_of)
+FIGURE_8 = Parts(tuple(Category), lambda instruction: category(instruction.op_name))

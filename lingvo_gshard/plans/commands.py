@@ -5,29 +5,43 @@ Compilations take minutes, so progress is printed between them.
 
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.plans import (
-    commands_text,
     kept_plans,
     least_remat,
-    machines,
     plan_text,
     remedies,
     search,
     trainer_executables,
 )
 from lingvo_gshard.plans.candidates import candidates
-from lingvo_gshard.plans.machines import Machine
-from lingvo_gshard.plans.plan import TRAIN
+from lingvo_gshard.plans.plan import TRAIN, Plan
 from lingvo_gshard.plans.request import Request
-from lingvo_gshard.plans.trials import Trial
 from xla_plan.measured import rates
 from xla_plan.measured.rates import MeasuredRates
-from xla_plan.plans import own_process
+from xla_plan.plans import figures, own_process
 from xla_plan.searches import trials_text
 
 Print = Callable[[str], None]
+
+# The figures of a plan that compare machines, and their names in that table.
+_MACHINE_FIGURES = {
+    "cores": "devices",
+    "fits": "fits",
+    "peak GiB": "peak GiB",
+    "capacity GiB": "capacity GiB",
+    "roofline step ms": "step ms at the roofline",
+    "expected ms": "expected step ms",
+    "expected, at least ms": "at least",
+    "expected, at most ms": "at most",
+    "roofline compute ms": "compute ms",
+    "roofline memory ms": "memory ms",
+    "roofline network ms": "network ms",
+    "M tokens/s": "M tokens/s",
+}
+
+_HOURS_PER_YEAR = 365.25 * 24
 
 
 def plan_model(
@@ -63,35 +77,34 @@ def plan_model(
             executables = folder / "executables"
             save_training = functools.partial(trainer_executables.save, folder=executables)
             names = own_process.call(save_training, request)
-            show(commands_text.saved_line(names, executables))
+            show(_saved_line(names, executables))
         return
 
     # Each change is compiled, so that every suggestion is known to help.
-    def show_trial(trial: Trial) -> None:
-        show(commands_text.remedy_line(trial, request))
-
     show("what would make it fit, each compiled (--search tries partitionings):")
-    remedies.try_remedies(request, folder, show_trial)
+    for trial in remedies.trials_of(request, folder):
+        changes = trial.request.settings[len(request.settings) :]
+        show(f"  {trials_text.trial_line(trial)} ({_flags(changes)})")
     if save:
         raise ValueError("--save: nothing was saved, as a step does not fit into memory.")
 
 
 def search_partitioning(request: Request, folder: pathlib.Path, show: Print) -> None:
     """Prints each compiled candidate, the ranking, and all programs of the best candidate."""
-
-    def show_trial(trial: Trial) -> None:
-        show(trials_text.trial_line(trial))
-
     # The cost model ranks all candidates, the compiler the best few.
     fitting = candidates(request)
-    show(commands_text.candidates_line(len(fitting)))
-    trials = search.compile_best(fitting, request, folder, show_trial)
+    show(f"{len(fitting)} candidates fit by the cost model; its best ones, compiled:")
+    trials = []
+    for trial in search.compiled(fitting, request, folder):
+        show(trials_text.trial_line(trial))
+        trials.append(trial)
+    trials.sort(key=lambda trial: trial.secs.step)
     show("\n" + trials_text.ranking(trials))
 
     # So far only training steps were planned; the best candidate's other programs may not fit.
     best = trials[0]
     if best.fits:
-        show(commands_text.training_flags_line(best))
+        show(f"to train so: {_flags(best.request.settings)}")
         show("\n" + plan_text.programs(kept_plans.load_or_make(best.request, best.folder)))
 
 
@@ -100,11 +113,47 @@ def compare_machines(
 ) -> None:
     """Prints whether a model fits on each machine, then the table.
 
-    `requests` has the request for each topology, or None if its compiler is not installed.
+    `requests` has the request for each topology, or None if its compiler is not installed. Each
+    plan has its own folder in `folder`.
     """
+    plans = []
+    for topology, request in requests.items():
+        if request is None:
+            show(f"{topology}: left out, its compiler is not installed")
+            continue
 
-    def show_machine(machine: Machine) -> None:
-        show(commands_text.machine_line(machine))
+        machine_folder = folder / topology.replace(":", "_")
+        resolved = least_remat.resolved(request, machine_folder)
+        plan = kept_plans.load_or_make(resolved, machine_folder)
+        show(f"{topology}: {plan_text.verdict(plan)}")
+        plans.append(plan)
 
-    planned = machines.plan_machines(requests, folder, show_machine)
-    show(commands_text.machines_table(planned))
+    # Below the table are the published steps that the expected times rest on.
+    columns = {plan.topology: _machine_figures(plan) for plan in plans}
+    show("\n".join([figures.side_by_side(columns), *plan_text.expectations(plans)]))
+
+
+def _saved_line(names: Sequence[str], folder: pathlib.Path) -> str:
+    """Returns the names of the saved programs of the trainer, and the flag that loads them."""
+    noun = "program" if len(names) == 1 else "programs"
+    pronoun = "it" if len(names) == 1 else "them"
+    return (
+        f"saved the compiled {noun} {', '.join(names)} (of train.iterations_per_loop steps, "
+        f"compiled besides the plan's one): `trainer --executables={folder}` loads {pronoun}"
+    )
+
+
+def _flags(settings: Sequence[str]) -> str:
+    """Returns the flags with which the trainer uses some settings."""
+    return " ".join(f"--set={setting}" for setting in settings)
+
+
+def _machine_figures(plan: Plan) -> dict[str, float]:
+    """Returns the figures of _MACHINE_FIGURES, and the device-hours of a training."""
+    named = plan_text.figures(plan)
+    column = {row: named[name] for name, row in _MACHINE_FIGURES.items() if name in named}
+    if plan.has_step and plan.step.cost is not None:
+        column["device-hours for 10^12 tokens"] = _HOURS_PER_YEAR * plan.core_years()
+        if plan.factor is not None:
+            column["expected device-hours"] = _HOURS_PER_YEAR * plan.core_years(plan.factor.value)
+    return column

@@ -16,13 +16,7 @@ from collections.abc import Mapping, Sequence
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.model import step_memory
-from lingvo_gshard.model.forward_pass import (
-    SOFTMAX,
-    Einsum,
-    Product,
-    forward_products,
-    sizes_of,
-)
+from lingvo_gshard.model.forward_pass import SOFTMAX, Einsum, Product, forward_products, sizes_of
 from lingvo_gshard.model.step_memory import FLOAT32_BYTES, OUTSIDE, CoreParts
 from lingvo_gshard.model.step_products import StepProduct
 from lingvo_gshard.model.task_model import TaskModel

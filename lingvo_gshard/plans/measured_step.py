@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lingvo_gshard.plans.categories import FIGURE_8, Category, category
 from lingvo_gshard.spmd.executable import Executable
@@ -99,12 +99,13 @@ def measure(calls: Sequence[ProfiledCall], trace: Trace, network: Network | None
     # Divide the sums over the devices and the calls: the result is for one device and one step.
     steps = range(calls[0].steps.start, calls[-1].steps.stop)
     parts: dict[str, Part] = {}
-    for name in _ordered(busy_ns.keys() | roofline_secs.keys()):
-        parts[name] = Part(
-            secs=busy_ns[name] / num_devices / len(steps) / 1e9,
-            flops=flops[name] / len(steps),
-            roofline_secs=None if network is None else roofline_secs[name] / len(steps),
-        )
+    for name in map(str, (*Category, *COLLECTIVES)):
+        if name in busy_ns or name in roofline_secs:
+            parts[name] = Part(
+                secs=busy_ns[name] / num_devices / len(steps) / 1e9,
+                flops=flops[name] / len(steps),
+                roofline_secs=None if network is None else roofline_secs[name] / len(steps),
+            )
 
     # The rest of the wall time.
     call_secs = call_ns / len(steps) / 1e9
@@ -118,14 +119,6 @@ def measure(calls: Sequence[ProfiledCall], trace: Trace, network: Network | None
 def _add(total: dict[str, float], values: Mapping[str, float]) -> None:
     for name, value in values.items():
         total[name] += value
-
-
-def _ordered(names: Iterable[str]) -> Iterator[str]:
-    """Yields names in the order of Category, then of COLLECTIVES."""
-    present = set(names)
-    for name in (*Category, *COLLECTIVES):
-        if name in present:
-            yield str(name)
 
 
 def _program(executable: Executable, network: Network | None) -> _Program:

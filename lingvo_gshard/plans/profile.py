@@ -7,7 +7,7 @@ from lingvo_gshard.plans.measured_step import MeasuredStep, Part
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes, traces
 from lingvo_gshard.train.hooks import TrainHook
-from lingvo_gshard.train.profiling import Profile, ProfileHook, Span
+from lingvo_gshard.train.profiling import Profile, ProfileHook
 from xla_plan.machines import networks
 from xla_spmd.files import storage, table
 
@@ -27,8 +27,8 @@ def hooks(run: Run, after: int, upto: int) -> list[TrainHook]:
     if not processes.is_first():
         return []
     dispatch = placement.dispatch(run.params)
-    span = Span(after, upto)
-    return [ProfileHook(span, run.logdir, lambda profile: print(text(profile, dispatch)))]
+    asked = range(after + 1, upto + 1)
+    return [ProfileHook(asked, run.logdir, lambda profile: print(text(profile, dispatch)))]
 
 
 def text(profile: Profile, dispatch: str | None = None) -> str:
@@ -48,10 +48,10 @@ def text(profile: Profile, dispatch: str | None = None) -> str:
         f"Steps {steps.start} to {steps.stop - 1}, {1e3 * measured.secs:.2f} ms each, mean of "
         f"{devices} of this process"
     )
-    if (steps.start - 1, steps.stop - 1) != (asked.after, asked.upto):
+    if steps != asked:
         longest = max(len(call.steps) for call in profile.calls)
         title += (
-            f"; {asked.after + 1} to {asked.upto} were asked for, but calls of up to {longest} "
+            f"; {asked[0]} to {asked[-1]} were asked for, but calls of up to {longest} "
             "steps (train.iterations_per_loop) are traced as wholes"
         )
     if dispatch is not None:
@@ -81,22 +81,18 @@ def _rows(measured: MeasuredStep, *, has_roofline: bool) -> list[list[str]]:
 
 def _cells(part: Part, step_secs: float) -> list[str]:
     """Returns the cells of a row; `-` for an undefined rate."""
-    rate = None
-    if part.flops and part.secs:
-        rate = part.flops / part.secs / 1e9
-
-    roofline_ms = None
-    reached = None
-    if part.roofline_secs is not None:
-        roofline_ms = 1e3 * part.roofline_secs
-        if part.secs:
-            reached = part.roofline_secs / part.secs
-
+    gflop = part.flops / 1e9 or None
+    roofline_ms = None if part.roofline_secs is None else 1e3 * part.roofline_secs
     return [
         f"{1e3 * part.secs:.3f}",
         f"{part.secs / step_secs:.1%}",
-        table.number(part.flops / 1e9 if part.flops else None, ".3f"),
-        table.number(rate, ".1f"),
+        table.number(gflop, ".3f"),
+        table.number(_over(gflop, part.secs), ".1f"),
         table.number(roofline_ms, ".3f"),
-        table.number(reached, ".0%"),
+        table.number(_over(part.roofline_secs, part.secs), ".0%"),
     ]
+
+
+def _over(value: float | None, secs: float) -> float | None:
+    """Returns a quotient; None if it is undefined."""
+    return None if value is None or secs == 0.0 else value / secs

@@ -2,7 +2,7 @@
 
 import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.moe_sizes import group_size, train_places
@@ -19,27 +19,21 @@ _REMAT_NAMES = {
 _Changes = dict[str, list[str]]  # Settings by the name of the change.
 
 
-def try_remedies(
-    request: Request, folder: pathlib.Path, progress: Callable[[Trial], None]
-) -> list[Trial]:
-    """Plans each change that may save memory, in folders below `folder`; returns all trials.
+def trials_of(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
+    """Plans each change that may save memory, in folders below `folder`; yields each trial.
 
     If no single change suffices, all changes that keep the batch are combined, and then they are
-    combined with half of the batch. Calls `progress` with each trial after its compilation.
+    combined with half of the batch.
     """
     keeping_batch = batch_keeping_changes(request.params)
     halving = _halved_batch(request.params)
 
-    compiled: list[Trial] = []
-
-    def try_change(name: str, settings: Sequence[str]) -> None:
-        trial = trials.compile_trial(request, settings, folder, name)
-        progress(trial)
-        compiled.append(trial)
-
     # First one change at a time, to give up no more than necessary.
+    helped = False
     for name, settings in (keeping_batch | halving).items():
-        try_change(name, settings)
+        trial = trials.compile_trial(request, settings, folder, name)
+        helped = helped or trial.fits
+        yield trial
 
     # Recomputing whole blocks saves more than recomputing all but products, and excludes it.
     together = dict(keeping_batch)
@@ -50,10 +44,11 @@ def try_remedies(
 
     # A combination of one change has been tried, and combinations are not needed after a success.
     for combination in combinations:
-        helped = any(trial.fits for trial in compiled)
         if len(combination) > 1 and not helped:
-            try_change(", ".join(combination), _all_settings(combination))
-    return compiled
+            changes = list(itertools.chain(*combination.values()))
+            trial = trials.compile_trial(request, changes, folder, ", ".join(combination))
+            helped = trial.fits
+            yield trial
 
 
 def batch_keeping_changes(params: Params) -> _Changes:
@@ -115,7 +110,3 @@ def _halved_batch(params: Params) -> _Changes:
     if rows % 2:
         return {}
     return {"half as many tokens a core": [f"input.batch_size={rows // 2}"]}
-
-
-def _all_settings(changes: Mapping[str, Sequence[str]]) -> list[str]:
-    return list(itertools.chain(*changes.values()))

@@ -5,7 +5,7 @@ are generated and ranked by a cost model; XLA's own compiler judges the best few
 """
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from lingvo_gshard.plans import trials
 from lingvo_gshard.plans.candidates import Candidate
@@ -15,23 +15,19 @@ from lingvo_gshard.plans.trials import Trial
 _COMPILED = 6  # How many candidates are compiled.
 
 
-def compile_best(
-    candidates: Sequence[Candidate],
-    request: Request,
-    folder: pathlib.Path,
-    progress: Callable[[Trial], None],
-) -> list[Trial]:
-    """Compiles the first candidates; returns their trials, the fastest first.
+def compiled(
+    candidates: Sequence[Candidate], request: Request, folder: pathlib.Path
+) -> Iterator[Trial]:
+    """Compiles the first candidates; yields each trial after its compilation.
 
-    For each mesh and table, compilation stops at the first schedule that fits. Calls `progress`
-    with each trial after its compilation.
+    For each mesh and table, compilation stops at the first schedule that fits.
     """
     # The candidates are sorted by the cost model, the fastest first.
-    compiled: list[Trial] = []
+    num_compiled = 0
     fitting_layouts: set[tuple[str, ...]] = set()
     for candidate in candidates:
-        if len(compiled) == _COMPILED:
-            break
+        if num_compiled == _COMPILED:
+            return
 
         layout = candidate.settings[:2]  # Mesh and table.
         if layout in fitting_layouts:
@@ -41,8 +37,7 @@ def compile_best(
         trial = trials.compile_trial(
             request, candidate.settings, folder, estimated_secs=candidate.secs
         )
-        progress(trial)
-        compiled.append(trial)
+        num_compiled += 1
         if trial.fits:
             fitting_layouts.add(layout)
-    return sorted(compiled, key=lambda trial: trial.secs.step)
+        yield trial

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import pathlib
-import string
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lingvo_gshard.core.late import figure as mpl_figure
-from lingvo_gshard.train.metrics_files import EVAL_METRICS, TRAIN_METRICS, read_lines
+from lingvo_gshard.train import metrics_files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +48,7 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if path.startswith(_ROUTING):
             field, layer = path.removeprefix(_ROUTING).split(".", 1)
             layers.setdefault(layer, {})[field] = value
-    return {layer: layers[layer] for layer in sorted(layers, key=_natural)}
+    return {layer: layers[layer] for layer in sorted(layers, key=metrics_files.stack_and_position)}
 
 
 def rows(line: dict[str, Any]) -> list[list[str]]:
@@ -115,10 +114,11 @@ def by_language(
                     isinstance(x, int | float) for x in value
                 ):
                     raise ValueError(
-                        f"{EVAL_METRICS}: {metric} of {code} is not a list of numbers."
+                        f"{metrics_files.EVAL_METRICS}: {metric} of {code} is not a list of "
+                        "numbers."
                     )
                 layers.setdefault(metric.removeprefix(f"{_LOAD}_"), {})[code] = value
-    return {layer: layers[layer] for layer in sorted(layers, key=_natural)}
+    return {layer: layers[layer] for layer in sorted(layers, key=metrics_files.stack_and_position)}
 
 
 def draw_by_language(figure: Figure, layers: dict[str, dict[str, list[float]]]) -> None:
@@ -133,7 +133,7 @@ def draw_by_language(figure: Figure, layers: dict[str, dict[str, list[float]]]) 
 
 def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
     """Writes LOGDIR/expert_load.png and returns its path, or None if no MoE layer was trained."""
-    lines = read_lines(pathlib.Path(logdir, TRAIN_METRICS))
+    lines = metrics_files.read_lines(pathlib.Path(logdir, metrics_files.TRAIN_METRICS))
     if not lines or not by_layer(lines[-1]):
         return None
 
@@ -193,9 +193,3 @@ def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], titl
     panel.set_title(title, fontsize=9)
     panel.set_xlabel("expert", fontsize=8)
     figure.colorbar(image, ax=panel)
-
-
-def _natural(layer: str) -> tuple[str, int]:
-    """Returns a sort key that puts encoder_2 before encoder_10."""
-    stack = layer.rstrip(string.digits)
-    return stack, int(layer.removeprefix(stack) or 0)

@@ -212,10 +212,8 @@ def experiment_params(launch: Launch) -> Params:
     for batches in (params.input, params.eval_input):
         _bind(batches, launch)
 
-    # A task with one vocabulary uses the targets'.
     names = list(params.task.cls.VOCABULARIES)
-    sizes = [launch.facts.source_vocab_size, launch.facts.target_vocab_size]
-    for name, size in zip(reversed(names), reversed(sizes), strict=False):
+    for name, size in launch.facts.vocabulary_sizes(names).items():
         # The paper's models set their vocabularies' sizes; other models accept any size.
         wanted = params.task.Get(name)
         if wanted not in (None, size):
@@ -305,7 +303,6 @@ def check_files(launch: Launch, logdir: str, inputs: Sequence[str]) -> None:
 
     `inputs` are names of an experiment's settings, such as input and eval_input.
     """
-    del logdir
     params = experiment_params(launch)
     for name in inputs:
         p = params.Get(name)

@@ -186,7 +186,6 @@ def _input_fn(run: Run, p: Params) -> InputFn:
     share = run.estimator.input_share(p.batch_size)
 
     def input_fn(params: Params) -> Input:
-        del params  # The whole experiment's settings.
         return p.Instantiate(process_index=share.index, num_processes=share.count)
 
     return input_fn

@@ -339,14 +339,12 @@ def _warm_start(params: Params) -> WarmStart | None:
     # one vocabulary uses the targets'.
     old_tokenizers = list(map(Tokenizer, vocabularies(start.source)))[-len(patterns) :]
     new_tokenizers = load_pair(params.input.data_dir)[-len(patterns) :]
-    old_pieces = []
-    means = []
+    pieces = []
     for pattern, old, new in zip(patterns, old_tokenizers, new_tokenizers, strict=True):
         rows = rows_by_piece(
             old.pieces(range(old.vocab_size)),
             new.pieces(range(new.vocab_size)),
             params.train.warm_start_pieces,
         )
-        old_pieces.append((pattern, rows.ids))
-        means.append((pattern, rows.means))
-    return dataclasses.replace(start, old_pieces=tuple(old_pieces), means=tuple(means))
+        pieces.append((pattern, rows))
+    return dataclasses.replace(start, pieces=tuple(pieces))

@@ -44,13 +44,13 @@ import itertools
 import logging
 import pathlib
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aiohttp import web
 
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
 from lingvo_gshard.decoding.outcomes import NoResultError
 from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
 from lingvo_gshard.input.manifest import Kind
@@ -107,13 +107,18 @@ class Server:
         app.router.add_get("/openapi.json", lambda _: _file(_OPENAPI))
         for route in messages.ROUTES:
             app.router.add_post(route.path, functools.partial(self._decode, route))
-        app.router.add_get("/languages", self._languages)
+        app.router.add_get("/languages", self._facts(_languages))
         app.router.add_post(f"{libretranslate.PREFIX}/translate", self._libretranslate)
-        app.router.add_get(f"{libretranslate.PREFIX}/languages", self._libretranslate_languages)
+        app.router.add_get(
+            f"{libretranslate.PREFIX}/languages", self._facts(libretranslate.languages)
+        )
         app.router.add_post(f"{messages.OPENAI}completions", self._complete)
-        app.router.add_get(f"{messages.OPENAI}models", self._models)
-        app.router.add_get("/healthz", self._health)
-        app.router.add_get("/health", self._health)
+        app.router.add_get(
+            f"{messages.OPENAI}models",
+            self._facts(lambda spec: completions.models(spec, self._loaded_secs)),
+        )
+        app.router.add_get("/healthz", self._facts(_health))
+        app.router.add_get("/health", self._facts(_health))
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._metrics.handler())
         return app
@@ -161,19 +166,13 @@ class Server:
 
     # --- the handlers ---
 
-    async def _languages(self, request: web.Request) -> web.StreamResponse:
-        spec = self._text_decoder.spec
-        languages = {
-            "languages": spec.source_languages,
-            "targets": spec.targets,
-            "named_sources": bool(spec.sources),
-        }
-        return web.json_response(languages)
+    def _facts(self, facts_of: Callable[[DecoderSpec], Any]) -> messages.Handler:
+        """Returns a handler that answers with facts about the model, as JSON."""
 
-    async def _health(self, request: web.Request) -> web.StreamResponse:
-        spec = self._text_decoder.spec
-        facts = {"model": spec.model, "num_best": spec.num_best, "kind": spec.kind}
-        return web.json_response(facts)
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return web.json_response(facts_of(self._text_decoder.spec))
+
+        return answer
 
     async def _ready(self, request: web.Request) -> web.StreamResponse:
         if not self._is_ready:
@@ -190,9 +189,6 @@ class Server:
         results = await self._results(request, text_decoder, asked.lines)
         return web.json_response(libretranslate.answer(asked, results))
 
-    async def _libretranslate_languages(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(libretranslate.languages(self._text_decoder.spec))
-
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         generator: Any = self._text_decoder
         messages.check_kind(Kind.TEXT, request.path, generator.spec)
@@ -205,9 +201,6 @@ class Server:
             return web.Response(text=events, content_type="text/event-stream")
         return web.json_response(fields)
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(completions.models(self._text_decoder.spec, self._loaded_secs))
-
     async def _decode(self, route: Route, request: web.Request) -> web.StreamResponse:
         # From here on, the request keeps its model, even if another one is loaded meanwhile.
         text_decoder = self._text_decoder
@@ -215,12 +208,14 @@ class Server:
 
         is_plain = request.content_type == "text/plain"
         if is_plain:
-            asked = Asked(_plain_lines(await messages.text_body(request, "replace")))
+            # Lines end only at newlines, as in the programs' input.
+            text = await messages.text_body(request, "replace")
+            asked = Asked(text.removesuffix("\n").split("\n") if text else [])
         else:
             asked = messages.asked(await messages.json_body(request), text_decoder.spec, route)
 
         # A model of several languages reads the requested ones from a line's beginning.
-        beginning = messages.beginning(request.query, asked, text_decoder.spec)
+        beginning = messages.beginning(request.query, asked.languages, text_decoder.spec)
         lines = [beginning + line for line in asked.lines]
 
         results = await self._results(request, text_decoder, lines, asked.seed)
@@ -303,6 +298,18 @@ async def _file(path: pathlib.Path) -> web.StreamResponse:
     return web.FileResponse(path)
 
 
+def _languages(spec: DecoderSpec) -> dict[str, Any]:
+    return {
+        "languages": spec.source_languages,
+        "targets": spec.targets,
+        "named_sources": bool(spec.sources),
+    }
+
+
+def _health(spec: DecoderSpec) -> dict[str, Any]:
+    return {"model": spec.model, "num_best": spec.num_best, "kind": spec.kind}
+
+
 def _parts(text_decoder: TextDecoder, lines: list[str], seed: int) -> list[list[Part]]:
     """Returns the parts of each line. Raises HTTPRequestEntityTooLarge if a line is too long."""
     parts_by_line = []
@@ -312,13 +319,6 @@ def _parts(text_decoder: TextDecoder, lines: list[str], seed: int) -> list[list[
         except ValueError as error:
             raise web.HTTPRequestEntityTooLarge(0, text=str(error)) from error
     return parts_by_line
-
-
-def _plain_lines(text: str) -> list[str]:
-    """Returns the lines of a text, which end only at newlines, as in the programs' input."""
-    if not text:
-        return []
-    return text.removesuffix("\n").split("\n")
 
 
 def _as_json(results: list[NBest], asked: Asked) -> list[list[dict[str, Any]]]:
@@ -344,7 +344,6 @@ def serve(
     host: str,
     port: int,
     *,
-    limits: Limits | None = None,
     load: Callable[[], TextDecoder] | None = None,
     client_header: str | None = None,
 ) -> None:
@@ -353,17 +352,11 @@ def serve(
     Port 0 takes a free port. Raises ValueError if the port is not available.
     """
     # The socket is made here, so that an occupied port is reported before anything starts.
-    is_ipv6 = ":" in host
-    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ValueError(f"--port={port} on {host}: {error.strerror or error}.") from error
-
-    name = f"[{host}]" if is_ipv6 else host
+    listener = connection.listen(host, port)
+    name = f"[{host}]" if ":" in host else host
     port = listener.getsockname()[1]
     print(f"Serving {text_decoder.spec.model} on http://{name}:{port}", flush=True)
 
     logging.getLogger("aiohttp.access").setLevel(logging.INFO)
-    server = Server(text_decoder, limits, load, client_header)
+    server = Server(text_decoder, load=load, client_header=client_header)
     connection.run(server.app(), listener)

@@ -138,7 +138,10 @@ class _Lane:
         """Decodes the rows of the queue until the task is cancelled."""
         while True:
             await self._has_rows.wait()
-            await self._wait_for_others()
+            # Other clients get a moment to fill the batch.
+            first = next(iter(self.queue), None)
+            if first is not None and len(self.queue) < first.text_decoder.num_rows:
+                await asyncio.sleep(self._wait_secs)
 
             if len(self.queue) == 0:  # All rows were cancelled.
                 self._has_rows.clear()
@@ -148,12 +151,6 @@ class _Lane:
             batch = self.queue.take()
             await self._decode(batch)
             self.queue.advance(batch)
-
-    async def _wait_for_others(self) -> None:
-        """Gives other clients a moment to fill the batch."""
-        first = next(iter(self.queue), None)
-        if first is not None and len(self.queue) < first.text_decoder.num_rows:
-            await asyncio.sleep(self._wait_secs)
 
     async def _decode(self, batch: Batch) -> None:
         """Sets the results of a batch's rows."""

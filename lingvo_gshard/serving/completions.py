@@ -52,27 +52,30 @@ def asked(body: Any, spec: DecoderSpec) -> Asked:
     """Returns the contents of a request. Raises HTTPBadRequest if they are invalid."""
     if not isinstance(body, dict):
         raise refused("Expected a JSON object.")
-    if body.get("model") not in (None, spec.model):
+    # A null is the same as no field.
+    body = {name: value for name, value in body.items() if value is not None}
+    if body.get("model", spec.model) != spec.model:
         raise refused(f"model: this server has {spec.model}, not {body['model']!r}.")
     for name, neutral in _NEUTRAL.items():
-        if body.get(name) is not None and body[name] not in neutral:
+        if name in body and body[name] not in neutral:
             raise refused(f"{name}: {body[name]!r} is not supported; leave it out.")
     _check_temperature(body.get("temperature"), spec)
 
     max_tokens = body.get("max_tokens")
-    if max_tokens is not None:
-        _check_number("max_tokens", max_tokens, 1)
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise refused(f"max_tokens: expected 1 or more, got {max_tokens!r}.")
     # The program returns the tokens of a result, and no others.
-    if body.get("logprobs") not in (None, 0, False):
-        raise refused(f"logprobs: expected 0, for the tokens alone, got {body['logprobs']!r}.")
+    logprobs = body.get("logprobs", False)
+    if logprobs not in (0, False):
+        raise refused(f"logprobs: expected 0, for the tokens alone, got {logprobs!r}.")
 
     return Asked(
         prompts=_prompts(body.get("prompt")),
-        num_choices=messages.nbest(_or(body.get("n"), 1), spec, "n"),
+        num_choices=messages.nbest(body.get("n", 1), spec, "n"),
         max_tokens=max_tokens,
-        stops=_stops(body.get("stop")),
+        stops=_stops(body.get("stop", [])),
         seed=messages.seed(body.get("seed")),
-        has_logprobs=body.get("logprobs") is not None and body["logprobs"] is not False,
+        has_logprobs=logprobs is not False,
         has_echo=_flag("echo", body),
         is_streamed=_flag("stream", body),
     )
@@ -95,26 +98,17 @@ def _check_temperature(temperature: Any, spec: DecoderSpec) -> None:
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
-    stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
+    stops = stop if isinstance(stop, list) else [stop]
     if len(stops) > _MAX_STOPS or not all(isinstance(text, str) and text for text in stops):
         raise refused(f"stop: expected a text or a list of up to {_MAX_STOPS}, got {stop!r}.")
     return tuple(stops)
 
 
-def _check_number(name: str, value: Any, smallest: int) -> None:
-    if type(value) is not int or value < smallest:
-        raise refused(f"{name}: expected {smallest} or more, got {value!r}.")
-
-
 def _flag(name: str, body: dict[str, Any]) -> bool:
-    value = _or(body.get(name), False)
+    value = body.get(name, False)
     if not isinstance(value, bool):
         raise refused(f"{name}: expected true or false, got {value!r}.")
     return value
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
 
 
 def answer(asked: Asked, results: Sequence[NBest], generator: Generator) -> dict[str, Any]:

@@ -37,6 +37,15 @@ class Connection(web.RequestHandler):
         return response
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens; port 0 takes a free one. Raises ValueError if it cannot."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ValueError(f"--port={port} on {host}: {error.strerror or error}.") from error
+
+
 @contextlib.asynccontextmanager
 async def listening(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
     """Serves an application on a socket until the block ends; then finishes open requests."""

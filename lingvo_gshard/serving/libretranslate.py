@@ -62,11 +62,9 @@ def _beginning(source: Any, target: Any, spec: DecoderSpec) -> str:
     if target == _ENGLISH and not spec.targets:
         target = None
 
-    named = {"source_lang": source, "target_lang": target}
     if source == "auto":  # Most models read any of their languages.
-        named["source_lang"] = None
-    given = {name: code for name, code in named.items() if code is not None}
-    return messages.beginning({}, messages.Asked([], languages=given), spec)
+        source = None
+    return messages.beginning({}, {"source_lang": source, "target_lang": target}, spec)
 
 
 def _alternatives(count: Any, spec: DecoderSpec) -> int:

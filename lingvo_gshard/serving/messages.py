@@ -190,13 +190,13 @@ def seed(given: Any) -> int:
     return given
 
 
-def beginning(query: Mapping[str, str], asked: Asked, spec: DecoderSpec) -> str:
+def beginning(query: Mapping[str, str], in_body: Mapping[str, Any], spec: DecoderSpec) -> str:
     """Returns the text that must start the lines for the languages in the query or the body.
 
     Raises HTTPBadRequest if the model does not have a language, or if a language is missing.
     """
     named: dict[str, Any] = {name: query[name] for name in LANGUAGES if name in query}
-    for name, code in asked.languages.items():
+    for name, code in in_body.items():
         if named.setdefault(name, code) != code:
             raise refused(f"{name}: {named[name]!r} in the query, but {code!r} in the body.")
 

@@ -40,39 +40,34 @@ class AnnotatedFn:
     result_stacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._normalize()
-        if len(self.arg_names) != len(self.args):
+        if isinstance(self.arg_names, str) or isinstance(self.args, Mapping | TensorSpec):
             raise ValueError(
-                f"{self.name}: {len(self.arg_names)} argument names {self.arg_names} but "
-                f"{len(self.args)} arguments."
+                f"{self.name}: arg_names and args: expected tuples of names and of dicts, such as "
+                "('batch',) and ({'x': spec},)."
             )
-        checks.check_takes(f"{self.name}: fn", self.fn, self.arg_names)
+        arg_names = tuple(self.arg_names)
+        if len(arg_names) != len(self.args):
+            raise ValueError(
+                f"{self.name}: {len(arg_names)} argument names {arg_names} but {len(self.args)} "
+                "arguments."
+            )
+
+        # Lists become tuples, and dicts NestedMaps.
+        args = []
+        for name, arg in zip(arg_names, self.args, strict=True):
+            what = f"{self.name}: argument {name}"
+            tree = nested(what, arg)
+            check_specs(what, tree)
+            args.append(tree)
+        object.__setattr__(self, "arg_names", arg_names)
+        object.__setattr__(self, "args", tuple(args))
+        checks.check_takes(f"{self.name}: fn", self.fn, arg_names)
 
         for name in self.donate:
             if name not in self.arg_names:
                 raise ValueError(
                     f"{self.name}: donates {name!r}, which is not one of {self.arg_names}."
                 )
-
-    def _normalize(self) -> None:
-        """Turns names and trees into tuples and NestedMaps.
-
-        Raises ValueError for other types.
-        """
-        if isinstance(self.arg_names, str) or isinstance(self.args, Mapping | TensorSpec):
-            raise ValueError(
-                f"{self.name}: arg_names and args: expected tuples of names and of dicts, such as "
-                "('batch',) and ({'x': spec},)."
-            )
-        args = []
-        for name, arg in zip(self.arg_names, self.args, strict=False):
-            what = f"{self.name}: argument {name}"
-            tree = nested(what, arg)
-            check_specs(what, tree)
-            args.append(tree)
-        args += self.args[len(args) :]  # The caller checks their number.
-        object.__setattr__(self, "arg_names", tuple(self.arg_names))
-        object.__setattr__(self, "args", tuple(args))
 
 
 def check_specs(what: str, tree: NestedMap) -> None:
@@ -145,10 +140,8 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
     argument is not returned with the same specs, or if a path with dims is not returned.
     """
     donated_prefixes = tuple(f"{name}." for name in annotated.donate)
-    donated = {}
-    for path, spec in specs.named_leaves(annotated.arg_names, annotated.args):
-        if path.startswith(donated_prefixes):
-            donated[path] = spec
+    arguments = specs.named_leaves(annotated.arg_names, annotated.args)
+    donated = {path: spec for path, spec in arguments if path.startswith(donated_prefixes)}
 
     # A donated argument keeps its dims, unless the function names others.
     dims = {path: spec.dims for path, spec in donated.items()}

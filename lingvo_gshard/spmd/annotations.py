@@ -19,7 +19,6 @@ from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import annotated_fn, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.spmd.program import Program
 from xla_spmd.annotations import tilings
 from xla_spmd.files import table
 from xla_spmd.mesh import Axis, Mesh, names_of
@@ -109,12 +108,6 @@ def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
     return Description(annotated.name, partitioning.mesh, (*outside, *inside))
 
 
-def describe_program(program: Program) -> Description:
-    """Describes a program's arguments and results, without TensorFlow."""
-    tensors = _outside(program, program.partitioning, program.results)
-    return Description(program.name, program.partitioning.mesh, tuple(tensors))
-
-
 def axes_text(axes: tuple[Axis | None, ...]) -> str:
     """Returns the axis of each dim, as in TensorDescription.sharding. `+` joins several axes."""
     if not any(axes):
@@ -123,10 +116,9 @@ def axes_text(axes: tuple[Axis | None, ...]) -> str:
 
 
 def _outside(
-    function: AnnotatedFn | Program, partitioning: Partitioning, results: NestedMap
+    function: AnnotatedFn, partitioning: Partitioning, results: NestedMap
 ) -> Iterator[TensorDescription]:
     """Yields the descriptions of the arguments, then of the results."""
-    # A program is already partitioned, but has the same names, trees and specs.
     arguments = specs.named_leaves(function.arg_names, function.args)
     for role, leaves in (("argument", arguments), ("result", results.FlattenItems())):
         for path, spec in leaves:

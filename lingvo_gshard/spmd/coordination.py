@@ -182,11 +182,9 @@ def _received(connection: socket.socket, num_bytes: int) -> bytes:
 
 def _listen(port: int) -> socket.socket:
     """Listens on a port of all addresses: IPv4 and, if available, IPv6."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
-        )
-    return socket.create_server(("", port), backlog=_BACKLOG)
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
 
 
 def _listen_once_free(port: int) -> socket.socket:

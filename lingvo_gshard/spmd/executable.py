@@ -293,16 +293,13 @@ def lower(program: Program, mesh: jax.sharding.Mesh) -> jax.stages.Lowered:
     specs.check_dtypes(f"{program.name}: result", program.results.FlattenItems(), platform)
 
     # JAX counts flat arguments, so a donated tree is all of its leaves.
-    donated = []
-    for i, (path, _) in enumerate(leaves):
-        argument_name, _, _ = path.partition(".")
-        if argument_name in program.donate:
-            donated.append(i)
+    prefixes = tuple(f"{name}." for name in program.donate)
+    donated = [i for i, (path, _) in enumerate(leaves) if path.startswith(prefixes)]
 
     jitted = jax.jit(
         _deserialize(program).call,
         out_shardings=specs.shardings(program.partitioning, program.results, mesh).Flatten(),
-        donate_argnums=tuple(donated),
+        donate_argnums=donated,
         keep_unused=True,  # Otherwise the compiled program would take fewer arguments.
     )
     with jax_private.loading_lapack_if_called(program.exported):

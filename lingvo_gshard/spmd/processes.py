@@ -143,7 +143,8 @@ class _Membership:
     def join(self) -> None:
         """Starts JAX's distributed runtime, and watches the other processes.
 
-        Raises ValueError if the service cannot start, or if another process has the same number.
+        Raises ValueError if the service cannot start, if another process has the same number, or if
+        process 0 counts too few processes for this number.
         """
         coordinator = self._processes.coordinator
         timeout_secs = self._processes.timeout_secs
@@ -162,7 +163,12 @@ class _Membership:
                 self._start_service()
             host, _, port = coordinator.rpartition(":")
             watch = coordination.watch(host.strip("[]"), int(port), self._id)
-            self._check_number(watch.num_processes)
+            if self._id >= watch.num_processes:
+                raise ValueError(
+                    f"The processes have different --num_processes: process 0 has "
+                    f"{watch.num_processes}, process {self._id} has "
+                    f"{self._processes.num_processes}; give each the same."
+                )
             _start_thread(self._await_deaths, watch.connection)
 
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -179,14 +185,6 @@ class _Membership:
         # Beside the watch, two slower ways to learn of a lost process.
         _start_thread(self._await_missed_heartbeats)
         _start_thread(self._await_failures)
-
-    def _check_number(self, num_processes: int) -> None:
-        """Raises ValueError unless process 0, which counts so many processes, counts this one."""
-        if self._id >= num_processes:
-            raise ValueError(
-                f"The processes have different --num_processes: process 0 has {num_processes}, "
-                f"process {self._id} has {self._processes.num_processes}; give each the same."
-            )
 
     def check_counts(self) -> None:
         """Ends every process with one line unless all count as many devices, and processes."""

@@ -243,7 +243,8 @@ class _Child:
                 ours = self._connection or self._start(needs_main)
                 ours.send_bytes(request)
                 made, error, cause = _received(ours)
-                self._show_messages()
+                assert self._messages is not None
+                _show(self._messages.lines())
             except (EOFError, ConnectionError) as end:
                 is_unguarded, how = self._end()
                 if is_unguarded:
@@ -289,16 +290,13 @@ class _Child:
         Returns this process's end of the connection to it.
         """
         self._has_main = has_main
-        descriptor, messages = tempfile.mkstemp(prefix=f"{_NAME}-")
-        file = os.fdopen(descriptor, encoding="utf-8", errors="replace", newline="\n")
-        self._messages = _Messages(file)
 
         # The child needs the file's name only at its start. Deleting the name then leaves nothing
         # behind, however this process ends.
-        try:
-            return self._start_with(messages)
-        finally:
-            os.unlink(messages)
+        with tempfile.NamedTemporaryFile(prefix=f"{_NAME}-") as named:
+            file = open(named.name, encoding="utf-8", errors="replace", newline="\n")
+            self._messages = _Messages(file)
+            return self._start_with(named.name)
 
     def _start_with(self, messages: str) -> connection.Connection:
         """Starts the child, and returns once it has opened its message file."""
@@ -331,10 +329,6 @@ class _Child:
         if self._lock.acquire(blocking=False):
             self.stop()
             self._lock.release()
-
-    def _show_messages(self) -> None:
-        if self._messages is not None:
-            _show(self._messages.lines())
 
     def _end(self) -> tuple[bool, str]:
         """Returns whether the child met an unguarded script, and how it ended, with its last line.

@@ -25,8 +25,7 @@ _IGNORED = (
     ".product_dtype",  # How products are rounded: `auto` leaves it to the machine.
 )
 
-# The package of each of train.writers.
-_WRITERS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+_WRITERS = ("tensorboard", "wandb", "mlflow")  # Each has the name of its package.
 
 
 class TrainParams(BaseParams):
@@ -102,8 +101,7 @@ def train_params() -> TrainParams:
 def check(p: TrainParams) -> None:
     """Raises ValueError, which names the setting, if one of `train_params` is out of range."""
     for name, value in p.Leaves():
-        if not hyperparams.is_finite(value):
-            raise ValueError(f"train.{name} must be finite, got {value}.")
+        _check(name, value, hyperparams.is_finite(value), "finite")
 
     for name in (
         "iterations_per_loop",
@@ -113,28 +111,26 @@ def check(p: TrainParams) -> None:
     ):
         # max_steps may still be missing: `train` can take a number of steps instead.
         count = p.Get(name)
-        if count is not REQUIRED and count < 1:
-            raise ValueError(f"train.{name} must be 1 or more, got {count}.")
+        _check(name, count, count is REQUIRED or count >= 1, "1 or more")
 
     for name in ("save_checkpoints_secs", "keep_checkpoint_every_n_hours"):
         duration = p.Get(name)
-        if duration is not None and duration <= 0:
-            raise ValueError(f"train.{name} must be more than 0, got {duration}.")
+        _check(name, duration, duration is None or duration > 0, "more than 0")
 
     for name in ("keep_checkpoint_max", "eval_batches", "early_stop_patience"):
         count = p.Get(name)
-        if count is not None and count < 1:
-            raise ValueError(f"train.{name} must be 1 or more, or None, got {count}.")
+        _check(name, count, count is None or count >= 1, "1 or more, or None")
 
-    if p.ema_decay is not None and not 0 <= p.ema_decay < 1:
-        raise ValueError(f"train.ema_decay must be in [0, 1), or None, got {p.ema_decay}.")
-    if p.early_stop_min_gain < 0:
-        raise ValueError(
-            f"train.early_stop_min_gain must be 0 or more, got {p.early_stop_min_gain}."
-        )
+    decay, gain = p.ema_decay, p.early_stop_min_gain
+    _check("ema_decay", decay, decay is None or 0 <= decay < 1, "in [0, 1), or None")
+    _check("early_stop_min_gain", gain, gain >= 0, "0 or more")
     _check_writers(p)
-    if not 0 <= p.seed < 2**31:
-        raise ValueError(f"train.seed must be from 0 to 2**31 - 1, got {p.seed}.")
+    _check("seed", p.seed, 0 <= p.seed < 2**31, "from 0 to 2**31 - 1")
+
+
+def _check(name: str, value: object, is_right: bool, expected: str) -> None:
+    if not is_right:
+        raise ValueError(f"train.{name} must be {expected}, got {value}.")
 
 
 def writers(p: TrainParams) -> list[str]:
@@ -149,11 +145,10 @@ def _check_writers(p: TrainParams) -> None:
             raise ValueError(
                 f"train.writers={p.writers}: {name!r} is not one of {', '.join(_WRITERS)}."
             )
-        package = _WRITERS[name]
-        if importlib.util.find_spec(package) is None:
+        if importlib.util.find_spec(name) is None:
             raise ValueError(
-                f"train.writers={p.writers}: the package {package} is not installed: pip install "
-                f"{package}."
+                f"train.writers={p.writers}: the package {name} is not installed: pip install "
+                f"{name}."
             )
 
 

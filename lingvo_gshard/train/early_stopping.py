@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lingvo_gshard.core.hyperparams import Params
@@ -55,13 +55,13 @@ class EarlyStop:
 
         `values` has the metric by step.
         """
-        steps: Sequence[int] = sorted(values)
-        best: float | None = None
+        sign = 1 if self.higher_is_better else -1
+        best = -math.inf
         best_step = 0
         since_best = 0
-        for step in steps:
-            if self._is_better(values[step], best):
-                best = values[step]
+        for step, value in sorted(values.items()):
+            if sign * value - best > self.min_gain:
+                best = sign * value
                 best_step = step
                 since_best = 0
             else:
@@ -71,14 +71,8 @@ class EarlyStop:
             return None
         outcome = "it is not a number"
         if best_step:
-            outcome = f"the best is {best:.6g} at step {best_step}"
+            outcome = f"the best is {sign * best:.6g} at step {best_step}"
         return (
             f"{self.metric} of {self.name} has not improved by more than {self.min_gain:g} in "
             f"{since_best} evaluations; {outcome}"
         )
-
-    def _is_better(self, value: float, best: float | None) -> bool:
-        if math.isnan(value) or best is None:
-            return not math.isnan(value)
-        gain = value - best if self.higher_is_better else best - value
-        return gain > self.min_gain

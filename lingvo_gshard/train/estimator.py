@@ -360,38 +360,31 @@ class Estimator:
 
         `doing` names the work, whose progress it shows.
         """
-        with contextlib.ExitStack() as context:
-            source = context.enter_context(self._input(input_fn, mode))
+        with self._input(input_fn, mode) as source:
             share = self.input_share(specs.num_rows(source.specs))
             counted = getattr(source, "count_batches", None)
             num_batches = counted(steps) if counted is not None else steps
-            done = context.enter_context(
-                progress.shown(
-                    doing, total=num_batches, unit="batches", enabled=self._show_progress
-                )
+            shown = progress.shown(
+                doing, total=num_batches, unit="batches", enabled=self._show_progress
             )
-            for batch in itertools.islice(source, steps):
-                # The batches may have different lengths.
-                batch_spec = loop.batch_spec_of(batch, source.specs, share)
-                executable = self._programs.get(mode, batch_spec)
-                yield executable(state, executable.place("batch", batch))
-                done.update()
+            with shown as done:
+                for batch in itertools.islice(source, steps):
+                    # The batches may have different lengths.
+                    batch_spec = loop.batch_spec_of(batch, source.specs, share)
+                    executable = self._programs.get(mode, batch_spec)
+                    yield executable(state, executable.place("batch", batch))
+                    done.update()
 
-    @contextlib.contextmanager
-    def _input(self, input_fn: InputFn, mode: Mode) -> Iterator[Input]:
-        """Yields the input; closes it at the end if it has a method `close`."""
+    def _input(self, input_fn: InputFn, mode: Mode) -> contextlib.AbstractContextManager[Input]:
+        """Returns the context of the input, which closes it if it has a method `close`."""
         checks.check_takes("input_fn", input_fn, ("params",))
         source = as_input(input_fn(self._params_of(mode)))
-        try:
-            yield source
-        finally:
-            close = getattr(source, "close", None)
-            if close is not None:
-                close()
+        if hasattr(source, "close"):
+            return contextlib.closing(source)
+        return contextlib.nullcontext(source)
 
     def _params_of(self, mode: Mode) -> Any:
         """Returns the params for a user's function in a mode: a copy, which it may change."""
-        del mode
         return copy.deepcopy(self.params)
 
     @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.train.metrics_files import stack_and_position
 from xla_spmd.runtime import progress
 
 # The settings import this module, and must be checked before JAX is imported.
@@ -208,20 +209,12 @@ def _first_bad_layers(metrics: NestedMap, k: int) -> list[str]:
         for layer, norms in metrics.get(name, NestedMap()).items():
             if np.isfinite(norms[k]):
                 continue
-            stack, position = _stack_and_position(layer)
+            stack, position = stack_and_position(layer)
             if stack not in first or (position, layer) < first[stack]:
                 first[stack] = (position, layer)
         if first:
             return [f"{layer} ({name})" for _, layer in first.values()]
     return []
-
-
-def _stack_and_position(layer: str) -> tuple[str, int]:
-    """Returns ("encoder", 1) for encoder_1; a layer without an index is a stack by itself."""
-    stack, _, index = layer.rpartition("_")
-    if index.isdigit():
-        return stack, int(index)
-    return layer, 0
 
 
 class StopOnSignal(TrainHook):

@@ -9,6 +9,12 @@ TRAIN_METRICS = "train_metrics.jsonl"  # A line for each call; see summaries.Met
 EVAL_METRICS = "eval_metrics.jsonl"  # A line for each evaluation; see summaries.write_evaluation.
 
 
+def stack_and_position(layer: str) -> tuple[str, int]:
+    """Returns ("encoder", 1) for encoder_1; a layer without an index is a stack by itself."""
+    stack, _, index = layer.rpartition("_")
+    return (stack, int(index)) if index.isdigit() else (layer, 0)
+
+
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     """Returns a file's JSON lines, [] if the file is missing. An incomplete last line is left out.
 

@@ -13,18 +13,6 @@ from lingvo_gshard.train.hooks import TrainCall, TrainHook
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
-    """The steps after step `after`, up to and including step `upto`."""
-
-    after: int
-    upto: int
-
-    def overlaps(self, steps: range) -> bool:
-        """Returns whether any of `steps` is in this span."""
-        return steps.start <= self.upto and self.after < steps.stop - 1
-
-
-@dataclasses.dataclass(frozen=True)
 class ProfiledCall:
     """A call in a trace."""
 
@@ -42,7 +30,7 @@ class ProfiledCall:
 class Profile:
     """A trace of consecutive calls."""
 
-    asked: Span
+    asked: range  # The requested steps.
     calls: tuple[ProfiledCall, ...]
     path: pathlib.Path  # The .xplane.pb; see spmd/traces.py.
 
@@ -55,7 +43,7 @@ class ProfileHook(TrainHook):
     """
 
     def __init__(
-        self, asked: Span, model_dir: str | pathlib.Path, report: Callable[[Profile], None]
+        self, asked: range, model_dir: str | pathlib.Path, report: Callable[[Profile], None]
     ) -> None:
         self._asked = asked
         self._folder = pathlib.Path(model_dir, "train")
@@ -65,7 +53,7 @@ class ProfileHook(TrainHook):
         self._calls: list[ProfiledCall] = []
 
     def before_call(self, steps: range, executable: Executable) -> None:
-        if not self._asked.overlaps(steps):
+        if steps.stop <= self._asked.start or self._asked.stop <= steps.start:
             return
         if not self._is_tracing:
             traces.start(self._folder)
@@ -77,7 +65,7 @@ class ProfileHook(TrainHook):
             return
         steps, executable = self._upcoming
         self._calls.append(ProfiledCall(steps, executable, call.input_wait_secs))
-        if call.step >= self._asked.upto:
+        if call.step >= self._asked[-1]:
             self._finish()
 
     def end(self) -> None:

@@ -70,8 +70,7 @@ class Programs:
         # The thread that feeds and the thread that trains may need one program at once.
         with self._lock:
             if key not in self._compiled:
-                recipe = self._recipe(mode, steps.annotated, mode, batch_spec, num_steps)
-                program = self._trace(recipe)
+                program = self.exported(mode, batch_spec, num_steps)
                 # `plan model --save` saves only training programs.
                 if self._saved is not None and mode is Mode.TRAIN:
                     self._compiled[key] = self._saved.load_or_compile(program)

@@ -127,7 +127,10 @@ def _loop(
     num_steps = batches.Flatten()[0].shape[0]
 
     # The loop needs the shapes of the results beforehand; still, the step is traced only once.
-    signature = [spec.Transform(_signature) for spec in (model.state_spec, batch_spec)]
+    signature = [
+        specs.Transform(lambda spec: tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)))
+        for specs in (model.state_spec, batch_spec)
+    ]
     once = tf.function(step, autograph=False, input_signature=signature)
     result_of_a_step = once.get_concrete_function().structured_outputs
     stacks = _without_state(result_of_a_step).Transform(
@@ -157,10 +160,6 @@ def _loop(
         maximum_iterations=num_steps,
     )
     return NestedMap(stacks, state=state)
-
-
-def _signature(spec: TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype))
 
 
 def _without_state(result: NestedMap) -> NestedMap:

@@ -29,14 +29,14 @@ class Writer(Protocol):
         """Adds all values of a step to one part of the run: `train`, or `eval_NAME`."""
 
     def close(self) -> None:
-        """Ends the run that `add` began; may be called again."""
+        """Ends the run."""
 
 
 class TensorBoard:
     """Writes event files to the run's folder, in a folder for each part."""
 
-    def __init__(self, model_dir: str | pathlib.Path) -> None:
-        self._model_dir = pathlib.Path(model_dir)
+    def __init__(self, model_dir: pathlib.Path) -> None:
+        self._model_dir = model_dir
         self._files: dict[str, RecordWriter] = {}
 
     def add(self, part: str, values: dict[str, float], step: int) -> None:
@@ -58,94 +58,80 @@ class TensorBoard:
 
     def close(self) -> None:
         """See Writer."""
-        while self._files:
-            _, file = self._files.popitem()
+        for file in self._files.values():
             file.close()
 
 
 class WeightsAndBiases:
     """Writes to one run of Weights & Biases, which later starts in the same folder continue."""
 
-    def __init__(self, model_dir: str | pathlib.Path, settings: str) -> None:
-        self._model_dir = pathlib.Path(model_dir)
-        self._settings = settings
-        self._run: Any = None
+    def __init__(self, model_dir: pathlib.Path, settings: str) -> None:
+        """Begins or continues the run; `settings` are the run's, a Params.ToText()."""
+        import wandb  # type: ignore[import-not-found]
+
+        path = model_dir / "wandb_run.txt"
+        self._run = wandb.init(
+            dir=str(model_dir),
+            name=model_dir.name,
+            id=_read(path),
+            resume="allow",
+            config=values_by_path(settings),
+        )
+        self._run.define_metric("*", step_metric="step")
+        atomic_file.write(path, self._run.id)
 
     def add(self, part: str, values: dict[str, float], step: int) -> None:
         """See Writer."""
-        if self._run is None:
-            self._run = self._started()
         # The step is one of the values: W&B drops values logged at a smaller step than before, such
         # as the steps that a resumed run repeats.
         self._run.log({**_prefixed(part, values), "step": step})
 
     def close(self) -> None:
         """See Writer."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
-
-    def _started(self) -> Any:
-        import wandb  # type: ignore[import-not-found]
-
-        path = self._model_dir / "wandb_run.txt"
-        run = wandb.init(
-            dir=str(self._model_dir),
-            name=self._model_dir.name,
-            id=_read(path),
-            resume="allow",
-            config=values_by_path(self._settings),
-        )
-        run.define_metric("*", step_metric="step")
-        atomic_file.write(path, run.id)
-        return run
+        self._run.finish()
 
 
 class MLflow:
     """Writes to one run of MLflow, which later starts in the same folder continue."""
 
-    def __init__(self, model_dir: str | pathlib.Path, settings: str) -> None:
-        self._model_dir = pathlib.Path(model_dir)
-        self._settings = settings
-        self._mlflow: Any = None
+    def __init__(self, model_dir: pathlib.Path, settings: str) -> None:
+        """Begins or continues the run; `settings` are the run's, a Params.ToText()."""
+        import mlflow  # type: ignore[import-not-found]
+
+        self._mlflow: Any = mlflow
+        path = model_dir / "mlflow_run.txt"
+        run = mlflow.start_run(run_id=_read(path), run_name=model_dir.name)
+        atomic_file.write(path, run.info.run_id)
+        # As a file: MLflow's parameters can't change when a run continues with other settings.
+        mlflow.log_text(settings, "params.txt")
 
     def add(self, part: str, values: dict[str, float], step: int) -> None:
         """See Writer."""
-        if self._mlflow is None:
-            self._mlflow = self._started()
         self._mlflow.log_metrics(_prefixed(part, values), step=step)
 
     def close(self) -> None:
         """See Writer."""
-        if self._mlflow is not None:
-            self._mlflow.end_run()
-            self._mlflow = None
-
-    def _started(self) -> Any:
-        import mlflow  # type: ignore[import-not-found]
-
-        path = self._model_dir / "mlflow_run.txt"
-        run = mlflow.start_run(run_id=_read(path), run_name=self._model_dir.name)
-        atomic_file.write(path, run.info.run_id)
-        # As a file: MLflow's parameters can't change when a run continues with other settings.
-        mlflow.log_text(self._settings, "params.txt")
-        return mlflow
+        self._mlflow.end_run()
 
 
 class Writers:
-    """Several writers as one; `names` are the names in train.writers, checked by config.check."""
+    """Several writers as one, which begin with the first numbers."""
 
     def __init__(self, names: Sequence[str], model_dir: str | pathlib.Path, settings: str) -> None:
-        """`settings` are the run's, a Params.ToText()."""
-        make: dict[str, Callable[[], Writer]] = {
-            "tensorboard": lambda: TensorBoard(model_dir),
-            "wandb": lambda: WeightsAndBiases(model_dir, settings),
-            "mlflow": lambda: MLflow(model_dir, settings),
+        """`names` are the names in train.writers, checked by config.check."""
+        folder = pathlib.Path(model_dir)
+        makers: dict[str, Callable[[], Writer]] = {
+            "tensorboard": lambda: TensorBoard(folder),
+            "wandb": lambda: WeightsAndBiases(folder, settings),
+            "mlflow": lambda: MLflow(folder, settings),
         }
-        self._writers = [make[name]() for name in names]
+        self._makers = [makers[name] for name in names]
+        self._writers: list[Writer] = []
 
     def add(self, part: str, values: dict[str, float], step: int) -> None:
         """See Writer."""
+        if not self._writers:
+            self._writers = [make() for make in self._makers]
         for writer in self._writers:
             writer.add(part, values, step)
 

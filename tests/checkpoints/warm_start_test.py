@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.checkpoints import warm_start
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
-from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
+from lingvo_gshard.checkpoints.warm_start import PieceRows, Rule, WarmStart
 from tests.checkpoints import in_memory
 from tests.train import regression
 from tests.train.regression import H, V
@@ -77,12 +77,12 @@ def test_arrays_for_several_devices_are_read_once():
 
 @pytest.mark.parametrize("dims", ["VM", "MV"])
 def test_a_vocabulary_changes_piece_by_piece(dims):
-    ids = warm_start.rows_by_piece(["<pad>", "a", "b", "c"], ["<pad>", "c", "x", "a", "y"]).ids
-    assert ids.tolist() == [0, 3, -1, 1, -1]
+    rows = warm_start.rows_by_piece(["<pad>", "a", "b", "c"], ["<pad>", "c", "x", "a", "y"])
+    assert rows.ids.tolist() == [0, 3, -1, 1, -1]
     before, new = _random(4, 3), _random(5, 3, seed=1)
     transpose = np.transpose if dims == "MV" else np.asarray
     value, line = _begin(
-        Rule.BY_PIECE, transpose(before), transpose(new), dims, old_pieces=((r"a\..*", ids),)
+        Rule.BY_PIECE, transpose(before), transpose(new), dims, pieces=((r"a\..*", rows),)
     )
     want = np.stack([before[0], before[3], new[2], before[1], new[4]])
     np.testing.assert_array_equal(transpose(value), want)
@@ -98,8 +98,8 @@ def test_new_pieces_start_at_means_of_old_ones(dims):
 
     before, initial = _random(4, 3), _random(7, 3, seed=1)
     transpose = np.transpose if dims == "MV" else np.asarray
-    options = {"old_pieces": ((r"a\..*", rows.ids),), "means": ((r"a\..*", rows.means),)}
-    value, line = _begin(Rule.BY_PIECE, transpose(before), transpose(initial), dims, **options)
+    pieces = ((r"a\..*", rows),)
+    value, line = _begin(Rule.BY_PIECE, transpose(before), transpose(initial), dims, pieces=pieces)
     mean = (before[2] + before[3]) / 2
     want = np.stack([*before, before[1], initial[5], mean])
     np.testing.assert_allclose(transpose(value), want, rtol=1e-6)
@@ -206,6 +206,6 @@ def test_an_invalid_source_is_refused(tmp_path):
 def test_another_vocabulary_of_the_same_size_is_refused(rule):
     given = (rule, _random(2, 3), _random(2, 3, seed=1), "VM")
     with pytest.raises(ValueError, match="a.w: the source has another vocabulary: try BY_PIECE"):
-        _begin(*given, old_pieces=((r"a\..*", np.array([1, 0])),))
-    value, _ = _begin(*given, old_pieces=((r"a\..*", np.array([0, 1])),))
+        _begin(*given, pieces=((r"a\..*", PieceRows(np.array([1, 0]))),))
+    value, _ = _begin(*given, pieces=((r"a\..*", PieceRows(np.array([0, 1]))),))
     np.testing.assert_array_equal(value, given[1])

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from lingvo_gshard.input import manifest
+from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.input.text_rows import TextInput
 from xla_spmd.files import digests, json_records
 
 
@@ -36,10 +38,12 @@ def test_an_old_manifest_without_a_kind_is_of_pairs(copy):
             for shard in of_split["shards"]:
                 del shard["num_target_tokens"]
     digests.write_json(copy / "manifest.json", fields.pop("version"), fields)
-    data = manifest.load_kind(copy, manifest.Kind.PARALLEL, "a reader")
+    data = TranslationInput.Manifest(copy)
     assert data.language("br").num_examples("train") == 90
-    with pytest.raises(ValueError, match="holds data of kind parallel, but a reader reads kind te"):
-        manifest.load_kind(copy, manifest.Kind.TEXT, "a reader")
+    with pytest.raises(
+        ValueError, match="holds data of kind parallel, but TextInput reads kind text"
+    ):
+        TextInput.Manifest(copy)
 
 
 def test_other_folders_are_refused_with_the_command_that_prepares_one(tmp_path):

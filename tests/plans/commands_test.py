@@ -15,7 +15,10 @@ from lingvo_gshard.plans.request import Request
 from lingvo_gshard.train.programs import Programs
 from tests.model import small_task
 from tests.plans import tiny
+from tests.repro.published import published_steps
+from tests.repro.published.published_steps import record
 from tests.xla_plan import samples
+from xla_plan.expected import factors
 from xla_plan.machines import topology_names
 from xla_plan.plans import own_process
 
@@ -181,10 +184,32 @@ def test_machines_without_a_compiler_are_left_out(monkeypatch, tmp_path):
     assert progress[:2] == ["v3:8x8: does NOT fit: train", "v4:4x4x4: fits"]
     assert progress[-1] == "gb200:2x64: left out, its compiler is not installed"
     assert folders[:2] == ["v3_8x8", "v4_4x4x4"] and len(folders) == len(progress) - 1
-    header, *rows = table.splitlines()
+    header = table.splitlines()[0]
     assert "v3:8x8" in header and "gb200" not in header
-    rows = {row.partition("  ")[0]: row.split() for row in rows}
-    assert rows["fits"][1:3] == ["0", "1"]
-    hours = rows["device-hours for 10^12 tokens"]
+
+
+def test_machines_are_columns(monkeypatch, tmp_path):
+    path = published_steps.write(tmp_path / "bounds.json", record("a", 0.5, "v4"))
+    monkeypatch.setattr(factors, "BOUNDS", path)
+
+    def load_or_make(request, folder):
+        fits = request.topology != "v3:8x8"
+        return samples.plan(samples.cost() if fits else None, topology=request.topology)
+
+    monkeypatch.setattr(kept_plans, "load_or_make", load_or_make)
+    requests = {name: tiny.request(topology=name) for name in ("v3:8x8", "v4:4x4x4")}
+    told = []
+    commands.compare_machines(requests, tmp_path, told.append)
+
+    header, *lines = told[-1].splitlines()
+    assert header.split() == ["v3:8x8", "v4:4x4x4", "ratio"]
+    rows = {line.partition("  ")[0]: line.split()[-3:] for line in lines}
+    assert rows["devices"][:2] == ["128", "128"] and rows["fits"][:2] == ["0", "1"]
     # 10^12 tokens at 2^20 in half a second, on 128 devices.
-    assert "-" in hours and float(hours[-2]) == pytest.approx(128e12 / 2**21 / 3600, rel=1e-3)
+    without, hours, _ = rows["device-hours for 10^12 tokens"]
+    assert without == "-" and float(hours) == pytest.approx(128e12 / 2**21 / 3600, rel=1e-3)
+
+    # Steps that took twice as long as their bound were published for one of them.
+    assert rows["expected step ms"][:2] == ["-", "1000"]
+    assert rows["expected device-hours"][1] == f"{2 * float(hours):.0f}"
+    assert lines[-1].startswith("expected on v4: the bound over 0.50, as 1 published")

@@ -8,7 +8,7 @@ import pytest
 from lingvo_gshard.plans import measured_step, profile
 from lingvo_gshard.plans.measured_step import MeasuredStep, Part
 from lingvo_gshard.spmd import traces
-from lingvo_gshard.train.profiling import Profile, ProfiledCall, Span
+from lingvo_gshard.train.profiling import Profile, ProfiledCall
 from xla_plan.machines import networks
 
 
@@ -33,7 +33,7 @@ def told(monkeypatch):
 
 
 def test_a_table_without_rooflines(told):
-    _, title, *rows, trace = told(Span(2, 6), None)
+    _, title, *rows, trace = told(range(3, 7), None)
     assert title == "Steps 3 to 6, 10.00 ms each, mean of 2 devices of this process:"
     assert [row.split() for row in rows] == [
         "of a step, on a device ms share Gflop Gflop/s".split(),
@@ -45,7 +45,7 @@ def test_a_table_without_rooflines(told):
 
 
 def test_rooflines_and_whole_calls(told):
-    _, title, header, row, idle, whole, _ = told(Span(4, 5), "network", "EINSUM")
+    _, title, header, row, idle, whole, _ = told(range(5, 6), "network", "EINSUM")
     assert title.endswith(
         "; 5 to 5 were asked for, but calls of up to 4 steps (train.iterations_per_loop) are "
         "traced as wholes; tokens reach their experts by EINSUM:"

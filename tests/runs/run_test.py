@@ -39,7 +39,7 @@ def test_a_run_without_a_whole_checkpoint_is_started_warm(tmp_path, monkeypatch)
 
 def test_a_folder_of_checkpoints_alone_is_started_from_without_vocabularies(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    assert run._warm_start(_params(f"train.warm_start_from={tmp_path}")).old_pieces == ()
+    assert run._warm_start(_params(f"train.warm_start_from={tmp_path}")).pieces == ()
 
 
 def test_exported_weights_lack_the_vocabularies_that_pieces_are_found_by(tmp_path):

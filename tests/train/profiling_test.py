@@ -7,7 +7,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import traces
 from lingvo_gshard.train import profiling
 from lingvo_gshard.train.hooks import TrainCall
-from lingvo_gshard.train.profiling import ProfileHook, Span
+from lingvo_gshard.train.profiling import ProfileHook
 from tests.train import regression
 
 
@@ -17,19 +17,19 @@ def profiles():
 
 
 @pytest.mark.parametrize(
-    ("span", "calls"),
+    ("asked", "calls"),
     [
-        (Span(2, 4), [(3, 4)]),
-        (Span(3, 5), [(3, 4), (5, 6)]),
-        (Span(5, 9), [(5, 6), (7, 8)]),  # Training ends before.
+        (range(3, 5), [(3, 4)]),
+        (range(4, 6), [(3, 4), (5, 6)]),
+        (range(6, 10), [(5, 6), (7, 8)]),  # Training ends before.
     ],
 )
-def test_whole_calls_are_traced(span, calls, profiles, tmp_path, monkeypatch):
+def test_whole_calls_are_traced(asked, calls, profiles, tmp_path, monkeypatch):
     """Calls of two steps each, up to the eighth step."""
     happened = []
     monkeypatch.setattr(traces, "start", lambda folder: happened.append(("start", folder)))
     monkeypatch.setattr(traces, "stop", lambda folder: folder / "x")
-    hook = ProfileHook(span, tmp_path, profiles.append)
+    hook = ProfileHook(asked, tmp_path, profiles.append)
     for step in range(2, 9, 2):
         hook.before_call(range(step - 1, step + 1), executable=f"program of {step}")
         hook.after_call(TrainCall(step, 2, NestedMap(), secs=1.0, input_wait_secs=step / 10))
@@ -47,7 +47,7 @@ def test_an_error_in_the_first_call_ends_the_trace(profiles, tmp_path, monkeypat
     stopped = []
     monkeypatch.setattr(traces, "start", lambda folder: None)
     monkeypatch.setattr(traces, "stop", stopped.append)
-    hook = ProfileHook(Span(0, 2), tmp_path, profiles.append)
+    hook = ProfileHook(range(1, 3), tmp_path, profiles.append)
     hook.before_call(range(1, 3), executable=None)
     hook.end()
     assert stopped and not profiles
@@ -56,7 +56,7 @@ def test_an_error_in_the_first_call_ends_the_trace(profiles, tmp_path, monkeypat
 @pytest.mark.slow
 def test_a_trace_has_the_work_of_both_devices_in_each_call(profiles, tmp_path):
     estimator = regression.make(tmp_path, steps_per_call=2)
-    hook = ProfileHook(Span(2, 6), tmp_path, profiles.append)
+    hook = ProfileHook(range(3, 7), tmp_path, profiles.append)
     estimator.train(lambda _: regression.Batches(), max_steps=7, hooks=[hook])
 
     (profile,) = profiles
