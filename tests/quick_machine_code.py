@@ -6,12 +6,12 @@ that tests start inherit the flags.
 
 from xla_spmd.runtime import versions
 
-_FLAGS = versions.known_xla_flags(
-    {
-        "--xla_backend_optimization_level": "0",
-        "--xla_cpu_use_fusion_emitters": "false",
-        "--xla_cpu_parallel_codegen_split_count": "1",
-    }
+FLAGS = " ".join(
+    versions.known_xla_flags(
+        {
+            "--xla_backend_optimization_level": "0",
+            "--xla_cpu_use_fusion_emitters": "false",
+            "--xla_cpu_parallel_codegen_split_count": "1",
+        }
+    )
 )
-# XLA compiles each fusion by itself, so a single operation is not made a fusion.
-FLAGS = " ".join([*_FLAGS, "--xla_disable_hlo_passes=fusion-wrapper"])

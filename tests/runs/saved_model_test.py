@@ -169,7 +169,7 @@ def test_tensorflow_alone_gives_the_translations_of_the_translator(tmp_path):
     decoder, params, tokenizers = _decoder(tmp_path, (), num_best=2)
     folder = tmp_path / "served" / "1"
     saved_model.save(folder, decoder, params, _vocabularies(tmp_path))
-    assert not {path.name for path in folder.iterdir()} - saved_model._ENTRIES
+    assert not {path.name for path in folder.iterdir()} - saved_model_request._ENTRIES
     assert [path.name for path in folder.parent.iterdir()] == ["1"]
 
     # Calls without lines, with fewer lines than a batch, and with lines of all lengths.
