@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from repro.published.dense_decoder import experts
 from xla_plan.plans import fingerprints, own_process, plan_folder, program_text, programs
 from xla_plan.plans.program_plan import ProgramPlan
 
@@ -22,7 +23,12 @@ TOPOLOGY = "h100:1x8"
 
 _NUM_DEVICES = 8
 _AXIS = "experts"
-_CODE = ("repro/published/mixture_layer.py", "xla_plan", "xla_spmd")
+_CODE = (
+    "repro/published/dense_decoder/experts.py",
+    "repro/published/mixture_layer.py",
+    "xla_plan",
+    "xla_spmd",
+)
 
 Tree = dict[str, jax.Array]
 
@@ -153,7 +159,7 @@ def forward_and_backward(
     specs = {name: _spec(name) for name in weights}
     tokens = PartitionSpec(_AXIS)
     own = jax.shard_map(
-        functools.partial(_forward, layer, mesh.size),
+        functools.partial(_forward, layer),
         mesh=mesh,
         in_specs=(specs, tokens),
         out_specs=tokens,
@@ -167,24 +173,14 @@ def _spec(name: str) -> PartitionSpec:
     return PartitionSpec(_AXIS) if name in ("up", "down") else PartitionSpec()
 
 
-def _forward(layer: Layer, num_devices: int, weights: Tree, x: jax.Array) -> jax.Array:
+def _forward(layer: Layer, weights: Tree, x: jax.Array) -> jax.Array:
     """Returns a device's part of y [T, M]."""
-    logits = jnp.dot(x, weights["router"], preferred_element_type=jnp.float32)
-    gates, chosen = jax.lax.top_k(jax.nn.softmax(logits), layer.K)
 
-    # A buffer of C rows for each expert.
-    order = jnp.argsort(chosen.reshape(-1))
-    buffers = x[order // layer.K].reshape(layer.E, -1, layer.M)
+    def compute(buffers: jax.Array) -> jax.Array:
+        hidden = _gated(jnp.einsum("ECM,EMH->ECH", buffers, weights["up"]))
+        return jnp.einsum("ECH,EHM->ECM", hidden, weights["down"])
 
-    # [E, C, M] of all experts from this device, and [E/D, D * C, M] of its experts from all.
-    exchange = functools.partial(jax.lax.all_to_all, axis_name=_AXIS, tiled=True)
-    own = exchange(buffers, split_axis=0, concat_axis=1)
-    hidden = _gated(jnp.einsum("ECM,EMH->ECH", own, weights["up"]))
-    own = jnp.einsum("ECH,EHM->ECM", hidden, weights["down"])
-    rows = exchange(own, split_axis=1, concat_axis=0).reshape(-1, layer.M)
-
-    by_token = rows[jnp.argsort(order)].reshape(-1, layer.K, layer.M)
-    y = jnp.einsum("TK,TKM->TM", gates.astype(x.dtype), by_token)
+    y = experts.routed(x, weights["router"], layer.K, compute, _AXIS)
     if layer.shared_H:
         y = y + _gated(x @ weights["shared_up"]) @ weights["shared_down"]
     return y

@@ -18,7 +18,17 @@ from xla_plan.machines import topology_names
 RECORDS = pathlib.Path(__file__).with_name("records.toml")
 
 _TEXTS = ("id", "source", "model", "topology", "published")
-_RUN_FIELDS = ("rows", "length", "data", "fsdp", "tensor", "microbatches", "remat")
+_RUN_FIELDS = (
+    "rows",
+    "length",
+    "data",
+    "fsdp",
+    "tensor",
+    "microbatches",
+    "remat",
+    "weight_dtype",
+    "experts",
+)
 _OPTIONAL = ("kept", "weights", "tokens_per_sec", "fits", "differs", "no_bound")
 
 

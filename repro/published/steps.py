@@ -1,6 +1,6 @@
 """Published training steps, planned and compared with the measured times.
 
-FOLDER/records/ID      dense decoders in plain JAX (rebuilt.py)
+FOLDER/records/ID      decoders in plain JAX (rebuilt.py)
 FOLDER/layers/SIZES    a layer of experts alone (mixture_layer.py)
 FOLDER/lm/MODEL        Lingvo's language models and GLaM, experiments of this project
 FOLDER/family/MODEL    the models of GShard's Table 3; FOLDER/family/half has plans of half of the
@@ -42,6 +42,7 @@ _GSHARD_SOURCE = "GShard, arXiv:2006.16668, Table 3"
 
 _PERMUTES = "products are loops of CollectivePermutes, and the plan adds up both"
 _LAYER_ALONE = "a layer alone is not a step"
+_MIXTURE = "the rates are fitted to dense decoders, and mixtures test them"
 _ALL_ROWS = "the batch counts target tokens alone"
 _HALF_ROWS = "the batch counts the tokens of both sides"
 
@@ -191,6 +192,8 @@ def _kept(folder: pathlib.Path) -> Iterator[Step]:
 
 def _of_record(record: Record, made: ProgramPlan) -> Step:
     no_bound = record.no_bound
+    if record.model.E and no_bound is None:
+        no_bound = _MIXTURE
     if made.cost is not None and made.cost.uncounted_kernels:
         no_bound = f"the flops are unknown of {', '.join(made.cost.uncounted_kernels)}"
     run = record.run

@@ -130,11 +130,14 @@ def of_jitted(jitted: Any, args: Sequence[Any], platform: str) -> StablehloProgr
     """Returns the program of a jax.jit-ted function, lowered for `platform`, such as `tpu`.
 
     `args` are arrays or ShapeDtypeStructs with shardings, whose mesh may be a jax AbstractMesh.
-    Raises ValueError if the shape of an argument is not known, if the program has several replicas,
-    or if its meshes have different numbers of devices.
+    Raises ValueError if the function is not jax.jit's, if the shape of an argument is not known, if
+    the program has several replicas, or if its meshes have different numbers of devices.
     """
-    lowered = jitted.trace(*args).lower(lowering_platforms=(platform,))
     name = getattr(jitted, "__name__", "program")
+    # A function of jax.pmap can be lowered, but not for another platform.
+    if not hasattr(jitted, "trace"):
+        raise ValueError(f"program {name}: expected a function of jax.jit.")
+    lowered = jitted.trace(*args).lower(lowering_platforms=(platform,))
     return of_module(name, lowered.compiler_ir("stablehlo"))
 
 

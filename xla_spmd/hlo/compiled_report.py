@@ -24,7 +24,8 @@ class CompiledReport:
     output_bytes: int
     alias_bytes: int  # The part of the output stored in donated arguments.
     temp_bytes: int
-    peak_bytes: int  # The most memory in use at once, arguments included.
+    # The most memory in use at once, arguments included.
+    peak_bytes: int
     collective_ops: tuple[Collective, ...]  # In the order of the program's computations.
     # The most trips of each loop, by name, or None if unknown. Outer loops come first.
     loops: dict[str, int | None]
@@ -113,10 +114,34 @@ def read(name: str, compiled: Any, module: Module) -> CompiledReport:
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
-        peak_bytes=memory.peak_memory_in_bytes,
+        peak_bytes=_peak_bytes(memory),
         collective_ops=collectives.find(module),
         loops=data_dependence.runs(module).most.trip_counts,
     )
+
+
+def _peak_bytes(memory: Any) -> int:
+    """Returns the most memory of a device in use at once, given JAX's CompiledMemoryStats.
+
+    XLA's peak also counts tensors in the host's memory. Without them, it is at most the sum of the
+    device's parts, which is an upper bound: temporaries may reuse the memory of arguments.
+    """
+    peak_bytes = memory.peak_memory_in_bytes
+    host_bytes = (
+        memory.host_argument_size_in_bytes
+        + memory.host_output_size_in_bytes
+        + memory.host_temp_size_in_bytes
+    )
+    if not host_bytes:
+        return peak_bytes
+
+    device_bytes = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+    )
+    return min(peak_bytes, device_bytes)
 
 
 def _mebibytes(num_bytes: float) -> str:

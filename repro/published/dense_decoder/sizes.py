@@ -1,4 +1,4 @@
-"""The sizes of a dense decoder, its weights by name, and the settings of a training step."""
+"""The sizes of a decoder, its weights by name, and the settings of a training step."""
 
 import dataclasses
 import math
@@ -12,6 +12,8 @@ REMAT = ("full", "minimal", "none")
 # The names of a layer's results.
 RESULTS = ("input", "query", "key", "value", "attention", "output", "up", "gate", "down")
 ATTENTION = ("splash", "flash", "whole")
+# Each device gathers all experts for its own tokens, or tokens travel to their experts' devices.
+EXPERTS = ("gathered", "exchanged")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class Model:
     D: int
     vocab: int
     K: int = 0  # The number of key and value heads; defaults to N.
+    E: int = 0  # The number of experts, each of H hidden units; 0 for a dense decoder.
+    chosen: int = 0  # The number of experts of a token.
     activation: str = "relu"
     positions: str = "rope"
     max_length: int = 0  # The number of learned positions.
@@ -43,6 +47,15 @@ class Model:
         _check_choice("positions", self.positions, POSITIONS)
         if (self.max_length > 0) != (self.positions == "learned"):
             raise ValueError(f"max_length={self.max_length}: expected for learned positions alone.")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        if not 0 <= self.chosen <= self.E or (self.E > 0) != (self.chosen > 0):
+            raise ValueError(f"chosen={self.chosen}: expected 1 to E={self.E} with experts alone.")
+        if self.E and (self.activation != "silu_gated" or self.biases):
+            raise ValueError(
+                f"E={self.E}: experts are only known with activation='silu_gated' and no biases."
+            )
 
     @property
     def weights(self) -> int:
@@ -68,11 +81,14 @@ class Run:
     remat: str = "full"
     kept: tuple[str, ...] = ()  # Items of RESULTS to keep with remat="full".
     attention: str = "whole"  # Pallas's splash on TPUs, its flash attention on GPUs, or logits.
-    dtype: str = "bfloat16"  # The activations' dtype; weights and slots are float32.
+    dtype: str = "bfloat16"  # The activations' dtype.
+    weight_dtype: str = "float32"  # The dtype of weights and slots.
+    experts: str = "gathered"  # An item of EXPERTS; "exchanged" splits the experts along fsdp.
 
     def __post_init__(self) -> None:
         _check_choice("remat", self.remat, REMAT)
         _check_choice("attention", self.attention, ATTENTION)
+        _check_choice("experts", self.experts, EXPERTS)
         for name in self.kept:
             _check_choice("kept", name, RESULTS)
         if self.kept and self.remat != "full":
@@ -115,6 +131,8 @@ def weight_letters(model: Model) -> dict[str, str]:
     }
     if model.activation == "silu_gated":
         letters["gate"] = "LMH"
+    if model.E:
+        letters |= {"router": "LME", "up": "LEMH", "gate": "LEMH", "down": "LEHM"}
     if model.positions == "learned":
         letters["positions"] = "TM"
     if not model.tied:
@@ -137,7 +155,7 @@ def weight_letters(model: Model) -> dict[str, str]:
 def weight_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every weight by name."""
     sizes = {"L": model.layers, "T": model.max_length, "V": model.vocab}
-    for letter in "MHNKD":
+    for letter in "MHNKDE":
         sizes[letter] = getattr(model, letter)
     shapes = {}
     for name, letters in weight_letters(model).items():

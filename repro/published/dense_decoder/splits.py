@@ -29,8 +29,10 @@ def tracing(mesh: AbstractMesh) -> AbstractContextManager[Any]:
     return jax.sharding.use_abstract_mesh(mesh)
 
 
-def spec(letters: str) -> PartitionSpec:
+def spec(run: Run, letters: str) -> PartitionSpec:
     """Returns the split of a weight whose dims have these letters."""
+    if run.experts == "exchanged" and set("EH") < set(letters):
+        return PartitionSpec(*("fsdp" if letter == "E" else None for letter in letters))
     return PartitionSpec(*(_AXIS_OF_LETTER.get(letter) for letter in letters))
 
 
@@ -40,12 +42,12 @@ def between(mesh: Mesh | AbstractMesh, x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def gathered(mesh: Mesh | AbstractMesh, letters: str, dtype: str, weight: jax.Array) -> jax.Array:
+def gathered(run: Run, mesh: Mesh | AbstractMesh, letters: str, weight: jax.Array) -> jax.Array:
     """Returns a weight in the activations' dtype, whole along `fsdp`.
 
     Its gradient is split again: the sums over the rows' devices become ReduceScatters.
     """
-    split = spec(letters)
+    split = spec(run, letters)
     whole = PartitionSpec(*(None if axis == "fsdp" else axis for axis in split))
 
     def make_whole(weight: jax.Array) -> jax.Array:
@@ -60,5 +62,5 @@ def gathered(mesh: Mesh | AbstractMesh, letters: str, dtype: str, weight: jax.Ar
         return (jax.lax.with_sharding_constraint(gradient, NamedSharding(mesh, split)),)
 
     gather.defvjp(forward, backward)
-    narrow = weight.astype(dtype)
+    narrow = weight.astype(run.dtype)
     return gather(jax.lax.with_sharding_constraint(narrow, NamedSharding(mesh, split)))

@@ -1,4 +1,4 @@
-"""The training step of a dense decoder: its arguments, its loss, and AdamW."""
+"""The training step of a decoder: its arguments, its loss, and AdamW."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from repro.published.dense_decoder import gradient_totals, splits
+from repro.published.dense_decoder import experts, gradient_totals, splits
 from repro.published.dense_decoder.attention import KERNELS, attention
 from repro.published.dense_decoder.sizes import Model, Run, weight_letters, weight_shapes
 
@@ -34,8 +34,8 @@ def arguments(model: Model, run: Run, mesh: Mesh | AbstractMesh) -> tuple[Tree, 
     letters = weight_letters(model)
     weights = {}
     for name, shape in weight_shapes(model).items():
-        sharding = NamedSharding(mesh, splits.spec(letters[name]))
-        weights[name] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        sharding = NamedSharding(mesh, splits.spec(run, letters[name]))
+        weights[name] = jax.ShapeDtypeStruct(shape, run.weight_dtype, sharding=sharding)
 
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
     state = {"params": weights, "slots": {"mean": weights, "square": weights}, "step": step}
@@ -108,7 +108,8 @@ def _adam_w(state: Tree, gradients: Tree) -> Tree:
         squares[name] = _BETA2 * slots["square"][name] + (1 - _BETA2) * gradient**2
         update = scale1 * means[name] / (jnp.sqrt(scale2 * squares[name]) + _EPSILON)
         weight = state["params"][name]
-        params[name] = weight - _LEARNING_RATE * (update + _WEIGHT_DECAY * weight)
+        stepped = weight - _LEARNING_RATE * (update + _WEIGHT_DECAY * weight)
+        params[name] = stepped.astype(weight.dtype)
     return {"params": params, "slots": {"mean": means, "square": squares}, "step": step}
 
 
@@ -133,10 +134,10 @@ def _loss(
         if name in totals:
             shared[name], totals[name] = gradient_totals.tapped(shared[name], totals[name])
 
-    table = splits.gathered(mesh, letters["embedding"], run.dtype, shared["embedding"])
+    table = splits.gathered(run, mesh, letters["embedding"], shared["embedding"])
     x = table[tokens[:, :-1]]
     if model.positions == "learned":
-        positions = splits.gathered(mesh, letters["positions"], run.dtype, shared["positions"])
+        positions = splits.gathered(run, mesh, letters["positions"], shared["positions"])
         x = x + positions[: run.length]
     x = splits.between(mesh, x)
 
@@ -148,7 +149,7 @@ def _loss(
         x = _norm(x, shared["final_norm"], shared.get("final_norm_bias"))
         head = table
         if not model.tied:
-            head = splits.gathered(mesh, letters["head"], run.dtype, shared["head"])
+            head = splits.gathered(run, mesh, letters["head"], shared["head"])
         # In memory, logits have the activations' dtype, as in MaxText and with PyTorch's autocast.
         logits = jnp.einsum("BTM,VM->BTV", x, head).astype(jnp.float32)
         is_label = jnp.arange(model.vocab) == tokens[:, 1:, None]
@@ -180,7 +181,7 @@ def _block(model: Model, run: Run, mesh: Mesh | AbstractMesh, x: jax.Array, own:
     letters = weight_letters(model)
 
     def weight(name: str) -> jax.Array:
-        return splits.gathered(mesh, letters[name][1:], run.dtype, own[name])
+        return splits.gathered(run, mesh, letters[name][1:], own[name])
 
     def project(equation: str, inputs: jax.Array, name: str) -> jax.Array:
         result = jnp.einsum(equation, inputs, weight(name))
@@ -203,6 +204,8 @@ def _block(model: Model, run: Run, mesh: Mesh | AbstractMesh, x: jax.Array, own:
 
     with jax.named_scope("mlp"):
         y = _norm(x, own["mlp_norm"], own.get("mlp_norm_bias"))
+        if model.E:
+            return splits.between(mesh, x + experts.layer(model, run, mesh, y, own))
         hidden = project("BTM,MH->BTH", y, "up")
         match model.activation:
             case "relu":

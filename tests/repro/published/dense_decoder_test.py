@@ -1,4 +1,4 @@
-"""The dense decoder, compared with a literal computation, on one and on several devices."""
+"""The decoder, compared with a literal computation, on one and on several devices."""
 
 import math
 
@@ -12,6 +12,8 @@ from repro.published.dense_decoder.sizes import Model, Run
 from tests import exhaustive
 
 _GATED = {"K": 2, "activation": "silu_gated", "tied": False}
+# Each token goes to all experts, as routing has to be balanced.
+_MIXTURE = {**_GATED, "E": 4, "chosen": 4}
 _BIASED = {"activation": "gelu", "positions": "learned", "max_length": 6, "biases": True}
 _ROWS = 8
 _LENGTH = 6
@@ -72,6 +74,8 @@ def _literal_attention(model, w, layer, states):
 
 def _literal_mlp(model, w, layer, state):
     y = _literal_norm(state, w["mlp_norm"][layer], _bias(w, "mlp_norm", layer))
+    if model.E:
+        return _literal_experts(w, layer, y)
     hidden = _plus(y @ w["up"][layer], w, "up", layer)
     if model.activation == "gelu":
         # jax.nn.gelu uses the form with tanh.
@@ -83,6 +87,17 @@ def _literal_mlp(model, w, layer, state):
         gate = y @ w["gate"][layer]
         hidden = hidden * gate / (1 + jnp.exp(-gate))
     return _plus(hidden @ w["down"][layer], w, "down", layer)
+
+
+def _literal_experts(w, layer, y):
+    """Returns the sum of all experts' results, weighted by the router's softmax."""
+    shares = jax.nn.softmax(y @ w["router"][layer])
+    total = jnp.zeros_like(y)
+    for e, share in enumerate(shares):
+        hidden = y @ w["up"][layer][e]
+        gate = y @ w["gate"][layer][e]
+        total = total + share * ((hidden * gate / (1 + jnp.exp(-gate))) @ w["down"][layer][e])
+    return total
 
 
 def _bias(w, name, layer):
@@ -165,6 +180,12 @@ def _check(model, **options):
 @pytest.mark.slow
 def test_a_partitioned_step_is_the_literal_one():
     _check(_model(**_GATED), fsdp=2, tensor=2, remat="minimal", microbatches=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experts", ["gathered", "exchanged"])
+def test_a_mixtures_step_is_the_literal_one(experts):
+    _check(_model(**_MIXTURE), data=2, fsdp=2, microbatches=2, experts=experts)
 
 
 @pytest.mark.slow
@@ -265,6 +286,25 @@ def test_weights_are_counted_by_hand():
     assert _model(**_GATED).weights == 2 * layer + 2 * 40 * 16 + 16
 
 
+def test_a_mixtures_weights_are_counted_by_hand():
+    # Half of the keys' and values' heads, a router, four experts of three matrices, two norms.
+    layer = 2 * 16 * 32 + 2 * 16 * 16 + 16 * 4 + 4 * 3 * 16 * 24 + 2 * 16
+    assert _model(**_MIXTURE).weights == 2 * layer + 2 * 40 * 16 + 16
+
+
+def test_experts_are_refused_where_they_do_not_divide():
+    model = _model(**(_MIXTURE | {"chosen": 3}))
+    for options, message in (
+        ({"tensor": 2}, "tensor=2: expected 1 for a model with experts."),
+        ({"fsdp": 8, "experts": "exchanged"}, "E=4: expected a multiple of fsdp=8."),
+        ({"fsdp": 8}, "E=4: expected a divisor of a device's 15 choices."),
+    ):
+        run = Run(rows=8, length=5, **options)
+        mesh = splits.abstract_mesh(run)
+        with jax.sharding.use_abstract_mesh(mesh), pytest.raises(ValueError, match=message):
+            step.train_step(model, run, mesh).trace(*step.arguments(model, run, mesh))
+
+
 def test_flops_of_kernels_are_those_of_causal_blocks():
     model = Model(layers=1, M=16, H=16, N=4, D=8, vocab=8)
     run = Run(rows=8, length=1024, fsdp=2, tensor=2, attention="splash")
@@ -282,10 +322,13 @@ def test_flops_of_kernels_are_those_of_causal_blocks():
     [
         (lambda: _model(activation="tanh"), "activation='tanh': expected one of relu, gelu"),
         (lambda: _model(K=3), "K=3: expected a divisor of N=4."),
+        (lambda: _model(chosen=2), "chosen=2: expected 1 to E=0 with experts alone."),
+        (lambda: _model(E=4, chosen=2), "E=4: experts are only known with activation='silu_gated'"),
         (lambda: _model(max_length=4), "max_length=4: expected for learned positions alone."),
         (lambda: Run(rows=6, length=4, fsdp=4), "rows=6: expected a multiple of 4, data * fsdp"),
         (lambda: Run(rows=4, length=4, kept=("hidden",)), "kept='hidden': expected one of"),
         (lambda: Run(rows=4, length=4, remat="none", kept=("up",)), "remat='none': expected full"),
+        (lambda: Run(rows=4, length=4, experts="all"), "experts='all': expected one of gathered"),
         (lambda: Run(rows=4, length=4, remat="some"), "remat='some': expected one of full,"),
     ],
 )

@@ -37,6 +37,13 @@ def test_the_basis_names_fitted_and_held_out_records(publish):
     )
 
 
+def test_records_that_were_faster_than_their_bounds_are_named(publish):
+    publish(record("a", 0.5), record("b", 1.05))
+    assert factors_text.basis("v3:8x8").endswith(
+        "; 1 held out: +110% off; the bound is not a least time: faster was b"
+    )
+
+
 def test_a_machine_without_records_is_reported(publish):
     publish(record("a", 0.5))
     assert factors_text.basis("h100:16x8") == (

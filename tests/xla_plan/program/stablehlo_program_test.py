@@ -187,6 +187,11 @@ def test_meshes_of_different_numbers_of_devices_are_refused():
         stablehlo_program.of_module("two", module)
 
 
+def test_other_functions_than_jits_are_refused():
+    with pytest.raises(ValueError, match="program <lambda>: expected a function of jax.jit."):
+        stablehlo_program.of_jitted(jax.pmap(lambda x: 2 * x), (1.0,), "tpu")
+
+
 def test_programs_of_several_replicas_are_refused(tmp_path):
     hlo = (
         "HloModule pmap, replica_count=4\n"

@@ -38,11 +38,32 @@ def test_an_unknown_kind_is_refused():
 def test_a_negative_time_of_xla_is_ignored(given, shown):
     """libtpu returns one for some large programs, and the compiler for GPUs returns nothing."""
     costs = {"flops": 8.0} if given is None else {"flops": 8.0, "optimal_seconds": given}
-    sizes = ("argument", "output", "alias", "temp")
+    report = _report(costs, peak=16)
+    assert (report.optimal_secs, report.flops) == (shown, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "peak_bytes"),
+    [
+        # The parts are 4 bytes each: arguments, results outside of them, and temporaries.
+        ({"peak": 7}, 7),
+        ({"peak": 20, "host_temp": 12}, 8),
+        ({"peak": 7, "host_argument": 2}, 7),
+        ({"peak": 20, "host_output": 12}, 8),
+    ],
+)
+def test_the_peak_of_a_device_leaves_out_the_hosts_memory(sizes, peak_bytes):
+    assert _report({}, **sizes).peak_bytes == peak_bytes
+
+
+def _report(costs, *, peak, **sizes):
+    """Returns the report of a program with these costs, and these sizes in bytes."""
+    names = ("argument", "output", "alias", "temp")
+    sizes = dict.fromkeys(names, 4) | dict.fromkeys((f"host_{name}" for name in names), 0) | sizes
     memory = types.SimpleNamespace(
-        **{f"{name}_size_in_bytes": 4 for name in sizes}, peak_memory_in_bytes=16
+        **{f"{name}_size_in_bytes": size for name, size in sizes.items()},
+        peak_memory_in_bytes=peak,
     )
     compiled = types.SimpleNamespace(memory_analysis=lambda: memory, cost_analysis=lambda: costs)
     entry = computation("main", instruction("parameter"))
-    report = compiled_report.read("one", compiled, Module((entry,), entry, 1))
-    assert (report.optimal_secs, report.flops) == (shown, 8.0)
+    return compiled_report.read("one", compiled, Module((entry,), entry, 1))
