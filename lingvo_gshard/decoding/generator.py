@@ -1,8 +1,9 @@
-"""Continues prompts with a language model, by beam search or by samples."""
+"""Continues prompts and answers chats with a language model, by beam search or by samples."""
 
+import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -53,6 +54,22 @@ class Generator(TextDecoder):
         row_length = self._row_length(len(ids))
         return [Part(prompt, row_length, (seed, first_sample + i)) for i in range(num_samples)]
 
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Returns the prompt of a chat, for `of_chats`.
+
+        A message has a `role`, such as user, and its `content`. Raises ValueError if the tokenizer
+        has no chat template, or the template refuses the messages.
+        """
+        try:
+            return self._source.chat(messages)
+        except ValueError as error:
+            raise ValueError(f"{self.spec.model}: {error}") from error
+
+    @functools.cached_property
+    def of_chats(self) -> "Generator":
+        """The same decoder for the prompts of chats."""
+        return _ChatGenerator(self.decoder, self._source.of_chats, self._target)
+
     def divided(self, line: str) -> tuple[str, str]:
         """Returns the text of a line's first tokens, and the rest of its normalized text."""
         prompt = self._source.decode(self._source.prompt(line)[: self._first_tokens])
@@ -80,6 +97,13 @@ class Generator(TextDecoder):
         """Returns a prompt's continuations: the beam's, or its samples, most probable first."""
         hypotheses = itertools.chain.from_iterable(results)
         return tuple(sorted(hypotheses, key=lambda hypothesis: -hypothesis.score))
+
+
+class _ChatGenerator(Generator):
+    """Answers chats: a prompt ends where the answer begins, so no space is between them."""
+
+    def _text(self, source: np.ndarray, ids: np.ndarray) -> str:
+        return super()._text(source, ids).strip()
 
 
 def _after(beginning: str, text: str) -> str:
