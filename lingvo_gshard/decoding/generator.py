@@ -10,7 +10,7 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.bundle import Decoder
 from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
-from lingvo_gshard.input.normalization import without_control
+from lingvo_gshard.input.normalization import one_line, without_control
 from lingvo_gshard.input.tokenizer import Tokenizer
 
 
@@ -100,10 +100,11 @@ class Generator(TextDecoder):
 
 
 class _ChatGenerator(Generator):
-    """Answers chats: a prompt ends where the answer begins, so no space is between them."""
+    """Answers chats, whose prompts end where the answer begins, and may have EOS after a turn."""
 
     def _text(self, source: np.ndarray, ids: np.ndarray) -> str:
-        return super()._text(source, ids).strip()
+        del source
+        return one_line(self._target.decode(ids))
 
 
 def _after(beginning: str, text: str) -> str:

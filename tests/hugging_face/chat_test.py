@@ -5,14 +5,18 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 
 from lingvo_gshard import input as room
 from lingvo_gshard.decoding import bundle, kinds
+from lingvo_gshard.decoding.bundle_spec import DecoderSpec
+from lingvo_gshard.decoding.generator import Generator
 from lingvo_gshard.hugging_face import exporting, importing
 from lingvo_gshard.input import bpe_tokenizer
 from lingvo_gshard.input.bpe_tokenizer import BpeTokenizer
+from lingvo_gshard.input.example_codec import EOS_ID
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs.run import open_run
 from tests.hugging_face import decoders
@@ -67,6 +71,19 @@ def test_templates_are_written_as_they_were(tmp_path, case):
     for name, content in written.items():
         (folder / name).write_bytes(content)
     assert importing.read(folder).vocabulary.model == before.vocabulary.model
+
+
+def test_an_answer_follows_a_prompt_with_eos(tmp_path):
+    _, case = _CASES
+    source = importing.read(_folder(case, tmp_path / "theirs"))
+    tokenizer = BpeTokenizer(source.vocabulary.model)
+    spec = DecoderSpec("toy", ("books",), 4, (99,), 1, 1, kind="text")
+    decoder = types.SimpleNamespace(spec=spec, share=types.SimpleNamespace(count=1))
+    chats = Generator(decoder, tokenizer, tokenizer).of_chats
+    prompt = case["chats"][1]["text"]
+    ids = tokenizer.encode(" sah den hund")
+    assert EOS_ID in chats.parts(prompt)[0].ids
+    assert chats.text_of(prompt, ids) == "sah den hund"
 
 
 def test_what_is_not_used_is_named(tmp_path):
