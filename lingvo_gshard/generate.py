@@ -10,20 +10,55 @@ continuation begins with a space, unless it goes on with the prompt's last word:
 
     paste -d '' prompts.txt out.txt
 
+--prompt writes a text around each line. With --chat, this is a user's message to a model of chats,
+and the output is the answer:
+
+    gshard generate --logdir=RUN --chat --prompt="Translate into English:\\n\\n{line}" < in.txt
+
 --input is for long files, as for `gshard translate`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
 
 from absl import flags
 
 from lingvo_gshard import cli, line_program
+from lingvo_gshard.line_program import Reader
 
+if TYPE_CHECKING:
+    from lingvo_gshard.decoding.generator import Generator
+    from lingvo_gshard.decoding.text_decoder import TextDecoder
+
+_LINE = "{line}"
+_PROMPT = flags.DEFINE_string("prompt", _LINE, f"What to read of each {_LINE}; \\n is a new line.")
+_CHAT = flags.DEFINE_bool("chat", False, "Whether a line is a message, for the chat template.")
 _SEED = flags.DEFINE_integer("seed", 0, "The seed of the samples.", 0, 2**31 - 1)
 flags.adopt_module_key_flags(line_program)
 
 
 def main() -> None:
     """Generates; raises ValueError for a user's mistake."""
-    line_program.run("generate", seed=_SEED.value)
+    if _LINE not in _PROMPT.value:
+        raise ValueError(f"--prompt={_PROMPT.value}: expected {_LINE} in it.")
+    line_program.run("generate", _reader, seed=_SEED.value)
+
+
+def _reader(text_decoder: TextDecoder) -> Reader:
+    """Returns the model for prompts, or for chats of one message."""
+    around = _PROMPT.value.replace("\\n", "\n")
+
+    def prompt(line: str) -> str:
+        return around.replace(_LINE, line)
+
+    if not _CHAT.value:
+        return Reader(text_decoder, prompt)
+    generator = cast("Generator", text_decoder)
+    return Reader(
+        generator.of_chats,
+        lambda line: generator.chat([{"role": "user", "content": prompt(line)}]),
+    )
 
 
 if __name__ == "__main__":

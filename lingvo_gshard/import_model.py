@@ -64,10 +64,10 @@ def main() -> None:
         return
 
     command = reading.READINGS[done.kind].command
-    languages = (
-        "--source_lang=CODE --target_lang=CODE " if done.kind == manifest.Kind.PARALLEL else ""
-    )
-    print(f"Next: gshard {command} --logdir={shlex.quote(_LOGDIR.value)} {languages}< in.txt")
+    options = "--chat " if done.has_chats else ""
+    if done.kind == manifest.Kind.PARALLEL:
+        options = "--source_lang=CODE --target_lang=CODE "
+    print(f"Next: gshard {command} --logdir={shlex.quote(_LOGDIR.value)} {options}< in.txt")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 import io
@@ -23,7 +24,7 @@ from xla_spmd.files import atomic_file, storage
 from xla_spmd.runtime import progress
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decoding.languages import Languages
+    from lingvo_gshard.decoder_flags import Check
     from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
 
 _INPUT = flags.DEFINE_string("input", None, "Decode the lines of this file.")
@@ -74,30 +75,46 @@ flags.adopt_module_key_flags(decoder_flags)
 _READ_BYTES = 1 << 20
 
 
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """A model, and what it reads of a line."""
+
+    text_decoder: TextDecoder
+    text_of: Callable[[str], str]
+
+    def texts(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yields what the model reads of lines."""
+        return map(self.text_of, lines)
+
+
 def run(
-    command: str, beginning_of: Callable[[Languages], str] | None = None, seed: int = 0
+    command: str,
+    reader_of: Callable[[TextDecoder], Reader],
+    check_languages: Check | None = None,
+    seed: int = 0,
 ) -> None:
     """Decodes the lines of standard input or of --input; raises ValueError for a user's mistake.
 
     Args:
       command: The program's name; a model of another kind is refused.
-      beginning_of: Returns the text that all lines have to begin with; by default, none.
+      reader_of: Returns what reads the lines, given the model of the flags.
+      check_languages: Raises ValueError, before the model is loaded, if it lacks a language.
       seed: Of samples.
     """
     decoder_flags.check()
     _check_files()
 
-    with decoder_flags.text_decoder(command, beginning_of) as text_decoder:
-        beginning = "" if beginning_of is None else beginning_of(text_decoder.spec.spoken)
+    with decoder_flags.text_decoder(command, check_languages) as text_decoder:
+        reader = reader_of(text_decoder)
         if _INPUT.value and _OUTPUT.value:
             source = pathlib.Path(_INPUT.value)
             target = pathlib.Path(_OUTPUT.value)
-            _decode_file(text_decoder, source, target, beginning, seed)
+            _decode_file(reader, source, target, seed)
         else:
-            _decode_stdin(text_decoder, beginning, seed)
+            _decode_stdin(reader, seed)
 
 
-def _decode_stdin(text_decoder: TextDecoder, beginning: str, seed: int) -> None:
+def _decode_stdin(reader: Reader, seed: int) -> None:
     """Writes each line's results as soon as it has come; warns of the cut ones at the end."""
     source = cast(io.BufferedReader, sys.stdin.buffer)
     if source.isatty():
@@ -114,8 +131,8 @@ def _decode_stdin(text_decoder: TextDecoder, beginning: str, seed: int) -> None:
     )
     with reading as done:
         for lines in read_lines(source, "standard input"):
-            results_of_lines = text_decoder.decode(
-                (beginning + line for line in lines), first_number, seed, done.update
+            results_of_lines = reader.text_decoder.decode(
+                reader.texts(lines), first_number, seed, done.update
             )
             for number, results in enumerate(results_of_lines, first_number):
                 # In UTF-8, whatever the locale is, and at once, for whoever reads a pipe.
@@ -127,25 +144,19 @@ def _decode_stdin(text_decoder: TextDecoder, beginning: str, seed: int) -> None:
     cut_lines.warn()
 
 
-def _decode_file(
-    text_decoder: TextDecoder,
-    source: pathlib.Path,
-    target: pathlib.Path,
-    beginning: str,
-    seed: int,
-) -> None:
+def _decode_file(reader: Reader, source: pathlib.Path, target: pathlib.Path, seed: int) -> None:
     """Decodes `source` in parts, of which each process does some, and joins them to `target`."""
     from lingvo_gshard.decoding import chunks
     from lingvo_gshard.spmd import processes
 
     with processes.locked(target, "writes this file"):
-        identity = _identity(source, beginning)
+        identity = _identity(source, reader)
         with text_file.opened_text(source) as stream:
             folder = pathlib.Path(f"{target}.parts")
-            parts = chunks.Parts(folder, text_decoder, _line, identity, seed)
+            parts = chunks.Parts(folder, reader.text_decoder, _line, identity, seed)
             lines: Iterable[str] = itertools.chain.from_iterable(read_lines(stream, str(source)))
             num_lines = _num_lines(stream)
-            num_parts = parts.write((beginning + line for line in lines), num_lines)
+            num_parts = parts.write(reader.texts(lines), num_lines)
 
         # Every part is on the disk by now, whichever process wrote it.
         if processes.is_first():
@@ -170,19 +181,17 @@ def _num_lines(stream: BinaryFile) -> int:
     return num_lines + (last != b"\n")  # The last line may lack its end.
 
 
-def _identity(source: pathlib.Path, beginning: str) -> dict[str, object]:
+def _identity(source: pathlib.Path, reader: Reader) -> dict[str, object]:
     """Returns what identifies this text and these flags; no parts of others are reused."""
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    identity: dict[str, object] = {
+    return {
         "text": digest,
+        "read": reader.text_of("a line"),
         "nbest": decoder_flags.NBEST.value,
         "scores": _SCORES.value,
         "finish": _FINISH.value,
     }
-    if beginning:
-        identity["beginning"] = beginning
-    return identity
 
 
 def read_lines(stream: BinaryFile, name: str = "the text") -> Iterator[list[str]]:

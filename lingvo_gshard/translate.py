@@ -14,9 +14,18 @@ when it was stopped. In the end OUTPUT is written, over any earlier one. Several
 flags as for the trainer, share the work.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags, line_program
+from lingvo_gshard.line_program import Reader
+
+if TYPE_CHECKING:
+    from lingvo_gshard.decoding.languages import Languages
+    from lingvo_gshard.decoding.text_decoder import TextDecoder
 
 _TARGET_LANG = flags.DEFINE_string("target_lang", None, "The target, if a model has several.")
 flags.adopt_module_key_flags(line_program)
@@ -24,10 +33,17 @@ flags.adopt_module_key_flags(line_program)
 
 def main() -> None:
     """Translates; raises ValueError for a user's mistake."""
-    line_program.run(
-        "translate",
-        lambda languages: languages.beginning(_TARGET_LANG.value, decoder_flags.SOURCE_LANG.value),
-    )
+    line_program.run("translate", _reader, _beginning)
+
+
+def _beginning(languages: Languages) -> str:
+    """Returns the text that all lines begin with; raises ValueError for an unknown language."""
+    return languages.beginning(_TARGET_LANG.value, decoder_flags.SOURCE_LANG.value)
+
+
+def _reader(text_decoder: TextDecoder) -> Reader:
+    beginning = _beginning(text_decoder.spec.spoken)
+    return Reader(text_decoder, lambda line: beginning + line)
 
 
 if __name__ == "__main__":

@@ -96,13 +96,14 @@ def translated(request, tmp_path, monkeypatch):
     """Returns a function that translates bytes with either way of reading, and returns bytes."""
     flags.FLAGS.mark_as_parsed()
     translator = Translator(_UnlikelyEnds(2, (5,)), Letters(), Letters())
+    reader = line_program.Reader(translator, str)
 
     def from_stdin(text):
         output = io.BytesIO()
         monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(text)))
         monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(buffer=output))
         try:
-            line_program._decode_stdin(translator, "", 0)
+            line_program._decode_stdin(reader, 0)
         finally:
             monkeypatch.undo()
         return output.getvalue()
@@ -110,7 +111,7 @@ def translated(request, tmp_path, monkeypatch):
     def from_file(text):
         source = tmp_path / "in.txt"
         source.write_bytes(text)
-        line_program._decode_file(translator, source, tmp_path / "out.txt", "", 0)
+        line_program._decode_file(reader, source, tmp_path / "out.txt", 0)
         return (tmp_path / "out.txt").read_bytes()
 
     return from_file if request.param == "a file" else from_stdin

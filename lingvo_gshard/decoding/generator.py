@@ -1,15 +1,16 @@
-"""Continues prompts with a language model, by beam search or by samples."""
+"""Continues prompts and answers chats with a language model, by beam search or by samples."""
 
+import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.bundle import Decoder
 from lingvo_gshard.decoding.text_decoder import NBest, Part, TextDecoder
-from lingvo_gshard.input.normalization import without_control
+from lingvo_gshard.input.normalization import one_line, without_control
 from lingvo_gshard.input.tokenizer import Tokenizer
 
 
@@ -53,6 +54,22 @@ class Generator(TextDecoder):
         row_length = self._row_length(len(ids))
         return [Part(prompt, row_length, (seed, first_sample + i)) for i in range(num_samples)]
 
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Returns the prompt of a chat, for `of_chats`.
+
+        A message has a `role`, such as user, and its `content`. Raises ValueError if the tokenizer
+        has no chat template, or the template refuses the messages.
+        """
+        try:
+            return self._source.chat(messages)
+        except ValueError as error:
+            raise ValueError(f"{self.spec.model}: {error}") from error
+
+    @functools.cached_property
+    def of_chats(self) -> "Generator":
+        """The same decoder for the prompts of chats."""
+        return _ChatGenerator(self.decoder, self._source.of_chats, self._target)
+
     def divided(self, line: str) -> tuple[str, str]:
         """Returns the text of a line's first tokens, and the rest of its normalized text."""
         prompt = self._source.decode(self._source.prompt(line)[: self._first_tokens])
@@ -80,6 +97,14 @@ class Generator(TextDecoder):
         """Returns a prompt's continuations: the beam's, or its samples, most probable first."""
         hypotheses = itertools.chain.from_iterable(results)
         return tuple(sorted(hypotheses, key=lambda hypothesis: -hypothesis.score))
+
+
+class _ChatGenerator(Generator):
+    """Answers chats, whose prompts end where the answer begins, and may have EOS after a turn."""
+
+    def _text(self, source: np.ndarray, ids: np.ndarray) -> str:
+        del source
+        return one_line(self._target.decode(ids))
 
 
 def _after(beginning: str, text: str) -> str:

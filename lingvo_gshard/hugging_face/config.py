@@ -14,7 +14,7 @@ import pathlib
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -104,6 +104,14 @@ class Config(abc.ABC):
     @abc.abstractmethod
     def check(self) -> None:
         """Raises ValueError, which names the value, for a model that we do not support."""
+
+    def ending_with(self, eos_id: int | None, given: Fields) -> Self:
+        """Returns the config with a tokenizer's EOS, if it is one of the ids that end a text.
+
+        `given` are the options of generate. None, or another id, changes nothing.
+        """
+        del eos_id, given
+        return self
 
     @abc.abstractmethod
     def check_generated(self, given: Fields) -> None:

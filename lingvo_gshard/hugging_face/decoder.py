@@ -14,10 +14,11 @@ tensors of layer 1 in the most common form, with our weights:
 M model, N heads, D head size, H hidden, E experts.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import json_fields
@@ -65,8 +66,12 @@ EXPERT = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
 class Decoder(Config):
     """The config.json of a decoder."""
+
+    # The id of EOS; None takes the first one of eos_token_id.
+    end_id: int | None = None
 
     MODEL_TYPE: ClassVar[str]
     ARCHITECTURE: ClassVar[str]
@@ -146,7 +151,9 @@ class Decoder(Config):
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        eos, *_ = self._ends(self["eos_token_id"])
+        eos = self.end_id
+        if eos is None:
+            eos, *_ = self._ends(self["eos_token_id"])
         taken = {eos}
 
         def free(name: str) -> int:
@@ -200,9 +207,15 @@ class Decoder(Config):
                 if not is_none and not (type(value) is int and 0 <= value < size):
                     raise self.refused(name, f"an id below vocab_size {size}")
 
+    def ending_with(self, eos_id: int | None, given: Fields) -> Self:
+        ends = self._ends(self["eos_token_id"]) + self._ends(given.get("eos_token_id"))
+        if eos_id is None or eos_id not in ends or eos_id >= self["vocab_size"]:
+            return self
+        return dataclasses.replace(self, end_id=eos_id)
+
     @staticmethod
     def _ends(value: Any) -> list[Any]:
-        """Returns the ids of EOS, of which there may be several; the first is ours."""
+        """Returns the ids of EOS, of which there may be several."""
         return (value or [None]) if isinstance(value, list) else [value]
 
     def check_generated(self, given: Fields) -> None:

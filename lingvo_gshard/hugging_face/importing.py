@@ -11,12 +11,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from lingvo_gshard.files import git_lfs, json_fields
+from lingvo_gshard.files import json_fields
 from lingvo_gshard.files.json_fields import Fields
-from lingvo_gshard.hugging_face import families, generation
+from lingvo_gshard.hugging_face import decoder_tokenizer, families, generation
 from lingvo_gshard.hugging_face.config import Config
 from lingvo_gshard.hugging_face.folder import Folder
-from lingvo_gshard.input import bpe_tokenizer, fairseq_vocabulary
+from lingvo_gshard.input import fairseq_vocabulary
 from lingvo_gshard.input.base_input import DataFacts
 from lingvo_gshard.input.fairseq_vocabulary import Vocabulary
 from lingvo_gshard.input.manifest import Kind
@@ -38,6 +38,7 @@ class Imported:
     num_arrays: int
     num_continued: int  # The arrays that an earlier process had written.
     has_vocabulary: bool  # Whether the folder has a tokenizer.
+    has_chats: bool  # Whether the tokenizer has a chat template.
     decode_settings: tuple[str, ...]  # `path=value` settings from the folder's for generate.
     not_used: tuple[str, ...]  # The folder's other contents, a line for each file and the tensors.
     secs: float
@@ -54,6 +55,7 @@ class Source:
     generated: Fields  # The options of transformers' generate.
     decode_settings: tuple[str, ...]  # `path=value` settings from `generated`.
     vocabulary: Vocabulary | None  # None without a tokenizer.
+    has_chats: bool = False  # Whether the tokenizer has a chat template.
 
     def launch(self, settings: Sequence[str] = ()) -> Launch:
         """Returns the launch of a run with more `settings`."""
@@ -78,9 +80,20 @@ def read(folder: pathlib.Path) -> Source:
     config = families.read(folder)
     model, settings = config.launched_model()
     generated = generation.fields(folder, config)
+
+    vocabulary = None
+    has_chats = False
+    if config.KIND is not Kind.TEXT:
+        vocabulary = _fairseq_vocabulary(folder, config)
+    elif tokenizer := decoder_tokenizer.read(folder):
+        config = config.ending_with(tokenizer.eos_id, generated)
+        vocabulary = tokenizer.vocabulary(config)
+        has_chats = tokenizer.chat_template is not None
+
     decode_settings = tuple(generation.settings(generated, config))
-    vocabulary = _vocabulary(folder, config)
-    return Source(folder, config, model, settings, generated, decode_settings, vocabulary)
+    return Source(
+        folder, config, model, settings, generated, decode_settings, vocabulary, has_chats
+    )
 
 
 def import_folder(
@@ -110,6 +123,7 @@ def import_folder(
         written.num_arrays,
         written.num_continued,
         source.vocabulary is not None,
+        source.has_chats,
         source.decode_settings,
         tuple(not_used(source, files)),
         time.monotonic() - began_secs,
@@ -124,7 +138,8 @@ def not_used(source: Source, weights: Folder) -> list[str]:
         lines += json_fields.not_used(source.generated)
     if source.vocabulary is not None:
         lines += source.vocabulary.not_used
-        files = (bpe_tokenizer.TOKENIZER,) if source.vocabulary.is_bpe else fairseq_vocabulary.FILES
+        is_bpe = source.vocabulary.is_bpe
+        files = decoder_tokenizer.FILES if is_bpe else fairseq_vocabulary.FILES
         used |= {source.folder / name for name in files}
     lines += weights.not_used
 
@@ -137,17 +152,14 @@ def not_used(source: Source, weights: Folder) -> list[str]:
     return lines
 
 
-def _vocabulary(folder: pathlib.Path, config: Config) -> Vocabulary | None:
-    """Returns the folder's vocabulary in our form; None without a tokenizer.
+def _fairseq_vocabulary(folder: pathlib.Path, config: Config) -> Vocabulary | None:
+    """Returns the vocabulary of a SentencePiece model; None without one.
 
     Raises ValueError if its size or its special tokens differ from the config's.
     """
-    if config.KIND is Kind.TEXT:
-        return _bpe_vocabulary(folder / bpe_tokenizer.TOKENIZER, config)
-
-    # A SentencePiece model, whose first pieces are in fairseq's order.
     if not (folder / fairseq_vocabulary.MODEL).is_file():
         return None
+    # The first pieces are in fairseq's order.
     rows = tuple(fairseq_vocabulary.rows(len(config.rows)).tolist())
     if config.rows != rows:
         raise ValueError(
@@ -155,19 +167,6 @@ def _vocabulary(folder: pathlib.Path, config: Config) -> Vocabulary | None:
             f"{list(rows)}."
         )
     return fairseq_vocabulary.read_all(folder)
-
-
-def _bpe_vocabulary(path: pathlib.Path, config: Config) -> Vocabulary | None:
-    """Returns the vocabulary of a tokenizer.json; None if it is missing."""
-    if not path.is_file():
-        return None
-    git_lfs.check(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = bpe_tokenizer.vocabulary(text, config["vocab_size"], config.rows)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return Vocabulary(content, ())
 
 
 def _languages(vocabulary: Vocabulary | None) -> tuple[str, ...]:

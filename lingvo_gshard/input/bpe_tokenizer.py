@@ -1,19 +1,25 @@
 """Text to ids and back by a tokenizer of the `tokenizers` library, as imported decoders have one.
 
-Its file is JSON: `tokenizer`, the contents of tokenizer.json; `vocab_size`, the rows of the model's
-tables, of which some may have no token; and `special_ids`, the tokenizer's own ids of padding, BOS
-and EOS. Here these are 0, 1 and 2, and the tokens with these ids have their places.
+Its file is JSON:
+
+    tokenizer         the contents of tokenizer.json
+    vocab_size        the rows of the model's tables, of which some may have no token
+    special_ids       the tokenizer's own ids of padding, BOS and EOS: here these are 0, 1 and 2,
+                      and the tokens with these ids have their places
+    special_tokens    if the tokenizer names them: texts by names such as bos_token
+    chat_template     of a tokenizer with chats: see chat_template.py
 
 The library is the extra `bpe`.
 """
 
+import copy
 import functools
 import importlib
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,19 +27,32 @@ from lingvo_gshard.input.example_codec import EOS_ID
 from lingvo_gshard.input.tokenizer import Tokenizer
 from xla_spmd.files import json_records
 
-TOKENIZER = "tokenizer.json"  # Its name in a folder of transformers.
+# The names of a tokenizer's files in a folder of transformers.
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 
 
-def vocabulary(tokenizer: str, vocab_size: int, special_ids: Sequence[int]) -> bytes:
+def vocabulary(
+    tokenizer: str,
+    vocab_size: int,
+    special_ids: Sequence[int],
+    special_tokens: Mapping[str, str] | None = None,
+    chat_template: str | None = None,
+) -> bytes:
     """Returns the contents of a vocabulary's file, given the text of a tokenizer.json.
 
     Raises ValueError if it is not a tokenizer, or has ids beyond the tables.
     """
-    fields = {
+    fields: dict[str, Any] = {
         "vocab_size": vocab_size,
         "special_ids": list(special_ids),
         "tokenizer": json_records.parse(tokenizer),
     }
+    if special_tokens is not None:
+        fields["special_tokens"] = dict(special_tokens)
+    if chat_template is not None:
+        fields["chat_template"] = chat_template
     content = json.dumps(fields, ensure_ascii=False).encode()
     BpeTokenizer(content)
     return content
@@ -48,16 +67,20 @@ def is_bpe(path: str | os.PathLike[str]) -> bool:
 def files(path: pathlib.Path) -> dict[str, bytes]:
     """Returns the contents of a folder's tokenizer, by name, given a vocabulary's file."""
     fields = json.loads(path.read_bytes())
-    tokenizer = loaded(path)
-    pad, bos, eos = tokenizer.pieces(range(3))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    for name, token in (("pad_token", pad), ("bos_token", bos), ("eos_token", eos)):
-        if token:
-            config[name] = token
-    return {
+    special_tokens = fields.get("special_tokens")
+    if special_tokens is None:
+        pieces = loaded(path).pieces(range(3))
+        named = zip(("pad_token", "bos_token", "eos_token"), pieces, strict=True)
+        special_tokens = {name: piece for name, piece in named if piece}
+
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"} | special_tokens
+    contents = {
         TOKENIZER: json.dumps(fields["tokenizer"], ensure_ascii=False).encode(),
-        "tokenizer_config.json": json.dumps(config, ensure_ascii=False).encode(),
+        TOKENIZER_CONFIG: json.dumps(config, ensure_ascii=False).encode(),
     }
+    if "chat_template" in fields:
+        contents[CHAT_TEMPLATE] = fields["chat_template"].encode()
+    return contents
 
 
 def loaded(path: str | os.PathLike[str]) -> Tokenizer:
@@ -87,6 +110,9 @@ class BpeTokenizer(Tokenizer):
     def __init__(self, content: bytes) -> None:
         """Raises ValueError for a damaged file, and without the library."""
         fields = json.loads(content)
+        self._chat_template: str | None = fields.get("chat_template")
+        self._special_tokens: dict[str, str] = fields.get("special_tokens") or {}
+        self._adds_special_tokens = True
         self.vocab_size = int(fields["vocab_size"])
         self._theirs = their_ids(self.vocab_size, fields["special_ids"])
         self._ours = np.argsort(self._theirs)
@@ -123,7 +149,30 @@ class BpeTokenizer(Tokenizer):
 
     def prompt(self, text: str) -> list[int]:
         """Returns the ids of a text, with BOS if the tokenizer adds it."""
-        return self._ours[self._tokenizer.encode(text).ids].tolist()
+        ids = self._tokenizer.encode(text, add_special_tokens=self._adds_special_tokens).ids
+        return self._ours[ids].tolist()
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Returns a chat as the text that the model continues, for the tokenizer `of_chats`.
+
+        Raises ValueError without a template or the library, and if the template refuses it.
+        """
+        if self._chat_template is None:
+            return super().chat(messages)
+        try:
+            from lingvo_gshard.input import chat_template
+        except ImportError as error:
+            raise ValueError(
+                "chat templates need the jinja2 library: install lingvo_gshard[bpe]."
+            ) from error
+        return chat_template.rendered(self._chat_template, messages, self._special_tokens)
+
+    @functools.cached_property
+    def of_chats(self) -> Self:
+        """The tokenizer of the texts of chats, which contain all of their special tokens."""
+        tokenizer = copy.copy(self)
+        tokenizer._adds_special_tokens = False
+        return tokenizer
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of several texts, without BOS, EOS last."""

@@ -15,7 +15,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -112,6 +112,16 @@ class Tokenizer:
     def prompt(self, text: str) -> list[int]:
         """Returns BOS and the ids of a text, like the beginning of a document in training."""
         return [BOS_ID, *self.encode(self.normalize(text))[:-1]]
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Raises ValueError: only tokenizers of imported decoders have chat templates."""
+        del messages
+        raise ValueError("its tokenizer has no chat template.")
+
+    @property
+    def of_chats(self) -> "Tokenizer":
+        """The tokenizer of the texts of chats."""
+        return self
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a normalized sentence, EOS last.

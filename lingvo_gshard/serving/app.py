@@ -10,7 +10,7 @@
     POST /generate    for a language model: {"prompts": ["Once"], "nbest": 2, "seed": 7} ->
                       {"continuations": ...} in the same format, and text/plain as above
     POST /libretranslate/translate    see libretranslate.py, as for /libretranslate/languages
-    POST /v1/completions              see completions.py, as for /v1/models
+    POST /v1/completions              see completions.py, as for /v1/chat/completions, /v1/models
     GET  /languages      the codes of the source languages, and of the targets to choose from
     GET  /healthz        200 while the server is up; also at /health
     GET  /readyz         200 when its programs are compiled and its queue has room
@@ -113,6 +113,7 @@ class Server:
             f"{libretranslate.PREFIX}/languages", self._facts(libretranslate.languages)
         )
         app.router.add_post(f"{messages.OPENAI}completions", self._complete)
+        app.router.add_post(f"{messages.OPENAI}chat/completions", self._complete_chat)
         app.router.add_get(
             f"{messages.OPENAI}models",
             self._facts(lambda spec: completions.models(spec, self._loaded_secs)),
@@ -190,16 +191,23 @@ class Server:
         return web.json_response(libretranslate.answer(asked, results))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        generator: Any = self._text_decoder
-        messages.check_kind(Kind.TEXT, request.path, generator.spec)
-        body = await messages.json_body(request, "application/json")
+        generator, body = await self._generator(request)
         asked = completions.asked(body, generator.spec)
         results = await self._results(request, generator, asked.prompts, asked.seed)
-        fields = completions.answer(asked, results, generator)
-        if asked.is_streamed:
-            events = completions.as_events(fields)
-            return web.Response(text=events, content_type="text/event-stream")
-        return web.json_response(fields)
+        return _completed(asked, completions.answer(asked, results, generator))
+
+    async def _complete_chat(self, request: web.Request) -> web.StreamResponse:
+        generator, body = await self._generator(request)
+        asked = completions.asked_chat(body, generator)
+        of_chats = generator.of_chats
+        results = await self._results(request, of_chats, asked.prompts, asked.seed)
+        return _completed(asked, completions.chat_answer(asked, results, of_chats))
+
+    async def _generator(self, request: web.Request) -> tuple[Any, Any]:
+        """Returns the language model, which the request keeps, and the request's body."""
+        generator = self._text_decoder
+        messages.check_kind(Kind.TEXT, request.path, generator.spec)
+        return generator, await messages.json_body(request, "application/json")
 
     async def _decode(self, route: Route, request: web.Request) -> web.StreamResponse:
         # From here on, the request keeps its model, even if another one is loaded meanwhile.
@@ -308,6 +316,13 @@ def _languages(spec: DecoderSpec) -> dict[str, Any]:
 
 def _health(spec: DecoderSpec) -> dict[str, Any]:
     return {"model": spec.model, "num_best": spec.num_best, "kind": spec.kind}
+
+
+def _completed(asked: completions.Asked, fields: dict[str, Any]) -> web.StreamResponse:
+    if asked.is_streamed:
+        events = completions.as_events(fields)
+        return web.Response(text=events, content_type="text/event-stream")
+    return web.json_response(fields)
 
 
 def _parts(text_decoder: TextDecoder, lines: list[str], seed: int) -> list[list[Part]]:

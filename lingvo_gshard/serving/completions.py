@@ -1,11 +1,13 @@
 """Requests and answers of OpenAI's completions, for the programs that are written for them.
 
-    POST /v1/completions    {"model": "toy.LmMoE8E4L", "prompt": "Once", "max_tokens": 20} ->
-                            {"choices": [{"text", "finish_reason", "logprobs"}, ...], "usage": ...}
-    GET  /v1/models         the one model that is served
+    POST /v1/completions         {"model": "toy.LmMoE8E4L", "prompt": "Once", "max_tokens": 20} ->
+                                 {"choices": [{"text", "finish_reason", "logprobs"}, ...], "usage"}
+    POST /v1/chat/completions    {"messages": [{"role": "user", "content": "Hello"}]} ->
+                                 {"choices": [{"message", "finish_reason"}, ...], "usage"}
+    GET  /v1/models              the one model that is served
 
 A bundle has fixed how it searches or samples, so a request that asks for another temperature or
-penalty is refused. There are no chat completions: a model of documents has no roles.
+penalty is refused. Chats need a model whose tokenizer has a chat template.
 """
 
 import dataclasses
@@ -28,7 +30,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
     "suffix": ("",),
+    "tools": ([],),
     "top_p": (1,),
 }
 _MAX_STOPS = 4
@@ -79,6 +83,34 @@ def asked(body: Any, spec: DecoderSpec) -> Asked:
         has_echo=_flag("echo", body),
         is_streamed=_flag("stream", body),
     )
+
+
+def asked_chat(body: Any, generator: Generator) -> Asked:
+    """Returns the contents of a request about a chat, whose prompt is for `generator.of_chats`.
+
+    Raises HTTPBadRequest if they are invalid, or if the model has no chats.
+    """
+    if not isinstance(body, dict):
+        raise refused("Expected a JSON object.")
+    chat = body.get("messages")
+    if not isinstance(chat, list) or not chat or not all(map(_is_message, chat)):
+        raise refused('Expected {"messages": [{"role": ..., "content": ...}, ...]} with texts.')
+    messages.check_is_text("messages", [message["content"] for message in chat])
+    try:
+        prompt = generator.chat(chat)
+    except ValueError as error:
+        raise refused(str(error)) from error
+
+    max_tokens = body.get("max_completion_tokens")
+    if max_tokens is None:
+        max_tokens = body.get("max_tokens")
+    of_prompt = {"prompt": prompt, "max_tokens": max_tokens, "echo": False}
+    return asked(body | of_prompt, generator.spec)
+
+
+def _is_message(message: Any) -> bool:
+    fields = message if isinstance(message, dict) else {}
+    return isinstance(fields.get("role"), str) and isinstance(fields.get("content"), str)
 
 
 def _prompts(prompt: Any) -> list[str]:
@@ -135,6 +167,17 @@ def answer(asked: Asked, results: Sequence[NBest], generator: Generator) -> dict
         "choices": choices,
         "usage": usage,
     }
+
+
+def chat_answer(asked: Asked, results: Sequence[NBest], generator: Generator) -> dict[str, Any]:
+    """Returns the answer to a request about a chat, given its results."""
+    fields = answer(asked, results, generator)
+    fields["id"] = f"chat{fields['id']}"
+    fields["object"] = "chat.completion.chunk" if asked.is_streamed else "chat.completion"
+    for choice in fields["choices"]:
+        message = {"role": "assistant", "content": choice.pop("text")}
+        choice["delta" if asked.is_streamed else "message"] = message
+    return fields
 
 
 def _choice(

@@ -9,13 +9,14 @@ import pytest
 from tests.serving.shouter import SPEC, Shouter, post, with_client
 
 _PATH = "/v1/completions"
+_CHATS = "/v1/chat/completions"
 _TEXT = dataclasses.replace(SPEC, kind="text", languages=("books",))
 _SAMPLED = dataclasses.replace(_TEXT, is_sampled=True)
 
 
-def _answer(body, status=200, spec=_TEXT):
+def _answer(body, status=200, spec=_TEXT, path=_PATH):
     async def act(client):
-        return await post(client, body, status, _PATH)
+        return await post(client, body, status, path)
 
     return with_client(act, Shouter(spec=spec))
 
@@ -99,3 +100,48 @@ def test_a_translation_model_has_no_completions_and_both_are_listed():
 
     listed = with_client(act)
     assert listed["object"] == "list" and [model["id"] for model in listed["data"]] == ["toy"]
+
+
+def _messages(*contents):
+    return [{"role": "user", "content": content} for content in contents]
+
+
+def test_a_chat_is_answered():
+    body = {"messages": _messages("ab", "c"), "n": 2, "max_completion_tokens": 2}
+    answer = _answer(body, path=_CHATS)
+    texts = [(choice["index"], choice["message"]) for choice in answer["choices"]]
+    assert texts == [
+        (0, {"role": "assistant", "content": "AB|C"}),
+        (1, {"role": "assistant", "content": "?"}),
+    ]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["object"] == "chat.completion" and answer["usage"]["prompt_tokens"] == 5
+    assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", answer["id"])
+
+
+def test_a_stream_of_a_chat_has_one_event_with_everything():
+    async def act(client):
+        body = {"messages": _messages("x"), "stream": True}
+        async with client.post(_CHATS, json=body) as answer:
+            return await answer.text()
+
+    first, last, end = with_client(act, Shouter(spec=_TEXT)).split("\n\n")
+    fields = json.loads(first.removeprefix("data: "))
+    assert fields["object"] == "chat.completion.chunk"
+    assert fields["choices"][0]["delta"] == {"role": "assistant", "content": "X"}
+    assert (last, end) == ("data: [DONE]", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ([], "Expected a JSON object"),
+        ({}, 'Expected {"messages": ['),
+        ({"messages": []}, 'Expected {"messages": ['),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, 'Expected {"messages": ['),
+        ({"messages": _messages("a"), "tools": [{"type": "function"}]}, "tools: "),
+        ({"messages": [{"role": "system", "content": "a"}]}, "the chat template fails: only users"),
+    ],
+)
+def test_chats_that_cannot_be_answered_are_refused(body, message):
+    assert _answer(body, 400, path=_CHATS)["error"]["message"].startswith(message)

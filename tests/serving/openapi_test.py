@@ -49,6 +49,7 @@ _FIELDS = st.fixed_dictionaries(
         "format": st.just("text") | _VALUES,
         "alternatives": st.integers(0, 3) | _VALUES,
         "prompt": _WORDS | st.lists(_WORDS, max_size=3) | _VALUES,
+        "messages": st.lists(st.fixed_dictionaries({"role": _WORDS, "content": _WORDS})) | _VALUES,
         "n": st.integers(1, 2) | _VALUES,
         "max_tokens": st.integers(1, 3) | _VALUES,
         "stop": _WORDS | _VALUES,

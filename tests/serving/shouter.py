@@ -54,6 +54,16 @@ class Shouter(Translator):
         """The text of some of a result's tokens."""
         return "".join(map(chr, ids))
 
+    def chat(self, messages):
+        """The text of a chat, of which only users take part."""
+        if any(message["role"] != "user" for message in messages):
+            raise ValueError("the chat template fails: only users")
+        return "|".join(message["content"] for message in messages)
+
+    @property
+    def of_chats(self):
+        return self
+
     def decode_parts(self, parts):
         return list(self._translate(parts))
 
