@@ -8,9 +8,10 @@ neither library.
 import importlib
 import importlib.util
 
-from xla_spmd.runtime import environment
-
 if importlib.util.find_spec("tensorflow"):
+    # Not at the top: it imports absl, which the peers' environments lack as well.
+    from xla_spmd.runtime import environment
+
     environment.prepare()
     with environment.quiet_stderr():
         tensorflow = importlib.import_module("tensorflow")

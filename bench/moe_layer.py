@@ -2,22 +2,26 @@
 
     python -m bench.moe_layer [--model=toy.MoE8E8L] [--partitions=1,2,4] [--group_sizes=64,256]
     python -m bench.moe_layer --platform=cuda --torch_python=python3 --partitions=1
+    python -m bench.moe_layer --shapes=qwen3 [--tokens=1024] [--experts=64] [--clock=cpu]
 
 The layer is the encoder's first layer with experts. bench.step checks that both sides compute the
-same function.
+same function. With --shapes it is a layer by itself, whose time others publish; see
+published_shapes.py and beside_published.py.
 """
 
 import math
 
 import jax
 import numpy as np
+from absl import flags
 
-from bench import beside_torch, synthetic
+from bench import beside_published, beside_torch, call_cost, published_shapes, synthetic
 from lingvo_gshard import cli
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.numerics import Numerics
 from lingvo_gshard.model.task_model import TaskModel
@@ -27,9 +31,60 @@ from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.spmd.program import Program
 
+_SHAPES = flags.DEFINE_enum(
+    "shapes", None, list(published_shapes.SHAPES), "The published shape, in place of a model."
+)
+_TOKENS = flags.DEFINE_integer("tokens", None, "With --shapes: fewer tokens than the shape has.")
+_EXPERTS = flags.DEFINE_integer(
+    "experts", None, "With --shapes: so many of its experts, with their share of the tokens."
+)
+_CLOCK = flags.DEFINE_enum(
+    "clock",
+    "wall",
+    list(call_cost.CLOCKS),
+    "With --shapes: the clock; cpu, the process' seconds on all cores, suits a busy machine.",
+)
+
+_OF_SHAPES = ("tokens", "experts", "clock")
+_OF_MODELS = (
+    "model",
+    "partitions",
+    "group_sizes",
+    "set",
+    "bfloat16_activations",
+    "torch_compile",
+)
+
 
 def main() -> None:
-    beside_torch.compare("MoE layer forward and backward", "layer", _layer)
+    if _SHAPES.value is None:
+        _refuse(_OF_SHAPES, "--shapes is missing")
+        beside_torch.compare("MoE layer forward and backward", "layer", _layer)
+        return
+
+    _refuse(_OF_MODELS, "not possible with --shapes")
+    shape = published_shapes.SHAPES[_SHAPES.value]
+    layer = published_shapes.part(shape, _TOKENS.value, _EXPERTS.value)
+    beside_published.compare(shape, layer, _how())
+
+
+def _refuse(names: tuple[str, ...], reason: str) -> None:
+    """Raises ValueError if one of the flags is given."""
+    for name in names:
+        if flags.FLAGS[name].present:
+            raise ValueError(f"--{name}: {reason}.")
+
+
+def _how() -> beside_published.How:
+    names = ["gather"]
+    if flags.FLAGS["dispatches"].present:
+        names = flags.FLAGS.dispatches
+    return beside_published.How(
+        dispatches=tuple(map(Dispatch, names)),
+        clock=_CLOCK.value,
+        calls=flags.FLAGS.calls,
+        torch_python=flags.FLAGS.torch_python,
+    )
 
 
 def _layer(params: Params, num_partitions: int) -> beside_torch.Work:

@@ -50,6 +50,7 @@ class Peer:
                 f"{python} is missing; `make .venv-torch/ready` or `make .venv-ctranslate2/ready` "
                 "makes a peer's Python."
             )
+        self._module = module
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             stdin=subprocess.PIPE,
@@ -58,10 +59,21 @@ class Peer:
         )
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Sends one line and returns the answer."""
+        """Sends one line and returns the answer.
+
+        Raises ChildProcessError if the process has ended; its own message is on standard error.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
-        print(question, file=self._process.stdin, flush=True)
-        return dict(json.loads(self._process.stdout.readline()))
+        try:
+            print(question, file=self._process.stdin, flush=True)
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise ChildProcessError(
+                f"{self._module} ended with status {self._process.wait()} before it answered."
+            )
+        return dict(json.loads(answer))
 
     def __enter__(self) -> Peer:
         return self

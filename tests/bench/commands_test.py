@@ -19,6 +19,11 @@ import pytest
             "bench.collectives --mib=8,0",
             "collectives: --mib=8,0: expected whole numbers from 1",
         ),
+        ("bench.moe_layer --tokens=8", "moe_layer: --tokens: --shapes is missing."),
+        (
+            "bench.moe_layer --shapes=qwen3 --experts=7",
+            "moe_layer: --experts=7: expected from 8 to 128.",
+        ),
         (
             "bench.decode --decoders=flat,ctranslate2",
             "decode: --decoders=ctranslate2: for toy.MoE8E4L, expected flat, flat_laid_out, ",
