@@ -45,6 +45,7 @@ def _compare(*flags):
     )
 
 
+@pytest.mark.slow
 def test_table_and_picture_of_runs_over_a_baseline(logdirs, tmp_path):
     done = _compare(
         f"--run=MoE={logdirs['MoE']}",

@@ -98,6 +98,7 @@ _INNER_IMPORTS = {
     f"{_LIBRARY}/api/loading.py": "the devices are prepared before JAX is imported",
     f"{_LIBRARY}/api/plans.py": "its greetings are kept from standard error",
     f"{_LIBRARY}/api/results.py": "Matplotlib takes half a second, which notebooks alone need",
+    f"{_LIBRARY}/input/bpe_tokenizer.py": "Jinja is optional",
     f"{_LIBRARY}/runs/opening.py": "a mistake is reported before JAX is imported",
     f"{_LIBRARY}/spmd/coordination.py": "processes import it without JAX's service",
     "xla_spmd/runtime/progress.py": "a widget needs packages of notebooks",

@@ -21,6 +21,7 @@ def test_what_peers_import_needs_none_of_our_packages():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_peer_that_ends_is_reported():
     with (
         pytest.raises(

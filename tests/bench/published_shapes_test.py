@@ -118,6 +118,7 @@ def _reference(theta, x):
     return jnp.einsum("TE,TEH,EHM->TM", gates, hidden, theta["wo"])
 
 
+@pytest.mark.slow
 def test_the_program_computes_the_layer_and_its_gradients():
     params = published_shapes.settings(_TINY, Dispatch.GATHER)
     theta = compiled_layer.weights_of(_TINY, "float32")

@@ -83,6 +83,7 @@ def test_elements_that_change_places_show():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_parts_have_the_fingerprint_of_the_whole(pieces):
     """The parts are cut along all dims, and added in any order."""

@@ -17,6 +17,7 @@ def _tensors(folder):
     return safetensors_file.read(folder / "model.safetensors").arrays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", decoders.NAMES)
 def test_an_export_has_the_bits_of_the_import(tmp_path, name):
     theirs = decoders.MODELS / name

@@ -76,6 +76,7 @@ def test_resume_is_exact(data_dir, num_before, changes):
         reading.assert_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{}, *({"split": "dev", "repeat": False, "rows": r} for r in (Rows.SINGLE, Rows.BUCKETED))],
@@ -114,6 +115,7 @@ def _record_reads(monkeypatch, cls):
     return calls
 
 
+@pytest.mark.slow
 def test_more_processes_than_eight_have_a_lane_each(data_dir, monkeypatch):
     calls = _record_reads(monkeypatch, mixture.Mixture)
     sources = [

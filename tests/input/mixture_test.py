@@ -121,6 +121,7 @@ def test_unknown_splits_and_empty_languages_are_refused(data_dir):
             mixture.languages_of(data, split, codes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 300, 1 << 16, (1 << 16) + 1, 70_000])
 def test_shuffles_of_any_size_are_permutations(size):
     found = mixture.shuffled(np.arange(size), size, seed=5)

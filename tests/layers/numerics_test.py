@@ -140,6 +140,7 @@ _ROUNDED_TENSORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_bfloat16_results", [True, False])
 def test_bfloat16_rounds_each_factor_and_the_inside_of_a_layer(monkeypatch, has_bfloat16_results):
     """An older XLA lacks products with bfloat16 results."""

@@ -135,12 +135,14 @@ def test_loop_holds_block_once_or_twice_if_recomputed():
     }
 
 
+@pytest.mark.slow
 def test_kept_products_are_not_recomputed():
     """One product forward, two for the gradients, and a fourth where the first is recomputed."""
     counts = {way: _compiled(way)[1].count(" dot(") for way in _WAYS if "loop" in way}
     assert counts == {"loop": 3, "recomputed loop": 4, "recomputed loop except products": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", _WAYS)
 def test_recomputed_operations_are_named(way):
     names = re.findall(r' tanh\(.*op_name="([^"]*)"', _compiled(way)[1])

@@ -114,6 +114,7 @@ def test_a_loop_equals_unrolled_layers(remat, moe_every):
         np.testing.assert_allclose(report.mean_square, want_report.mean_square, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.EVAL])
 def test_a_loop_after_a_dense_layer_equals_unrolled_layers(mode):
     sizes = {"num_layers": 5, "moe_layers": (2, 4)}

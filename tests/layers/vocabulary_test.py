@@ -120,6 +120,7 @@ def _compiled(mesh, table):
     return building.compile_fn(fn, Partitioning.from_dict(mesh, table), dims, batch=specs)
 
 
+@pytest.mark.slow
 def test_rows_or_vocabulary_may_be_partitioned():
     rng = np.random.default_rng(3)
     batch = NestedMap(

@@ -92,14 +92,8 @@ def _theta():
     return _SPECS.Transform(lambda w: rng.standard_normal(w.shape).astype("float32"))
 
 
-@pytest.mark.parametrize(
-    ("count", "num_partitions"),
-    [
-        pytest.param(1, 1, marks=pytest.mark.slow),
-        pytest.param(4, 2, marks=pytest.mark.slow),
-        (2, 8),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "num_partitions"), [(1, 1), (4, 2), (2, 8)])
 def test_loss_and_gradients_are_jax_s_of_the_whole_batch(count, num_partitions):
     batch = _batch()
     by_microbatch = batch["weights"].reshape(4, -1).sum(1)
@@ -113,6 +107,7 @@ def test_loss_and_gradients_are_jax_s_of_the_whole_batch(count, num_partitions):
     np.testing.assert_allclose(got.metrics.nll + 0.1 * got.metrics.aux_loss, want, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_real", [0, 1])
 def test_fewer_tokens_than_microbatches(num_real):
     batch = _batch(num_real)

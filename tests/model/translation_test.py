@@ -112,6 +112,7 @@ def test_nll_equals_formula(theta):
     np.testing.assert_allclose(metrics.nll, (nll * weights).sum() / weights.sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoder_experts", "decoder_experts", "layers_as"), [(8, 16, "UNROLLED"), (3, 1, "LOOP")]
 )

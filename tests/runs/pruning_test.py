@@ -331,6 +331,7 @@ def _flip_a_bit(logdir, path, expert):
     raise AssertionError(f"no file has expert {expert} of {path}")
 
 
+@pytest.mark.slow
 def test_a_damaged_expert_is_named_and_nothing_is_left(unrolled_run, tmp_path, request):
     """The array's experts are read part by part, and checked at the end."""
     _write_loads(unrolled_run, {"de": {layer: [*range(_E)] for layer in _LAYERS}})

@@ -77,6 +77,7 @@ except ValueError as error:
     assert run.stdout.count("\n") == 1 and "`make setup-cuda12`" in run.stdout
 
 
+@pytest.mark.slow
 def test_the_error_names_the_variable_that_chose_the_platform_and_the_plugins_reason():
     code = """
 import logging
@@ -104,6 +105,7 @@ except ValueError as error:
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 def test_a_platform_that_jax_does_not_know_needs_no_package():
     code = """
 from lingvo_gshard.spmd import devices

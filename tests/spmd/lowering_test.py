@@ -100,6 +100,7 @@ def _few_slices():
     return AnnotatedFn("few", fn, ("batch",), args)
 
 
+@pytest.mark.slow
 def test_both_propagators_give_the_same_numbers(shardy_off):
     """Shardy's program is the library's, and GSPMD's is jitted as TensorFlow lowers it.
 

@@ -41,6 +41,7 @@ def test_a_program_traced_in_the_child_gives_equal_results():
         np.testing.assert_array_equal(a, b, err_msg=path)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_where_the_cache_is_off():
     assert tracer.traced(tracing.pid, "a").name == tracer.traced(tracing.pid, "a").name
     assert tracer.traced(tracing.pid, "a").name != f"a_{os.getpid()}"

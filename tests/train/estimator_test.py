@@ -246,6 +246,7 @@ class _Lengths(regression.Batches):
         return NestedMap(features=NestedMap(x_BH=x_BH))
 
 
+@pytest.mark.slow
 def test_predict_yields_every_row_in_order(tmp_path):
     _train(tmp_path, 2)
     rows = list(regression.make(tmp_path, 4).predict(lambda p: _Lengths(num_batches=2)))
@@ -292,6 +293,7 @@ def test_train_metrics_can_be_read(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_lines_after_the_checkpoint_are_dropped_on_resuming(tmp_path):
     _train(tmp_path, 4)
     with (tmp_path / "train_metrics.jsonl").open("a") as file:
@@ -352,6 +354,7 @@ def test_changed_values_come_first_among_many_differences(tmp_path):
     assert differences.count(";") == 3
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_and_named(tmp_path):
     _train(tmp_path, 1)
     other = regression.model_params().Set(**{"task.learning_rate": 0.1, "max_steps": 99})

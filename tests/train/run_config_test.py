@@ -100,6 +100,7 @@ def _numpy_weights(num_steps):
     return weights
 
 
+@pytest.mark.slow
 def test_host_call_is_called_for_each_step_with_its_values(tmp_path):
     program = _Program(has_names=True)
     program.estimator(tmp_path).train(program.input_fn, max_steps=6)  # Calls of 4 and 2 steps.
@@ -113,6 +114,7 @@ def test_host_call_is_called_for_each_step_with_its_values(tmp_path):
     np.testing.assert_allclose([event.value for event in events], norms, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_metrics_of_a_function_and_each_modes_batch_size(tmp_path):
     program = _Program(has_names=False)
     estimator = program.estimator(tmp_path).train(program.input_fn, max_steps=4)
@@ -127,6 +129,7 @@ def test_metrics_of_a_function_and_each_modes_batch_size(tmp_path):
     assert results["weighted"] == pytest.approx(np.average(expected, weights=1 + _Y))
 
 
+@pytest.mark.slow
 def test_a_dataset_continues_where_training_stopped(tmp_path):
     program = _Program(has_names=False)
     program.estimator(tmp_path).train(program.input_fn, max_steps=3)
@@ -206,6 +209,7 @@ def test_elements_of_another_structure_are_refused():
         DatasetInput(tf.data.Dataset.from_tensor_slices((ragged, [1, 2])))
 
 
+@pytest.mark.slow
 def test_a_dataset_input_serves_two_evaluations(tmp_path):
     """The second evaluation begins at the first batch again, whether the first one ended or not."""
     program = _Program(has_names=False)

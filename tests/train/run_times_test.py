@@ -54,6 +54,7 @@ class _Killed(TrainHook):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_run_measures_itself(tmp_path):
     estimator = regression.make(tmp_path, save_checkpoints_steps=2)
 

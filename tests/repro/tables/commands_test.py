@@ -21,6 +21,7 @@ def _without_tracing(monkeypatch):
     monkeypatch.setattr(paper, "own_model", lambda model: own)
 
 
+@pytest.mark.slow
 def test_the_family_is_planned_and_drawn(monkeypatch, tmp_path):
     made = {}
     for run in FAMILY:

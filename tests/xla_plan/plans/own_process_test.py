@@ -31,6 +31,7 @@ def test_an_error_of_the_function_is_raised():
         own_process.call(operator.attrgetter("cores"), tiny.request())
 
 
+@pytest.mark.slow
 def test_a_process_that_died_is_a_mistake_in_one_line():
     message = "^toy.MoE8E4L on v3:2x2: the process that compiled it died; this machine's memory .*"
     with pytest.raises(ValueError, match=message) as raised:

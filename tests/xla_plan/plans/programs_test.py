@@ -407,6 +407,7 @@ def test_a_plan_is_kept_until_something_changes(cpu, tmp_path, monkeypatch):
     assert load_or_make().memory_gib == second.memory_gib and len(made) == 7
 
 
+@pytest.mark.slow
 def test_a_compiler_that_dies_ends_no_other_process(tmp_path, monkeypatch):
     monkeypatch.setattr(programs, "of_file", _abort)
     path = tmp_path / "step.hlo"

@@ -75,6 +75,7 @@ def test_changed_and_deleted_files_are_published(bucket):
     assert _there(url) == {"a": b"10", "b/c": b"2", "b/d": b"3", "f": b"5"}
 
 
+@pytest.mark.slow
 def test_a_manifest_is_published_last(bucket, monkeypatch):
     order, put = [], storage._Copy._put
 

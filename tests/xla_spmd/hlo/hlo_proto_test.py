@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from google.protobuf import descriptor_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
@@ -11,6 +12,7 @@ from xla_spmd.hlo import hlo_proto
 
 _READ_A_PROGRAM = """
 import sys
+
 import jax
 from xla_spmd.hlo import hlo_module
 
@@ -21,6 +23,7 @@ assert "tensorflow" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_program_is_read_without_tensorflow():
     subprocess.run([sys.executable, "-c", _READ_A_PROGRAM], check=True, timeout=300)
 

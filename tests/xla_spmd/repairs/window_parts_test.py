@@ -88,15 +88,9 @@ def _values(results, batch, place):
 
 
 # The fuzzer draws other sizes and splits.
-def _window_cases():
-    """Each kind of window with each split; a split of each kind is quick."""
-    splits = [(3, "rows"), (13, "both dims"), (8, "channels")]
-    for i, results in enumerate([_pooled, _convolved, _resized]):
-        for j, split in enumerate(splits):
-            yield pytest.param(results, *split, marks=[] if i == j else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("results", "rows", "split"), _window_cases())
+@pytest.mark.slow
+@pytest.mark.parametrize("results", [_pooled, _convolved, _resized])
+@pytest.mark.parametrize(("rows", "split"), [(3, "rows"), (13, "both dims"), (8, "channels")])
 def test_windows_equal_tensorflows(results, rows, split):
     """Values and gradients of each, all in one program."""
     rng = np.random.default_rng(rows)
