@@ -188,9 +188,9 @@ def test_it_says_that_the_server_is_gone(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_it_says_that_the_server_was_gone_when_it_began(tmp_path, monkeypatch):
-    async def hang_up(self, request):
+    async def hang_up(request):
         request.transport.abort()
         raise ConnectionResetError
 
-    monkeypatch.setattr(Server, "_languages", hang_up)
+    monkeypatch.setattr(Server, "_facts", lambda self, facts_of: hang_up)
     assert "The server does not answer." in _dom(tmp_path)
