@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from lingvo_gshard.decoding.text_decoder import TextDecoder
 
 _LINE = "{line}"
-_PROMPT = flags.DEFINE_string("prompt", _LINE, f"What to read of each {_LINE}; \\n is a new line.")
+_PROMPT = flags.DEFINE_string(
+    "prompt", _LINE, f"The prompt around each {_LINE}; \\n is a new line."
+)
 _CHAT = flags.DEFINE_bool("chat", False, "Whether a line is a message, for the chat template.")
 _SEED = flags.DEFINE_integer("seed", 0, "The seed of the samples.", 0, 2**31 - 1)
 flags.adopt_module_key_flags(line_program)

@@ -77,13 +77,13 @@ _READ_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """A model, and what it reads of a line."""
+    """A model, and the function that makes its input of a line."""
 
     text_decoder: TextDecoder
     text_of: Callable[[str], str]
 
     def texts(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yields what the model reads of lines."""
+        """Yields the model's inputs of lines."""
         return map(self.text_of, lines)
 
 

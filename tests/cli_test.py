@@ -1,6 +1,5 @@
 """Mistakes are reported in one line by processes that can import neither TensorFlow nor JAX."""
 
-import contextlib
 import os
 import pathlib
 import subprocess
@@ -15,7 +14,6 @@ from tests import without
 from xla_spmd.files import digests
 
 _ROOT = pathlib.Path(__file__).parent.parent
-_SLOW = ("tensorflow", "jax", "grain", "orbax", "matplotlib")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +53,7 @@ def run_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def programs():
     """Runs programs without slow imports."""
-    with contextlib.closing(without.Programs(_SLOW)) as programs:
+    with without.Programs(without.SLOW) as programs:
         yield programs
 
 

@@ -10,8 +10,6 @@ from absl.testing import flagsaver
 from lingvo_gshard import experiment_flags
 from tests import without
 
-_SLOW = ("tensorflow", "jax", "grain", "orbax", "matplotlib")
-
 
 @pytest.fixture(autouse=True)
 def _flags_are_parsed():
@@ -48,7 +46,7 @@ def test_a_wrong_setting_of_a_file_is_reported_with_the_file(tmp_path):
 
 
 def _gshard(*args):
-    command = without.command(_SLOW, "lingvo_gshard.gshard", *args)
+    command = without.command(without.SLOW, "lingvo_gshard.gshard", *args)
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

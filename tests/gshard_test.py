@@ -1,6 +1,5 @@
 """The one command: it starts each program with its flags, and names them all."""
 
-import contextlib
 import functools
 import re
 import subprocess
@@ -15,7 +14,7 @@ from tests import without
 @pytest.fixture(scope="module")
 def run():
     """Returns a function that runs `gshard` with some arguments."""
-    with contextlib.closing(without.Programs(())) as programs:
+    with without.Programs(()) as programs:
         yield functools.partial(programs.run, "lingvo_gshard.gshard")
 
 

@@ -1,7 +1,5 @@
 """Mistakes in plans' flags are reported in one line by processes that can't import JAX."""
 
-import contextlib
-
 import pytest
 
 from tests import without
@@ -9,7 +7,6 @@ from tests.xla_spmd import compilers
 from xla_plan.measured import rates
 from xla_plan.measured.rates import MeasuredRates, Rate
 
-_SLOW = ("tensorflow", "jax", "grain", "orbax", "matplotlib")
 _MODEL = "--model=toy.MoE8E4L --topology=v3:2x2 --out=NEW"
 _SIZED = f"{_MODEL} --set=task.source_vocab_size=64 --set=task.target_vocab_size=64"
 _PROGRAM = "--program=FILE --topology=v3:2x2 --out=NEW"
@@ -29,7 +26,7 @@ def folder(tmp_path):
 @pytest.fixture(scope="module")
 def programs():
     """Runs programs without slow imports."""
-    with contextlib.closing(without.Programs(_SLOW)) as programs:
+    with without.Programs(without.SLOW) as programs:
         yield programs
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 
+SLOW = ("tensorflow", "jax", "grain", "orbax", "matplotlib")  # Packages that take long to import.
+
 _ROOT = pathlib.Path(__file__).parent.parent
 
 _REFUSE = """
@@ -75,11 +77,14 @@ class Programs:
             request = [module, flags, [stdout.name, stderr.name]]
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            status = int(self._process.stdout.readline())
-            return subprocess.CompletedProcess(flags, status, stdout.read(), stderr.read())
+            status = self._process.stdout.readline()
+            assert status, f"the process ended with status {self._process.wait()}"
+            return subprocess.CompletedProcess(flags, int(status), stdout.read(), stderr.read())
 
-    def close(self) -> None:
-        """Ends the process."""
+    def __enter__(self) -> "Programs":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._process.stdin.close()
         self._process.wait(timeout=60)
         self._process.stdout.close()

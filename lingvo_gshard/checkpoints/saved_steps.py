@@ -95,7 +95,7 @@ def check(model_dir: str | pathlib.Path, step: int | None, average: int) -> None
     """
     steps = whole_steps(model_dir)
     if step is None and not steps:
-        if damaged_folder(model_dir).exists():  # Reading says more of it.
+        if damaged_folder(model_dir).exists():  # Restoring reports the damage.
             return
         raise none_error(model_dir)
     averaged(model_dir, max(steps) if step is None else step, average)

@@ -105,16 +105,14 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
     ("parts", "num_experts", "split"),
     [
         (functions.partitioning(2), 8, True),
-        pytest.param(building.REPLICATED_EXPERTS, 4, True, marks=pytest.mark.slow),
+        (building.REPLICATED_EXPERTS, 4, True),
         pytest.param(_DATA, 8, False, marks=exhaustive.RARE),
         pytest.param(functions.partitioning(4), 8, True, marks=exhaustive.RARE),
-        pytest.param(functions.partitioning(8), 8, True, marks=pytest.mark.slow),
+        (functions.partitioning(8), 8, True),
     ],
     ids=["2 devices", "replicated experts", "data parallel", "4 devices", "8 devices"],
 )
-@pytest.mark.parametrize(
-    "dispatch", [Dispatch.EINSUM, pytest.param(Dispatch.GATHER, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dispatch", [Dispatch.EINSUM, Dispatch.GATHER])
 def test_partitioned_equals_unpartitioned(parts, num_experts, split, rounds, dispatch):
     """A round dispatches and combines; an all-reduce finds the number of rounds."""
     if dispatch is Dispatch.GATHER and not rounds:

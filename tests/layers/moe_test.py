@@ -157,7 +157,7 @@ def _collectives(executable):
     ("parts", "dispatch"),
     [
         (building.REPLICATED_EXPERTS, Dispatch.EINSUM),
-        pytest.param(building.REPLICATED_EXPERTS, Dispatch.GATHER, marks=pytest.mark.slow),
+        (building.REPLICATED_EXPERTS, Dispatch.GATHER),
         pytest.param(functions.partitioning(4), Dispatch.EINSUM, marks=exhaustive.RARE),
         pytest.param(functions.partitioning(2), Dispatch.GATHER, marks=exhaustive.RARE),
     ],

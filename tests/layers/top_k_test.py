@@ -350,7 +350,7 @@ _RARE = [case for case in itertools.product((1, 2, 4), Dispatch) if case != (2, 
     ("partitions", "dispatch"),
     [
         (2, Dispatch.RAGGED),
-        *[pytest.param(8, dispatch, marks=pytest.mark.slow) for dispatch in Dispatch],
+        *[(8, dispatch) for dispatch in Dispatch],
         *[pytest.param(*case, marks=exhaustive.RARE) for case in _RARE],
     ],
 )

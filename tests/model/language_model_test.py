@@ -98,9 +98,9 @@ _SAMPLES = {"beam_size": 1, "temperature": 0.8, "top_k": 9, "top_p": 0.7}
     [
         ("sinusoids", _BEAM),
         ("rotary", _SAMPLES),
-        pytest.param("bias", _BEAM, marks=pytest.mark.slow),
+        ("bias", _BEAM),
         pytest.param("sinusoids", _SAMPLES, marks=exhaustive.RARE),
-        pytest.param("rotary", _BEAM, marks=pytest.mark.slow),
+        ("rotary", _BEAM),
         pytest.param("bias", _SAMPLES, marks=exhaustive.RARE),
     ],
 )

@@ -45,7 +45,7 @@ def trained(theta):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "num_partitions",
-    [4, pytest.param(2, marks=exhaustive.RARE), pytest.param(8, marks=pytest.mark.slow)],
+    [4, pytest.param(2, marks=exhaustive.RARE), 8],
 )
 def test_partitioned_training_equals_unpartitioned(trained, num_partitions):
     got = trained(num_partitions)

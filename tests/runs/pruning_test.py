@@ -149,7 +149,7 @@ def _gathered(theta, loads, count, is_loop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("loop_run", marks=pytest.mark.slow), "unrolled_run"])
+@pytest.mark.parametrize("name", ["loop_run", "unrolled_run"])
 def test_the_weights_of_kept_experts_are_kept(request, tmp_path, name):
     run = request.getfixturevalue(name)
     loads = _random_loads()

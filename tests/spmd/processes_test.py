@@ -210,9 +210,9 @@ _FAILS = ("fails", 1, "has failed: the disk is full")
     ("which", "ends", "status", "why"),
     [
         (1, *_FAILS),  # In the next test, one of three dies.
-        pytest.param(0, *_DIES, marks=pytest.mark.slow),
-        pytest.param(1, *_DIES, marks=pytest.mark.slow),
-        pytest.param(0, *_FAILS, marks=pytest.mark.slow),
+        (0, *_DIES),
+        (1, *_DIES),
+        (0, *_FAILS),
     ],
 )
 def test_when_one_process_ends_the_other_names_it_and_ends(which, ends, status, why):
