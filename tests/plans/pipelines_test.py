@@ -4,7 +4,6 @@ import pytest
 
 from lingvo_gshard.plans import run_programs
 from lingvo_gshard.plans.request import make_request
-from tests import exhaustive
 from tests.xla_spmd import compilers
 
 _SETTINGS = (
@@ -24,7 +23,8 @@ _SETTINGS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:2x2", *exhaustive.only("h100:1x8")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
 def test_a_pipeline_shifts_activations_in_every_tick_and_sums_gradients_once(name):
     compilers.need(name)
     plan = run_programs.make_plan(make_request("toy.Dense4L", name, _SETTINGS, None).step_only())

@@ -88,7 +88,7 @@ for program in programs:
         ("translation", "EINSUM", 4),
         pytest.param("translation", "GATHER", 4, marks=pytest.mark.exhaustive),
         pytest.param("translation", "RAGGED", 4, marks=pytest.mark.exhaustive),
-        ("language model", "", 2),
+        pytest.param("language model", "", 2, marks=pytest.mark.exhaustive),
         ("functions", "", 2),
     ],
 )
