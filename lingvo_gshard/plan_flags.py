@@ -1,7 +1,6 @@
 """Flags of the programs that plan registered experiments."""
 
 import contextlib
-import os
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ from absl import flags
 from lingvo_gshard import experiment_flags, registry
 from xla_plan.plans import plan_folder
 from xla_spmd.files import storage
-from xla_spmd.runtime import environment
 
 if TYPE_CHECKING:
     from lingvo_gshard.plans.request import Request
@@ -72,12 +70,6 @@ def _read_from() -> None:
     model, settings = families.read(pathlib.Path(_FROM.value)).launched_model()
     flags.FLAGS[experiment_flags.MODEL.name].value = model
     flags.FLAGS[experiment_flags.SET.name].value = [*settings, *experiment_flags.SET.value]
-
-
-def prepare() -> None:
-    """Prepares JAX to compile without the cache, as the time of a compilation is part of a plan."""
-    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
-    environment.prepare()
 
 
 def working() -> contextlib.AbstractContextManager[pathlib.Path]:

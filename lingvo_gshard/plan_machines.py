@@ -12,6 +12,7 @@ from absl import flags
 
 from lingvo_gshard import cli, plan_flags
 from xla_plan.machines import topology_names
+from xla_spmd.runtime import environment
 
 if TYPE_CHECKING:
     from lingvo_gshard.plans.request import Request
@@ -40,7 +41,7 @@ def main() -> None:
             request.check_sizes()
             requests[topology] = request
 
-    plan_flags.prepare()
+    environment.prepare_compiling()
     from lingvo_gshard.plans import commands
 
     with plan_flags.working() as out:

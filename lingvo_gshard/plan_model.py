@@ -12,6 +12,7 @@ from absl import flags
 
 from lingvo_gshard import cli, plan_flags
 from xla_spmd.files import storage
+from xla_spmd.runtime import environment
 
 _TOPOLOGY = plan_flags.define_topology()
 _SAVE = flags.DEFINE_bool(
@@ -40,7 +41,7 @@ def main() -> None:
         measured = rates.load(storage.path(_RATES.value), _TOPOLOGY.value)
 
     # All mistakes but the compiler's have been reported by now, before JAX is imported.
-    plan_flags.prepare()
+    environment.prepare_compiling()
     from lingvo_gshard.plans import commands
 
     with plan_flags.working() as out:

@@ -10,6 +10,7 @@ import functools
 from absl import flags
 
 from lingvo_gshard import cli, plan_flags
+from xla_spmd.runtime import environment
 
 _TOPOLOGY = plan_flags.define_topology()
 flags.adopt_module_key_flags(plan_flags)
@@ -19,7 +20,7 @@ def main() -> None:
     """Prints each candidate once it is compiled, their ranking, and the plan of the best."""
     model = plan_flags.check(_TOPOLOGY)
     request = plan_flags.request(model, _TOPOLOGY.value or "", default="all")
-    plan_flags.prepare()
+    environment.prepare_compiling()
     from lingvo_gshard.plans import commands
 
     with plan_flags.working() as out:

@@ -8,7 +8,6 @@ kept in FOLDER, so that a later run continues where this one ended. A plan takes
 on one core.
 """
 
-import os
 import pathlib
 
 import numpy as np
@@ -47,7 +46,7 @@ _MODELS = {
 
 
 def main() -> None:
-    environment.prepare(1)
+    environment.prepare_compiling()
     for model, stack in _MODELS.items():
         settings = (*_SIZES, *families.of_stacks(*stack))
         request = requests.make_request(model, _TOPOLOGY, settings, None).step_only()
@@ -66,5 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
     cli.run("search_model", main)

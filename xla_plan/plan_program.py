@@ -3,7 +3,6 @@
 python -m xla_plan program --program=step.export --topology=v5p:4x4x4 --out=PLAN
 """
 
-import os
 
 from absl import flags
 
@@ -46,7 +45,7 @@ def main() -> None:
         measured = rates.load(storage.path(_RATES.value), topology)
 
     # All mistakes but the program's own have been reported by now, before JAX is imported.
-    environment.prepare()
+    environment.prepare_compiling()
     with environment.quiet_stderr():  # JAX 0.10 logs that a driver is missing.
         from xla_plan.plans import program_text, programs
 
@@ -86,8 +85,6 @@ def _device_order() -> tuple[int, ...] | None:
 
 def run() -> None:
     """The console entry."""
-    # The time of a compilation is part of a plan.
-    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
     command_line.run("plan program", main)
 
 

@@ -4,7 +4,6 @@ python -m xla_plan search --program=step.export --topology=v5p:4x4x4 --out=SEARC
 """
 
 import functools
-import os
 
 from absl import flags
 
@@ -35,7 +34,7 @@ def main() -> None:
     _check_search()
 
     # All mistakes but the program's own have been reported by now, before JAX is imported.
-    environment.prepare()
+    environment.prepare_compiling()
     with environment.quiet_stderr():  # JAX 0.10 logs that a driver is missing.
         from xla_plan.plans import own_process
         from xla_plan.plans.programs import Options
@@ -74,8 +73,6 @@ def _check_search() -> None:
 
 def run() -> None:
     """The console entry."""
-    # The time of a compilation is part of a plan.
-    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
     command_line.run("plan search_program", main)
 
 

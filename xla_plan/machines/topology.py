@@ -5,6 +5,9 @@ setup-tpu`), and JAX's CUDA plugin (`make setup-plan-gpu`).
 """
 
 import contextlib
+import functools
+import importlib
+import importlib.util
 import os
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,18 +74,32 @@ def _slice_index(device: Any) -> int:
 def _description(kind: str, sizes: str, num_slices: int) -> Any:
     """Returns JAX's description of a topology; raises JaxRuntimeError for unknown sizes."""
     if kind in GPUS:
+        describe = functools.partial(
+            topologies.get_topology_desc,
+            platform="cuda",
+            target_config=GPUS[kind].target_config(),
+            # JAX also counts slices: groups of hosts that share a network.
+            topology=f"1x{sizes}",
+        )
         with environment.quiet_stderr():  # The plugin logs that a driver is missing.
-            return topologies.get_topology_desc(
-                platform="cuda",
-                target_config=GPUS[kind].target_config(),
-                # JAX also counts slices: groups of hosts that share a network.
-                topology=f"1x{sizes}",
-            )
+            try:
+                return describe()
+            except NotImplementedError:
+                _add_cuda_plugin()
+                return describe()
 
     for variable, value in _LIBTPU.items():
         os.environ.setdefault(variable, value)
     options = {} if num_slices == 1 else {"num_slices": num_slices}
     return topologies.get_topology_desc(topology_name=f"{kind}:{sizes}", platform="tpu", **options)
+
+
+def _add_cuda_plugin() -> None:
+    """Adds the CUDA plugin to JAX, which left it out for want of libraries that compute on GPUs."""
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    for module in ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"):
+        if importlib.util.find_spec(module):
+            importlib.import_module(module).initialize()
 
 
 def places(name: str) -> tuple[tuple[int, ...], ...]:

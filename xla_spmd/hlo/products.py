@@ -73,8 +73,10 @@ def of(instruction: Instruction, kernel_flops: Mapping[str, int]) -> Iterator[Pr
     """
     match instruction.opcode:
         case "fusion" | "async-start":
-            groups = _ragged_groups(instruction)
-            for inner in instruction.called[0].instructions:
+            fused = instruction.called[0].instructions
+            # A fusion around a ragged fusion repeats its note.
+            groups = 1 if any(map(is_ragged, fused)) else _ragged_groups(instruction)
+            for inner in fused:
                 for product in of(inner, kernel_flops):
                     yield dataclasses.replace(product, flops=product.flops // groups)
 

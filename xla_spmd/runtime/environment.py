@@ -111,6 +111,17 @@ def return_freed_memory() -> None:
         _ask_for_huge_pages(libc)
 
 
+def prepare_compiling() -> None:
+    """Prepares a process that only compiles for machines elsewhere, and measures how long it takes.
+
+    JAX then computes on the CPU. If it may compute on GPUs, it leaves out a CUDA plugin without the
+    libraries that only computing needs, and with it the compiler.
+    """
+    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
+    prepare()
+    _set_jax("jax_platforms", "cpu")
+
+
 def prepare_tracing() -> None:
     """Prepares a process that only traces and lowers, with TensorFlow and JAX on the CPU.
 

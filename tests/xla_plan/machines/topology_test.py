@@ -4,6 +4,9 @@ If libtpu is not installed, the tests that need it check the error message inste
 """
 
 import importlib.util
+import os
+import subprocess
+import sys
 import types
 
 import pytest
@@ -33,6 +36,24 @@ def test_a_missing_compiler_is_an_error(monkeypatch):
     exported = lowering.export(functions.sgd_step(), _EIGHT)
     with pytest.raises(ValueError, match=_ABSENT):
         topology_executable.compile_program(exported, "v3:2x2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["", "jax.devices()"])
+def test_gpus_need_no_libraries_that_compute_on_them(start):
+    """Without JAX_PLATFORMS=cpu, JAX leaves out a CUDA plugin that lacks such libraries."""
+    compilers.need("h100")
+    code = f"""
+import jax
+from xla_plan.machines import topology
+{start}
+print(len(topology.devices("h100:1x2")))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert run.stdout == "2\n", run.stderr
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -1,6 +1,7 @@
 """The most and the fewest runs in a call, where its data decide."""
 
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from tests.xla_spmd.hlo import hlo_text, programs
@@ -76,9 +77,9 @@ def test_a_nested_conditional_has_the_costliest_of_the_costliest():
     assert _flops(module) == (3 * _PRODUCT, 1 * _PRODUCT)
 
 
-def test_a_ragged_products_rows_meet_one_group_each():
-    # libtpu's form of jax.lax.ragged_dot with 1024 rows and 8 groups.
-    module = hlo_text.module("""
+# libtpu's forms of jax.lax.ragged_dot with 1024 rows and 8 groups: the product is fused, and the
+# fusion may be fused again with the mask of the rows.
+_RAGGED = """
 fused {
   x = bf16[8,1024,256]{2,1,0} parameter(0)
   w = bf16[8,256,512]{2,1,0} parameter(1)
@@ -86,14 +87,27 @@ fused {
     lhs_contracting_dims={2}, rhs_contracting_dims={1}
 }
 
+fused_again {
+  x = bf16[8,1024,256]{2,1,0} parameter(0)
+  w = bf16[8,256,512]{2,1,0} parameter(1)
+  ROOT fusion.1 = bf16[8,1024,512]{2,1,0} fusion(x, w), kind=kOutput, calls=fused, NOTE
+}
+
 ENTRY main {
   x = bf16[8,1024,256]{2,1,0} parameter(0)
   w = bf16[8,256,512]{2,1,0} parameter(1)
-  ROOT fusion.1 = bf16[8,1024,512]{2,1,0} fusion(x, w), kind=kOutput, calls=fused,
-    backend_config={"convolution_algorithm_config":{"is_ragged_dot":true,
-      "num_groups_in_ragged_dot":"8"}}
+  ROOT fusion.2 = bf16[8,1024,512]{2,1,0} fusion(x, w), kind=kOutput, calls=CALLED, NOTE
 }
-""")
+"""
+_RAGGED_NOTE = (
+    'backend_config={"convolution_algorithm_config":{"is_ragged_dot":true,'
+    '"num_groups_in_ragged_dot":"8"}}'
+)
+
+
+@pytest.mark.parametrize("called", ["fused", "fused_again"])
+def test_a_ragged_products_rows_meet_one_group_each(called):
+    module = hlo_text.module(_RAGGED.replace("CALLED", called).replace("NOTE", _RAGGED_NOTE))
     assert _flops(module) == (2 * 1024 * 256 * 512, 0)
 
 

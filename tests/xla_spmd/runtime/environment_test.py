@@ -241,6 +241,17 @@ def test_profiling_starts_each_kernel_by_itself_unless_the_user_wants_otherwise(
         assert given in flags
 
 
+def test_compiling_is_done_on_the_cpu_and_anew():
+    code = """
+from xla_spmd.runtime import environment
+environment.prepare_compiling()
+import os, jax
+print(jax.config.jax_platforms, jax.config.jax_compilation_cache_dir)
+"""
+    run = _run(code, JAX_PLATFORMS="cuda")
+    assert run.stdout == "cpu None\n", run.stderr
+
+
 def test_refuses_no_devices():
     with pytest.raises(ValueError, match="num_devices must be 1 or more, got 0"):
         environment.prepare(num_devices=0)
