@@ -2,7 +2,8 @@
 
     python -m repro.quality.figure6 --input=m4bible --out=out/figure6 [--jobs=2]
     python -m repro.quality.figure6 --input=m4bible --out=out/figure6 --layers=12 --dense_layers=24
-    python -m repro.quality.figure6 --input=m4bible --out=out/whole --whole --family=narrow --experts=32
+    python -m repro.quality.figure6 --input=m4bible --out=out/whole --whole --family=narrow \\
+        --experts=32
 
 The second command adds the figure's other axis: every number of experts in every depth, and a deep
 dense model, the paper's T(96L). The third takes all 71 languages, with all their training pairs.
@@ -99,7 +100,7 @@ def main() -> None:
     write_corpus(source, out / "text", sizes, _WHOLE_DEV_PAIRS if _WHOLE.value else None)
     _prepared(out, "all")  # Once, before several jobs need it.
 
-    # All models with the first seed come first, then those with the next, and the baselines last.
+    # All models with the first seed come first, then with the next, and the baselines last.
     calls = []
     for seed in range(1, _SEEDS.value + 1):
         calls += [functools.partial(_multilingual, out, model, seed) for model in models]
