@@ -8,13 +8,13 @@ zero for padding.
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from xla_spmd.hlo import kernels
-from xla_spmd.hlo.hlo_module import Instruction, Module
+from xla_spmd.hlo.hlo_module import Array, Instruction, Module
 
 _CUBLAS = "__cublas$"
 _CUDNN = "__cudnn$"
@@ -175,20 +175,29 @@ def num_pairs(instruction: Instruction) -> int:
 
 def _arithmetic(instruction: Instruction) -> str:
     """Returns the arithmetic of a product, given its operands and requested precision."""
-    dtypes = [operand.arrays[0].dtype for operand in instruction.operands if operand.arrays]
+    arrays = [operand.arrays[0] for operand in instruction.operands if operand.arrays]
     if kernels.is_kernel(instruction):
-        # XLA does not know a kernel's products. A bound assumes the fastest dtype that it reads.
-        known = {_of_dtype(dtype) for dtype in dtypes if dtype.startswith(("f", "bf", "s8", "u8"))}
-        return next((name for name in ("fp8", "int8", "bf16", "f32") if name in known), "bf16")
+        return _kernel_arithmetic(arrays)
 
     algorithm, precision = _asked_precision(instruction)
     if algorithm in _ALGORITHMS:
         return _ALGORITHMS[algorithm]
 
     # The slower operand's arithmetic decides, as the other operand is converted to it.
-    of_operands = {_of_dtype(dtype) for dtype in dtypes[:2]}
+    of_operands = {_of_dtype(array.dtype) for array in arrays[:2]}
     slowest = next(name for name in _SLOWEST_FIRST if name in of_operands)
     return f"f32{_PRECISIONS[precision]}" if slowest == "f32" else slowest
+
+
+def _kernel_arithmetic(operands: Sequence[Array]) -> str:
+    """Returns the fastest arithmetic that a kernel's large operands allow.
+
+    XLA does not know its products. Its small operands are masks, sizes and scales.
+    """
+    largest = max((math.prod(array.shape) for array in operands), default=0)
+    large = [array.dtype for array in operands if 16 * math.prod(array.shape) >= largest]
+    known = {_of_dtype(dtype) for dtype in large if dtype.startswith(("f", "bf", "s8", "u8"))}
+    return next((name for name in ("fp8", "int8", "bf16", "f32") if name in known), "bf16")
 
 
 def _asked_precision(instruction: Instruction) -> tuple[str, int]:
