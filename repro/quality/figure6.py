@@ -23,20 +23,18 @@ import functools
 import itertools
 import json
 import pathlib
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
-from data_prep import tsv
 from lingvo_gshard import cli
 from lingvo_gshard.checkpoints.checkpoints import Best, read_best
 from lingvo_gshard.input import manifest
 from lingvo_gshard.train.metrics_files import TRAIN_METRICS, read_lines
 from repro import families
 from repro.families import Model
-from repro.quality import multilingual
+from repro.quality import corpora, multilingual
 from xla_spmd.files import atomic_file, table
 
 SIZES: dict[str, int | None] = {
@@ -78,14 +76,13 @@ _VOCABULARIES = {"all": (12000, 6000), **dict.fromkeys(("zh", "lzh", "ja"), (600
 _WHOLE_VOCABULARIES = (24000, 6000)
 # Evaluations of dev take this many pairs of a whole language, of the 500 to 800 that it has.
 _WHOLE_DEV_PAIRS = 200
-_SUFFIX = "-en.tsv.gz"
 _SCORES = "decode_test/scores.json"
 
 
 def main() -> None:
     out = pathlib.Path(_OUT.value)
     source = pathlib.Path(_INPUT.value)
-    sizes = whole_languages(source) if _WHOLE.value else SIZES
+    sizes = corpora.whole_languages(source) if _WHOLE.value else SIZES
     codes = _baseline_languages(sizes)
 
     models = list(
@@ -97,7 +94,7 @@ def main() -> None:
     )
     if _STEPS.value:
         models = [families.with_steps(model, _STEPS.value) for model in models]
-    write_corpus(source, out / "text", sizes, _WHOLE_DEV_PAIRS if _WHOLE.value else None)
+    corpora.write(source, out / "text", sizes, _WHOLE_DEV_PAIRS if _WHOLE.value else None)
     _prepared(out, "all")  # Once, before several jobs need it.
 
     # All models with the first seed come first, then with the next, and the baselines last.
@@ -131,17 +128,6 @@ def _report(
     print(f"\n{table.text(efforts)}")
 
 
-def whole_languages(source: pathlib.Path) -> dict[str, None]:
-    """Returns the languages of a corpus, each with None in place of a number of training pairs.
-
-    Raises ValueError if `source` has no training file.
-    """
-    paths = sorted((source / "train").glob(f"*{_SUFFIX}"))
-    if not paths:
-        raise ValueError(f"--input={source}: expected files train/LANGUAGE{_SUFFIX}, found none.")
-    return {path.name.removesuffix(_SUFFIX): None for path in paths}
-
-
 def _baseline_languages(sizes: Mapping[str, int | None]) -> Sequence[str]:
     """Returns the languages that get a baseline. Raises ValueError for one without text."""
     codes = _BASELINES.value
@@ -151,32 +137,6 @@ def _baseline_languages(sizes: Mapping[str, int | None]) -> Sequence[str]:
         if code not in sizes:
             raise ValueError(f"--baselines={code}: expected some of {', '.join(sizes)}")
     return codes
-
-
-def write_corpus(
-    source: pathlib.Path,
-    folder: pathlib.Path,
-    sizes: Mapping[str, int | None],
-    dev_pairs: int | None = None,
-) -> None:
-    """Writes folder/LANGUAGE/{train,dev,test} of each language, and all of them as folder/all.
-
-    A language gets the number of training pairs in `sizes`, and at most `dev_pairs` of dev, drawn
-    with a fixed seed. None stands for all pairs. Returns at once if the folder exists.
-    """
-    if folder.exists():
-        return
-    aside = folder.with_name(f"{folder.name}.partial")
-    for code, size in sizes.items():
-        limits = {"train": size, "dev": dev_pairs, "test": None}
-        for split, limit in limits.items():
-            lines = tsv.read(source / split / f"{code}{_SUFFIX}")
-            pairs = [line for line in lines if isinstance(line, tsv.Pair)]
-            if limit is not None and limit < len(pairs):
-                pairs = random.Random(code).sample(pairs, limit)
-            for group in (code, "all"):
-                tsv.write(aside / group / split / f"{code}{_SUFFIX}", pairs)
-    aside.rename(folder)
 
 
 def _multilingual(out: pathlib.Path, model: Model, seed: int) -> pathlib.Path:

@@ -1,10 +1,10 @@
-"""The corpora of Figure 6."""
+"""The corpora of Figure 6's models."""
 
 import pytest
 
 from data_prep import tsv
 from data_prep.tsv import Pair
-from repro.quality import figure6
+from repro.quality import corpora
 
 _PAIRS = {"train": 20, "dev": 9, "test": 3}
 
@@ -23,7 +23,7 @@ def _pairs(folder, group, split, code):
 
 
 def test_a_language_gets_its_number_of_pairs(source, tmp_path):
-    figure6.write_corpus(source, tmp_path / "text", {"br": 5, "cy": None}, dev_pairs=4)
+    corpora.write(source, tmp_path / "text", {"br": 5, "cy": None}, dev_pairs=4)
     for group in ("br", "all"):
         train = _pairs(tmp_path / "text", group, "train", "br")
         assert len(train) == len(set(train)) == 5
@@ -34,6 +34,6 @@ def test_a_language_gets_its_number_of_pairs(source, tmp_path):
 
 
 def test_whole_languages_are_those_of_the_corpus(source, tmp_path):
-    assert figure6.whole_languages(source) == {"br": None, "cy": None}
+    assert corpora.whole_languages(source) == {"br": None, "cy": None}
     with pytest.raises(ValueError, match="expected files train/LANGUAGE-en.tsv.gz, found none"):
-        figure6.whole_languages(tmp_path)
+        corpora.whole_languages(tmp_path)
