@@ -4,8 +4,9 @@
     model.safetensors, or model-00001-of-00003.safetensors and so on with an index
     tokenizer_config.json, and what its tokenizer reads: see tokenizer_files.py
 
-Dense models become M2M-100, and models with experts NLLB-MoE. Biases that our layers lack are
-written as 0. Only one array, or one expert, is in memory at a time.
+A dense model that translates becomes M2M-100, one with experts NLLB-MoE, and a decoder the family
+that can express it. Biases that our layers lack are written as 0. Only one array, or one expert, is
+in memory at a time.
 """
 
 import dataclasses

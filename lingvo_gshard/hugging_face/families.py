@@ -65,17 +65,16 @@ def written(params: Params, rows: tuple[int, int, int]) -> Config:
     elif task.decoder.moe.gating.cls is not TopKGating:
         raise ValueError("--to=huggingface: decoders without TopKGating cannot be exported.")
 
-    closest: list[str] | None = None
-    name = ""
+    path = pathlib.Path(CONFIG)
+    missing: dict[str, list[str]] = {}
     for family in families:
-        path = pathlib.Path(CONFIG)
         fields = family(path, Fields(path, {})).fields_of(params, rows)
         config = family(path, Fields(path, fields))
-        missing = config.inexpressible(params)
-        if not missing:
+        lost = config.inexpressible(params)
+        if not lost:
             config.check()
             return config
-        if closest is None or len(missing) < len(closest):
-            closest = missing
-            name = config["model_type"]
-    raise ValueError(f"--to=huggingface: {name} has no {'; nor '.join(closest or [])}.")
+        missing[config["model_type"]] = lost
+
+    closest = min(missing, key=lambda name: len(missing[name]))
+    raise ValueError(f"--to=huggingface: {closest} has no {'; nor '.join(missing[closest])}.")

@@ -56,7 +56,7 @@ class HyV3(decoder.HeadNormDecoder):
     }
 
     def is_left_out(self, name: str) -> bool:
-        """Returns this, which includes layers past the last one: they predict further tokens."""
+        """Returns True also for layers past the last one, which predict further tokens."""
         layer = _LAYER.match(name)
         is_past = layer is not None and int(layer[1]) >= self["num_hidden_layers"]
         return is_past or super().is_left_out(name)
