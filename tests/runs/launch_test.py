@@ -155,8 +155,8 @@ def test_a_folder_without_a_run_is_not_decoded(tmp_path, check):
 @pytest.mark.parametrize(
     ("split", "check"),
     [
-        ("train", functools.partial(launches.check_files, inputs=["input", "eval_input"])),
-        ("dev", functools.partial(launches.check_files, inputs=["input", "eval_input"])),
+        ("train", lambda launch, _: launches.check_files(launch, ["input", "eval_input"])),
+        ("dev", lambda launch, _: launches.check_files(launch, ["input", "eval_input"])),
         ("dev", functools.partial(launches.check_to_evaluate, split="dev")),
         ("test", functools.partial(launches.check_to_evaluate, split="test")),
     ],
