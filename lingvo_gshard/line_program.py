@@ -24,8 +24,8 @@ from xla_spmd.files import atomic_file, storage
 from xla_spmd.runtime import progress
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decoder_flags import Check
     from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
+    from lingvo_gshard.runs.opening import Check
 
 _INPUT = flags.DEFINE_string("input", None, "Decode the lines of this file.")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the results of --input to this file.")

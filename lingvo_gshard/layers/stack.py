@@ -52,7 +52,8 @@ class _LayersOfBlock:
     weights: NestedMap  # `layers` has a tree for each layer, in whose places inputs.weights belong.
     attended: Attended
     context: Context
-    # The layers' reports as they were last traced: gatings differ in the fields that they report.
+    # The layers' reports as they were last traced, since gatings differ in the fields that they
+    # report. A copy of this object for a stage appends to the same list.
     _traced: list[LayerReport] = dataclasses.field(default_factory=list)
 
     def __call__(

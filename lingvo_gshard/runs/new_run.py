@@ -42,7 +42,7 @@ def write(
     params = described.params
     entries_before = set(folder.iterdir()) if folder.is_dir() else None
     claim = train_config.claimed(
-        folder, params.ToText(), ("task", "optimizer.cls"), params.DefaultsText()
+        folder, params.ToText(), launches.MODEL_PREFIXES, params.DefaultsText()
     )
     with claim:
         try:
