@@ -139,7 +139,9 @@ def _tensors(config: Config, arrays: Mapping[str, CheckedArray]) -> dict[str, _T
                 tensors[name] = _Tensor(shape, read)
             continue
 
-        for piece in _by_expert(names.pieces(path, array.spec, forms, config.name)):
+        # All blocks of an expert are side by side, as they are read together.
+        pieces = names.pieces(path, array.spec, forms, config.name)
+        for piece in sorted(pieces, key=lambda piece: piece.index[::-1]):
             read = functools.partial(reader.tensor, array, piece)
             tensors[_PREFIX + piece.name] = _Tensor(piece.shape, read)
     return tensors | (_zero_biases(tensors) if config.HAS_BIASES else {})
@@ -153,11 +155,6 @@ def _read_table(array: CheckedArray, order: np.ndarray) -> np.ndarray:
     theirs = np.empty_like(ours)
     theirs[order] = ours
     return theirs
-
-
-def _by_expert(pieces: list[Piece]) -> list[Piece]:
-    """Returns the pieces with all blocks of an expert side by side, as they are read together."""
-    return sorted(pieces, key=lambda piece: piece.index[::-1])
 
 
 class _Reader:

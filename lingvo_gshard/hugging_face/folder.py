@@ -106,11 +106,10 @@ class Folder:
         missing = sorted(wanted.keys() - self._spans.keys())
         if missing:
             raise ValueError(f"{folder} lacks {some(missing)}.")
-        extra = [name for name in self._spans if name not in wanted]
         config = self._config
         extra = [
             name
-            for name in extra
+            for name in self._spans.keys() - wanted.keys()
             if not config.TABLES.fullmatch(name) and not config.is_left_out(name)
         ]
         if extra:
@@ -132,7 +131,9 @@ class Folder:
 
         Raises ValueError if tied tables differ.
         """
-        used = {piece.name for pieces in self._pieces.values() for piece in pieces}
+        used: set[str] = set()
+        for pieces in self._pieces.values():
+            used.update(piece.name for piece in pieces)
         tables = [name for name in self._spans if self._config.TABLES.fullmatch(name)]
         used_tables = sorted(used.intersection(tables))
 
@@ -195,10 +196,13 @@ class Folder:
         parts = []
         start = 0
         for ours in moved.tolist():
-            parts += [table[start:ours]] if start < ours else []
+            if start < ours:
+                parts.append(table[start:ours])
             parts.append(table[int(order[ours]) : int(order[ours]) + 1])
             start = ours + 1
-        parts += [table[start:]] if start < len(order) else []
+        if start < len(order):
+            parts.append(table[start:])
+
         # Each part's rows are counted from 0, wherever they are in the table.
         return tensorstore.concat([part[tensorstore.d[0].translate_to[0]] for part in parts], 0)
 
