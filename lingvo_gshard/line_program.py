@@ -120,8 +120,7 @@ def _decode_stdin(reader: Reader, seed: int) -> None:
     if source.isatty():
         hint = "Type a line and Enter; Ctrl-D ends. A file is read by `< in.txt`."
         print(hint, file=sys.stderr)
-    cut_lines = outcomes.CutLines()
-    first_number = 1
+
     # On a terminal, the results themselves are the progress.
     reading = progress.shown(
         "decoding",
@@ -129,6 +128,9 @@ def _decode_stdin(reader: Reader, seed: int) -> None:
         unit="lines",
         enabled=not sys.stdout.buffer.isatty(),
     )
+
+    cut_lines = outcomes.CutLines()
+    first_number = 1
     with reading as done:
         for lines in read_lines(source, "standard input"):
             results_of_lines = reader.text_decoder.decode(

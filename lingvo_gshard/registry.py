@@ -153,6 +153,7 @@ def get_params(name: str, settings: Iterable[str] = ()) -> Params:
         if cls.__module__.startswith(f"{_PACKAGE}."):
             raise
         raise ValueError(_located(error)) from error
+
     for setting in settings:
         hyperparams.apply_setting(params, setting)
     return params

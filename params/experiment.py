@@ -89,6 +89,7 @@ class Experiment:
             train=cls._train(),
             decode=experiment._returned("Decode"),
         )
+
         assignment = cls.DEVICE_ASSIGNMENT
         return p.SetDefaults(
             mesh=cls.MESH,

@@ -317,6 +317,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         checkpoint = stored.in_all_processes(path, read)
         arrays = stored.restored(str(path), checkpoint.arrays(), dict(shardings.FlattenItems()))
+
         return Restored(
             step=step,
             state=shardings.Pack(arrays.values()),

@@ -153,6 +153,7 @@ class Decoder(Config):
         eos = self.end_id
         if eos is None:
             eos, *_ = self._ends(self["eos_token_id"])
+
         taken = {eos}
 
         def free(name: str) -> int:

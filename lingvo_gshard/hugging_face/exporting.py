@@ -114,6 +114,7 @@ def _write_tokenizer(
     """Writes the tokenizer's files; returns a note if they cannot be written."""
     if vocabularies is None:
         return ["The run has no vocabulary, so there is no tokenizer."]
+
     try:
         if bpe_tokenizer.is_bpe(vocabularies[0]):
             files = bpe_tokenizer.files(vocabularies[0])
@@ -121,6 +122,7 @@ def _write_tokenizer(
             files = tokenizer_files.files(vocabularies, size, rows)
     except ValueError as error:
         return [f"There is no tokenizer: {error}."]
+
     for name, content in files.items():
         atomic_file.write(folder / name, content)
     return []
@@ -243,6 +245,7 @@ def _notes(params: Params, config: Config) -> list[str]:
         epsilons = {params.task.Get(side).layer.norm.epsilon for side in SIDES}
         for epsilon in sorted(epsilons - {_EPSILON}):
             notes.append(f"Norms have the epsilon {epsilon:g} here and {_EPSILON:g} there.")
+
     if params.decode.rules is not Rules.HUGGING_FACE:
         notes.append("Beam search ranks by other scores there: see decode.rules.")
     if config["model_type"] == Family.NLLB_MOE:

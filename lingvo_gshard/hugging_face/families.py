@@ -33,12 +33,14 @@ def read(folder: pathlib.Path) -> Config:
     path = folder if folder.suffix == ".json" else folder / CONFIG
     if not path.is_file():
         raise ValueError(f"{path} is missing: give the folder of a model of transformers.")
+
     values = json_fields.read(path, _MAX_CONFIG_BYTES)
     model_type = values.get("model_type")
     if model_type not in list(_CLASSES):
         raise ValueError(
             f"{path}: model_type is {model_type!r}; expected one of {', '.join(_CLASSES)}."
         )
+
     config = _CLASSES[model_type](path, values)
     config.check()
     return config

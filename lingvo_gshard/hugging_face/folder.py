@@ -42,11 +42,13 @@ class Folder:
         self.paths = files.paths
         self._spans = files.spans
         self._checked: set[str] = set()
+
         self._pieces: dict[str, list[Piece]] = {}
         self.specs = {f"theta.{path}": spec for path, spec in theta.FlattenItems()}
         forms = stack_forms.forms_of(self.specs)
         for path, spec in self.specs.items():
             self._pieces[path] = self._own_pieces(path, spec, forms)
+
         self._compare(folder)
         self.not_used = (*files.not_used, *self._not_used(folder))
 

@@ -39,8 +39,9 @@ def write(
     """
     folder = pathlib.Path(logdir)
     saved_steps.check_none(folder)
-    params = described.params
     entries_before = set(folder.iterdir()) if folder.is_dir() else None
+
+    params = described.params
     claim = train_config.claimed(
         folder, params.ToText(), launches.MODEL_PREFIXES, params.DefaultsText()
     )
