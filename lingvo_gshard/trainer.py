@@ -21,7 +21,6 @@ import shlex
 from absl import flags
 
 from lingvo_gshard import cli, experiment_flags
-from lingvo_gshard.model import placement
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.runs import opening
 from xla_spmd.files import storage
@@ -119,8 +118,7 @@ def _split() -> str:
 def _check(launch: launches.Launch, folder: str) -> None:
     """Raises ValueError for what --mode lacks, as far as it is known before the devices start."""
     inputs = _INPUTS.get(_MODE.value, [])
-    params = launches.experiment_params(launch)
-    placement.check(params, inputs, flags.FLAGS.num_partitions)
+    launches.check_sizes(launch, inputs, flags.FLAGS.num_partitions)
     match _MODE.value:
         case "train" | "train_and_eval":
             launches.check_to_train(launch, folder, evaluates=_MODE.value == "train_and_eval")

@@ -20,7 +20,7 @@ from lingvo_gshard.input.base_input import DATA_DIR, DataFacts
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.layers.gating_layers import TaskTop2Gating
 from lingvo_gshard.layers.numerics import Remat
-from lingvo_gshard.model import remats
+from lingvo_gshard.model import placement, remats
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.train import config as train_config
 from xla_spmd.files import atomic_file, digests, json_records, storage
@@ -307,6 +307,16 @@ def check_files(launch: Launch, inputs: Sequence[str]) -> None:
     for name in inputs:
         p = params.Get(name)
         p.cls.CheckFiles(p)
+
+
+def check_sizes(launch: Launch, inputs: Sequence[str], num_partitions: int | None) -> None:
+    """Raises ValueError for sizes of layers, or batches of `inputs`, that no devices can have.
+
+    Raises it also for a mesh or a table that does not fit; None is an unknown number of devices.
+    """
+    # Only the devices decide what remat=AUTO stands for, but sizes do not depend on it.
+    params = remats.replaced(experiment_params(launch), Remat.BLOCK)
+    placement.check(params, inputs, num_partitions)
 
 
 def check_folder(launch: Launch, logdir: str) -> None:
