@@ -99,7 +99,7 @@ def run(
       command: The program's name; a model of another kind is refused.
       reader_of: Returns what reads the lines, given the model of the flags.
       check_languages: Raises ValueError, before the model is loaded, if it lacks a language.
-      seed: Of samples.
+      seed: The seed of samples.
     """
     decoder_flags.check()
     _check_files()

@@ -189,7 +189,7 @@ class TaskTop2Gating(Top2Gating):
         dim: int = setting(REQUIRED, "M; the MoE layer sets it.")
         num_tasks: int = setting(REQUIRED, "The target languages of the data.")
         first_piece: int = setting(
-            4, "The source piece of the first task, which the other tasks' follow; 4 in our data."
+            4, "The source piece of the first task; the others' follow it. It is 4 in our data."
         )
 
     p: Params

@@ -103,7 +103,7 @@ class TransformerStack(BaseLayer):
             FeedForwardLayer.Params(), "The feed-forward of layers without experts."
         )
         moe: MoELayer.Params | None = setting(
-            MoELayer.Params(), "That of every n-th layer; None if all are dense."
+            MoELayer.Params(), "The feed-forward of every n-th layer; None if all are dense."
         )
         moe_every: int = setting(2, "n: layers n - 1, 2n - 1, ..., counted from 0, have experts.")
         moe_layers: tuple[int, ...] | None = setting(
