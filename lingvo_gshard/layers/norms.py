@@ -96,7 +96,6 @@ class NoHeadNorm(BaseLayer):
 
     def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns queries or keys [B, L, N, D], before positions rotate them."""
-        del theta
         return x
 
 
