@@ -75,7 +75,7 @@ class _Weights:
                 return (1 if trips is None else trips) * sum(map(self._of, instruction.called))
             case "conditional":
                 return self._choose(map(self._of, instruction.called))
-            case "call":
+            case "call" | "async-start":
                 return sum(map(self._of, instruction.called))
             case "parameter" | "constant" | "tuple" | "get-tuple-element" | "bitcast":
                 return 0
