@@ -15,11 +15,13 @@ GIB = 2.0**30
 
 # The arithmetic of a float32 product, by the program's requested precision. A TPU multiplies
 # bfloat16: once by default, or in 3 or 6 products of parts. On a GPU, XLA uses TF32 unless the
-# program requests the highest precision.
+# program requests the highest precision. A GPU multiplies int32 no faster than float32.
 _TPU_FLOAT32 = types.MappingProxyType(
     {"f32": "bf16", "f32 high": "bf16 x3", "f32 highest": "bf16 x6"}
 )
-_GPU_FLOAT32 = types.MappingProxyType({"f32": "tf32", "f32 high": "tf32", "f32 highest": "f32"})
+_GPU_FLOAT32 = types.MappingProxyType(
+    {"f32": "tf32", "f32 high": "tf32", "f32 highest": "f32", "int32": "f32"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
