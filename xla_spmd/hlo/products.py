@@ -162,10 +162,7 @@ def _product(instruction: Instruction, flops: int) -> Product:
 
 
 def num_pairs(instruction: Instruction) -> int:
-    """Returns the number of pairs of matrices that an instruction multiplies.
-
-    The TPU's compiler writes a product of many pairs as a convolution along a dilated dim.
-    """
+    """Returns the number of pairs of matrices that an instruction multiplies."""
     match instruction.opcode:
         case "dot":
             batch = instruction.proto.dot_dimension_numbers.lhs_batch_dimensions
@@ -173,13 +170,25 @@ def num_pairs(instruction: Instruction) -> int:
             numbers = gemm_config(instruction)["dot_dimension_numbers"]
             batch = list(map(int, numbers.get("lhs_batch_dimensions", ())))
         case "convolution":
-            windows = instruction.proto.window.dimensions
-            return math.prod(
-                window.size for window in windows if window.size > 1 and window.base_dilation > 1
-            )
+            return _convolved_pairs(instruction)
         case _:
             return 1
     return math.prod(instruction.operands[0].arrays[0].shape[dim] for dim in batch)
+
+
+def _convolved_pairs(convolution: Instruction) -> int:
+    """Returns the number of pairs of matrices that a convolution multiplies.
+
+    A batch of n pairs is a dim of n elements, dilated by n, and a window of n with stride n - 1, so
+    that each position meets one element.
+    """
+    pairs = 1
+    sizes = convolution.operands[0].arrays[0].shape
+    dims = convolution.proto.convolution_dimension_numbers.input_spatial_dimensions
+    for dim, window in zip(dims, convolution.proto.window.dimensions, strict=True):
+        if window.size == window.base_dilation == window.stride + 1 == sizes[dim]:
+            pairs *= window.size
+    return pairs
 
 
 def _arithmetic(instruction: Instruction) -> str:
@@ -290,7 +299,7 @@ def _attention_flops(call: Instruction) -> int:
     """
     config = json.loads(call.proto.backend_config)["cudnn_fmha_backend_config"]
     batch, heads, queries, keys = map(int, config["intermediate_tensor_shape"]["dimensions"])
-    width = call.operands[0].arrays[0].shape[-1]
+    query, _, value = (operand.arrays[0] for operand in call.operands[:3])
     is_backward = "Backward" in call.proto.custom_call_target
 
     # With a causal mask, a query sees the keys up to its own position.
@@ -300,7 +309,13 @@ def _attention_flops(call: Instruction) -> int:
     window = int(config.get("sliding_window_length", 0))
     seen = np.minimum(last, window) if window else last
     pairs = batch * heads * int(seen.sum())
-    return 2 * (5 if is_backward else 2) * pairs * width
+
+    # Latent attention has wider queries and keys than values.
+    query_width = query.shape[-1]
+    value_width = value.shape[-1]
+    if is_backward:
+        return 2 * pairs * (3 * query_width + 2 * value_width)
+    return 2 * pairs * (query_width + value_width)
 
 
 def _convolution_flops(convolution: Instruction) -> int:

@@ -114,6 +114,30 @@ ENTRY main {
 
 
 @pytest.mark.parametrize(
+    ("target", "widths_of_products"),
+    [
+        ("__cudnn$fmhaSoftmax", 24 + 16),
+        ("__cudnn$fmhaSoftmaxBackward", 3 * 24 + 2 * 16),
+    ],
+)
+def test_attention_whose_values_are_narrower_than_its_keys(target, widths_of_products):
+    module = hlo_text.module(
+        """
+ENTRY main {
+  q = bf16[2,6,4,24]{3,2,1,0} parameter(0)
+  k = bf16[2,8,4,24]{3,2,1,0} parameter(1)
+  v = bf16[2,8,4,16]{3,2,1,0} parameter(2)
+  ROOT attention.1 = (bf16[2,4,6,16]{3,1,2,0}, u8[0]{0}) custom-call(q, k, v),
+    custom_call_target="TARGET", backend_config={"cudnn_fmha_backend_config":{
+      "intermediate_tensor_shape":{"dimensions":["2","4","6","8"]}}}
+}
+""".replace("TARGET", target)
+    )
+    (cost,) = hlo_cost.costs(module)
+    assert cost.flops == 2 * 2 * 4 * 6 * 8 * widths_of_products
+
+
+@pytest.mark.parametrize(
     ("operand", "attributes", "arithmetic"),
     [
         ("f32", "", "f32"),
@@ -181,3 +205,22 @@ ENTRY main {
 """)
     (cost,) = hlo_cost.costs(module)
     assert (cost.flops, cost.pair_flops) == (2 * 10**6 * 16 * 8 * 4, 2 * 16 * 8 * 4)
+
+
+@pytest.mark.parametrize(
+    ("window", "size", "pairs"),
+    [
+        ("size=4 stride=3 lhs_dilate=4", 4, 4),  # A batch of four products.
+        ("size=4 pad=2_2 lhs_dilate=2", 8, 1),  # The gradient of a convolution with stride 2.
+    ],
+)
+def test_a_convolution_over_a_dilated_image_is_one_product(window, size, pairs):
+    module = hlo_text.module(f"""
+ENTRY main {{
+  x = bf16[4,16,8]{{2,1,0}} parameter(0)
+  w = bf16[4,8,4]{{2,1,0}} parameter(1)
+  ROOT y = bf16[{size},16,4]{{2,1,0}} convolution(x, w), window={{{window}}},
+    dim_labels=0bf_0io->0bf
+}}
+""")
+    assert products.num_pairs(module.entry.root) == pairs
