@@ -362,8 +362,10 @@ class _Follower:
 
         # The loop may have been met before, within a loop or function that runs more than once.
         before = self._runs.trip_counts.get(loop.name, most)
-        is_known = most is not None and before is not None
-        self._runs.trip_counts[loop.name] = max(most, before) if is_known else None
+        if most is None or before is None:
+            self._runs.trip_counts[loop.name] = None
+        else:
+            self._runs.trip_counts[loop.name] = max(most, before)
 
         # In each run of the loop, the condition is computed once more than the body.
         body, condition = loop.called
