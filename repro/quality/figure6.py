@@ -130,7 +130,7 @@ def _report(
 
 def _baseline_languages(sizes: Mapping[str, int | None]) -> Sequence[str]:
     """Returns the languages that get a baseline. Raises ValueError for one without text."""
-    codes = _BASELINES.value
+    codes: Sequence[str] | None = _BASELINES.value
     if codes is None:
         codes = SPREAD if _WHOLE.value else list(sizes)
     for code in codes:
