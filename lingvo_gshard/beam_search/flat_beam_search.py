@@ -455,7 +455,8 @@ class _Loop:
         at a length l <= L. Since q <= 0 and 0 < lp(l) <= lp(L) (alpha is not negative), q / lp(l)
         <= q / lp(L) <= p / lp(L). As cp <= 0, p / lp(L) also bounds its score q / lp(l) + cp.
         """
-        may_go_on = step < self.requests.max_steps
+        # The first active hypothesis is the most probable one; if it is absent, all are.
+        may_go_on = (step < self.requests.max_steps) & (active.log_probs[:, 0] > _NEVER / 2)
         if self.config.temperature is not None:
             # Sampling ends with the first sampled EOS, whatever a longer hypothesis might score.
             return may_go_on & (done.lengths[:, 0] == 0)
@@ -463,8 +464,8 @@ class _Loop:
         if self.config.stopping is Stopping.FIRST:
             return may_go_on & (done.lengths[:, -1] == 0)
 
-        # The first active hypothesis is the most probable one, so p / lp(L) bounds them all. LIKELY
-        # takes the length so far, which is a guess: a longer hypothesis may score better.
+        # p / lp(L) of the first one bounds them all. LIKELY takes the length so far, which is a
+        # guess: a longer hypothesis may score better.
         is_likely = self.config.stopping is Stopping.LIKELY
         length = step if is_likely else self.requests.max_steps
         bound = active.log_probs[:, 0] / self._length_penalty(length)  # [B]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingvo_gshard.beam_search import flat_beam_search
-from lingvo_gshard.beam_search.beam import BeamSearch, Requests, Rules
+from lingvo_gshard.beam_search.beam import BeamSearch, Requests, Rules, Stopping
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.slices import write_at
 from lingvo_gshard.plans import topology_executable
@@ -97,6 +97,31 @@ def test_an_example_without_finite_logits_has_no_hypothesis(beam_size, temperatu
     assert beam_size > 1 or not lengths[:3].any()
     for length, tokens in zip(lengths[:3].ravel(), ids[:3].reshape(-1, 6), strict=True):
         assert length <= 2 and (length == 0 or tokens[length - 1] == EOS)
+
+
+@pytest.mark.parametrize("stopping", Stopping)
+def test_a_search_ends_once_no_hypothesis_is_active(stopping):
+    """The forced EOS ends the only one, although a beam of 3 has room for others."""
+    config = BeamSearch(3, 8, stopping=stopping)
+    last_step = []
+
+    @tf.function(autograph=False)
+    def run():
+        def step(model, ids, mask, index):
+            tf.py_function(lambda i: last_step.append(int(i)), [index], [])
+            return tf.zeros([1, 3, 5]), model
+
+        requests = Requests(
+            tf.constant([1]), tf.constant([8]), tf.zeros([2], tf.int32), tf.constant([EOS])
+        )
+        found = flat_beam_search.search(
+            config, step, NestedMap(), requests, lambda x, _: x, lambda state, _: state
+        )
+        return found.ids, found.lengths
+
+    ids, lengths = run()
+    assert lengths.numpy().tolist() == [[1, 0, 0]] and ids[0, 0, 0] == EOS
+    assert last_step == [0]
 
 
 # --- against other searches ---
