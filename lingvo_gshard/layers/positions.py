@@ -53,6 +53,10 @@ class RotaryPositions(NoPositions):
 
     p: Params
 
+    def __init__(self, params: Params, *args: Any) -> None:
+        super().__init__(params, *args)
+        self._check_setting("max_timescale", self.p.max_timescale > 0, "above 0")
+
     def Rotated(self, x: tf.Tensor, positions: tf.Tensor | None) -> tf.Tensor:
         assert positions is not None, self.path
         half = x.shape[-1] // 2
