@@ -8,9 +8,7 @@ of one of its languages with one of another family. A language's load is a vecto
 all layers of a stack. The families are in repro/recipes/m4bible.tsv.
 """
 
-import collections
 import pathlib
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 from absl import flags
@@ -18,6 +16,7 @@ from absl import flags
 from lingvo_gshard import cli
 from lingvo_gshard.runs import expert_load
 from lingvo_gshard.train.metrics_files import EVAL_METRICS, read_lines
+from repro.quality import correlations
 from repro.recipes import m4bible_languages
 from xla_spmd.files import table
 
@@ -39,38 +38,7 @@ def main() -> None:
     if not own:
         raise ValueError(f"{path}: no language has loads of the {_STACK.value}.")
     loads = {code: np.concatenate([loads[code] for loads in own]) for code in codes}
-    print(table.markdown(rows(loads, families)))
-
-
-def rows(loads: Mapping[str, np.ndarray], families: Mapping[str, str]) -> list[list[str]]:
-    """Returns a header and a row for each family, the largest first.
-
-    Args:
-      loads: the load of each expert by language, float [experts of all layers].
-      families: the family of each language.
-    """
-    members = collections.defaultdict[str, list[int]](list)
-    for place, code in enumerate(loads):
-        members[families[code]].append(place)
-    correlations = np.corrcoef(list(loads.values()))
-
-    codes = list(loads)
-    found = [["family", "languages", "within", "with others"]]
-    for family, places in sorted(members.items(), key=lambda item: (-len(item[1]), item[0])):
-        if len(places) > 1:
-            names = " ".join(codes[place] for place in places)
-            within, others = _means(correlations, places)
-            found.append([family, names, f"{within:.2f}", f"{others:.2f}"])
-    return found
-
-
-def _means(correlations: np.ndarray, places: Sequence[int]) -> tuple[float, float]:
-    """Returns the mean correlation within some languages, and the mean with all others."""
-    is_own = np.zeros(len(correlations), bool)
-    is_own[list(places)] = True
-    pairs = np.outer(is_own, is_own) & ~np.eye(len(is_own), dtype=bool)
-    others = np.outer(is_own, ~is_own)
-    return float(correlations[pairs].mean()), float(correlations[others].mean())
+    print(table.markdown(correlations.rows(loads, families)))
 
 
 if __name__ == "__main__":

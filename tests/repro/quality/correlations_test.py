@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from repro.quality import family_load
+from repro.quality import correlations
 
 
 def test_correlations_within_families_and_with_others():
@@ -15,6 +15,6 @@ def test_correlations_within_families_and_with_others():
 
     within = np.mean([correlation("pl", "cs"), correlation("pl", "uk"), correlation("cs", "uk")])
     others = np.mean([correlation(code, "wo") for code in ("pl", "cs", "uk")])
-    header, *rows = family_load.rows(loads, families)
+    header, *rows = correlations.rows(loads, families)
     assert header == ["family", "languages", "within", "with others"]
     assert rows == [["Slavic", "pl cs uk", f"{within:.2f}", f"{others:.2f}"]]
