@@ -3,7 +3,6 @@
 python -m xla_plan program --program=step.export --topology=v5p:4x4x4 --out=PLAN
 """
 
-
 from absl import flags
 
 from xla_plan import program_flags
