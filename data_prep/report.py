@@ -28,7 +28,7 @@ _COVERAGE = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_ra
 # The report counts the pairs that are too long for rows of these lengths.
 _ROW_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 _MANY_DAMAGED = 0.01
-# Counts in the manifest, and what their examples have, and what to do.
+# By the name of a count in the manifest: the fault of its examples, and the remedy.
 _DAMAGE = {
     "escaped": "have HTML entities, such as &apos;, or marks of a tokenizer, such as @-@, and are "
     "learned with them: unescape = true replaces them by text",

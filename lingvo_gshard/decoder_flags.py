@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -13,11 +13,9 @@ from lingvo_gshard import cli
 
 if TYPE_CHECKING:
     from lingvo_gshard.decoding.bundle_spec import DecoderSpec
-    from lingvo_gshard.decoding.languages import Languages
     from lingvo_gshard.decoding.text_decoder import TextDecoder
+    from lingvo_gshard.runs.opening import Check
     from lingvo_gshard.runs.run import Run
-
-    Check = Callable[[Languages], object]
 
 LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
 BUNDLE = flags.DEFINE_string("bundle", None, "A folder that `gshard export` wrote.")
@@ -40,7 +38,6 @@ _WEIGHTS = flags.DEFINE_enum(
 )
 ATTENTION = flags.DEFINE_bool("attention", False, "Record attention, which a server can draw.")
 cli.define_imports()
-
 
 # Settings of decoding by these names, which a bundle has fixed.
 _SETTINGS = (

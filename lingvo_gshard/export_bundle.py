@@ -112,8 +112,7 @@ def _write_saved_model(folder: str, older: str | None) -> None:
 
         export_saved_model_of(older, folder)
     else:
-        opened = decoder_flags.opened_run(check_languages=saved_model_request.check_languages)
-        with opened as run:
+        with decoder_flags.opened_run(None, saved_model_request.check_languages) as run:
             run.export_saved_model(folder)
 
 

@@ -56,11 +56,13 @@ def _reader(text_decoder: TextDecoder) -> Reader:
 
     if not _CHAT.value:
         return Reader(text_decoder, prompt)
+
     generator = cast("Generator", text_decoder)
-    return Reader(
-        generator.of_chats,
-        lambda line: generator.chat([{"role": "user", "content": prompt(line)}]),
-    )
+
+    def chat(line: str) -> str:
+        return generator.chat([{"role": "user", "content": prompt(line)}])
+
+    return Reader(generator.of_chats, chat)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ def main() -> None:
         storage.check_writable(logdir)
         saved_steps.check_none(logdir)
         model, settings = families.read(folder).launched_model()
-        placement.check(registry.get_params(model, [*settings, *_SET.value]), batches=())
+        params = registry.get_params(model, [*settings, *_SET.value])
+        placement.check(params, batches=(), num_partitions=None)
 
         # A part at a time is hashed, which needs no accelerator.
         environment.prepare(1, "cpu")

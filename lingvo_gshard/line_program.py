@@ -24,8 +24,8 @@ from xla_spmd.files import atomic_file, storage
 from xla_spmd.runtime import progress
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decoder_flags import Check
     from lingvo_gshard.decoding.text_decoder import NBest, TextDecoder
+    from lingvo_gshard.runs.opening import Check
 
 _INPUT = flags.DEFINE_string("input", None, "Decode the lines of this file.")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the results of --input to this file.")
@@ -99,7 +99,7 @@ def run(
       command: The program's name; a model of another kind is refused.
       reader_of: Returns what reads the lines, given the model of the flags.
       check_languages: Raises ValueError, before the model is loaded, if it lacks a language.
-      seed: Of samples.
+      seed: The seed of samples.
     """
     decoder_flags.check()
     _check_files()
@@ -120,8 +120,7 @@ def _decode_stdin(reader: Reader, seed: int) -> None:
     if source.isatty():
         hint = "Type a line and Enter; Ctrl-D ends. A file is read by `< in.txt`."
         print(hint, file=sys.stderr)
-    cut_lines = outcomes.CutLines()
-    first_number = 1
+
     # On a terminal, the results themselves are the progress.
     reading = progress.shown(
         "decoding",
@@ -129,6 +128,9 @@ def _decode_stdin(reader: Reader, seed: int) -> None:
         unit="lines",
         enabled=not sys.stdout.buffer.isatty(),
     )
+
+    cut_lines = outcomes.CutLines()
+    first_number = 1
     with reading as done:
         for lines in read_lines(source, "standard input"):
             results_of_lines = reader.text_decoder.decode(

@@ -107,10 +107,11 @@ def get_class(name: str) -> Any:
     module = _imported(module_name) if module_name else None
     if module is None:
         hint = _hint(name, names)
-        listed = f"No model {name!r}.{hint} `gshard models` lists them."
-        # A path of the user's own has no near name.
-        is_path = module_name and not hint
-        raise ValueError(f"{listed} And {_no_module(module_name)}." if is_path else listed)
+        message = f"No model {name!r}.{hint} `gshard models` lists them."
+        # A path of the user's own is not near any of the names.
+        if module_name and not hint:
+            message += f" And {_no_module(module_name)}."
+        raise ValueError(message)
 
     cls = getattr(module, class_name, None)
     if not hasattr(cls, "params"):
@@ -152,6 +153,7 @@ def get_params(name: str, settings: Iterable[str] = ()) -> Params:
         if cls.__module__.startswith(f"{_PACKAGE}."):
             raise
         raise ValueError(_located(error)) from error
+
     for setting in settings:
         hyperparams.apply_setting(params, setting)
     return params

@@ -67,9 +67,9 @@ def main() -> None:
         _DATA_DIR.value,
         _LOGDIR.value,
         cli.start_devices,
-        _EXECUTABLES.value,
-        _check,
+        check=_check,
         trains=_MODE.value in ("train", "train_and_eval"),
+        executables=_EXECUTABLES.value,
     )
     with cli.joined(), opened as (run, devices):
         from lingvo_gshard.runs import modes
@@ -117,7 +117,7 @@ def _split() -> str:
 
 def _check(launch: launches.Launch, folder: str) -> None:
     """Raises ValueError for what --mode lacks, as far as it is known before the devices start."""
-    inputs = _INPUTS.get(_MODE.value, ())
+    inputs = _INPUTS.get(_MODE.value, [])
     launches.check_sizes(launch, inputs, flags.FLAGS.num_partitions)
     match _MODE.value:
         case "train" | "train_and_eval":
@@ -136,7 +136,7 @@ def _check(launch: launches.Launch, folder: str) -> None:
 
     # Several processes share this work when they open the input.
     if cli.processes() is None:
-        launches.check_files(launch, folder, inputs)
+        launches.check_files(launch, inputs)
 
 
 def _profiled() -> tuple[int, int] | None:

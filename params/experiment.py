@@ -80,14 +80,16 @@ class Experiment:
     @classmethod
     def params(cls) -> ExperimentParams:
         """Returns the whole experiment."""
+        experiment = cls()
         p = ExperimentParams().Set(
-            task=cls._returned("Task"),
-            optimizer=cls._returned("Optimizer"),
-            input=cls._returned("Train"),
-            eval_input=cls._returned("Dev"),
+            task=experiment._returned("Task"),
+            optimizer=experiment._returned("Optimizer"),
+            input=experiment._returned("Train"),
+            eval_input=experiment._returned("Dev"),
             train=cls._train(),
-            decode=cls._returned("Decode"),
+            decode=experiment._returned("Decode"),
         )
+
         assignment = cls.DEVICE_ASSIGNMENT
         return p.SetDefaults(
             mesh=cls.MESH,
@@ -95,13 +97,13 @@ class Experiment:
             sharding=cls.SHARDING,
         )
 
-    @classmethod
-    def _returned(cls, method: str) -> BaseParams:
-        """Returns what a method returns. Raises ValueError if that is not settings."""
-        p = getattr(cls(), method)()
+    def _returned(self, method: str) -> BaseParams:
+        """Returns the settings from a method. Raises ValueError if it returns anything else."""
+        p = getattr(self, method)()
         if not isinstance(p, BaseParams):
             raise ValueError(
-                f"{cls.__name__}.{method}() returns {p!r}; expected settings: end it by `return p`."
+                f"{type(self).__name__}.{method}() returns {p!r}; expected settings: end it by "
+                "`return p`."
             )
         return p
 

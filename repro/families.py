@@ -48,7 +48,7 @@ class Family:
         others = (depth for depth in depths if depth != self.num_layers)
         yield from (self._with_experts(counts[0], depth) for depth in others)
         whole = self._with_experts(counts[0], self.num_layers)
-        yield from (shortened(whole, round(share * self.steps)) for share in shares)
+        yield from (with_steps(whole, round(share * self.steps)) for share in shares)
 
     def grid(
         self, counts: Sequence[int], depths: Sequence[int], dense_depths: Sequence[int]
@@ -84,7 +84,7 @@ class Family:
         return Model(f"MoE({count}E, {num_layers}L{detail})", self.moe, settings, self.steps)
 
 
-def shortened(model: Model, steps: int) -> Model:
+def with_steps(model: Model, steps: int) -> Model:
     """Returns `model` with a whole training, and its schedule, of `steps` steps."""
     name = f"{model.name[:-1]}, {steps} steps)"
     return Model(name, model.experiment, (*model.settings, *schedule(steps)), steps)

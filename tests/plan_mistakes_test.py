@@ -73,7 +73,7 @@ def programs():
         (f"search_program {_PROGRAM} --axes=a,b,c", "--axes=a,b,c: expected one or two names"),
         (
             f"search_program {_PROGRAM} --axes=a --mesh=b:8",
-            "--mesh=b:8: --search takes one or two axes, the same as --axes.",
+            "--mesh=b:8: a search takes one or two axes, the same as --axes.",
         ),
         ("calibrate --out=FOLDER", "expected a regular file."),
         ("calibrate --out=FOLDER/none/h100.json", "expected a file in a folder that exists."),

@@ -98,9 +98,9 @@ class Mesh:
         """Returns the mesh of a text such as `data:*,experts:8`: axes and sizes, the slowest first.
 
         A size of `*` is `num_partitions` divided by the other sizes; None stands for the fewest
-        that the text allows. Raises ValueError if the text
-        has another form, if the sizes do not multiply to `num_partitions`, if a name occurs twice,
-        or if `assignment` is not a permutation of the devices.
+        that the text allows. Raises ValueError if the text has another form, if the sizes do not
+        multiply to `num_partitions`, if a name occurs twice, or if `assignment` is not a
+        permutation of the devices.
         """
         matches = [_AXIS.fullmatch(axis.strip()) for axis in text.split(",")]
         names = tuple(match[1] for match in matches if match)

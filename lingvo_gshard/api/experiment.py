@@ -114,7 +114,7 @@ class Experiment(DecodesLines):
 
         def check(launch: launches.Launch, folder: str) -> None:
             launches.check_to_train(launch, folder, evaluates=evaluate)
-            launches.check_files(launch, folder, inputs)
+            launches.check_files(launch, inputs)
 
         with self._opened(check, trains=True) as run:
             from lingvo_gshard.runs import modes

@@ -106,9 +106,7 @@ class TextModel(DecodesLines):
         return self
 
 
-def beginning_of(
-    known: Languages, source_lang: str | None = None, target_lang: str | None = None
-) -> str:
+def beginning_of(known: Languages, source_lang: str | None, target_lang: str | None) -> str:
     """Returns the text that begins each line of a source.
 
     Raises ValueError if the model does not know a language, or if a language must be named and is

@@ -24,6 +24,8 @@ class Rules(enum.Enum):
 
     HUGGING_FACE: as in transformers' `generate`. Scores are divided by length^alpha, and all
     hypotheses of the last step count, with or without EOS.
+
+    A sample is the only hypothesis of its example, so rules change its score alone.
     """
 
     WU = "wu"
@@ -63,8 +65,9 @@ class BeamSearch:
     num_best: int | None = None
     # beta of Wu et al.; above 0 the model's state must have `attention`.
     coverage_weight: float = 0.0
-    # If set, each token is sampled from softmax(logits / temperature) and the first sampled EOS
-    # ends the hypothesis; beam_size must be 1. None searches for the best.
+    # If set, each token is sampled from softmax(logits / temperature), and the hypothesis ends with
+    # the first sampled EOS or, without one, at the last step; beam_size must be 1. None searches
+    # for the best.
     temperature: float | None = None
     # If set, only the top_k most probable tokens can be sampled, and of these only the fewest whose
     # probabilities sum to top_p; see sampling.py. Both need a temperature.

@@ -68,6 +68,8 @@ def search(
     done when none of its active hypotheses can still become one of its n best finished ones, or
     earlier with another config.stopping. The loop ends when all examples are done.
 
+    A sample ends only where EOS is drawn, and is cut at its last step.
+
     The search runs in stages, one loop for each of config.stage_ends. The model's state and the
     masks have places for the current stage only, at first config.first_places.
 
@@ -235,7 +237,8 @@ class _Loop:
 
     def results(self, state: NestedMap) -> Hypotheses:
         """Returns the best hypotheses of each example, of which some may lack EOS; see Rules."""
-        if self.config.rules is Rules.HUGGING_FACE:
+        is_sample = self.config.temperature is not None
+        if self.config.rules is Rules.HUGGING_FACE and not is_sample:
             hypotheses = self._with_all_unended(state)
         else:
             hypotheses = self._with_one_unended(state)
@@ -271,7 +274,7 @@ class _Loop:
         exists = (max_steps > 0)[:, None] & (best.log_probs > _NEVER / 2)  # [B, 1]
         has_none = (done.lengths[:, :1] == 0) & exists
         unended = has_none & (tf.range(self.config.num_found) == 0)  # [B, n]
-        score = best.log_probs / self._length_penalty(max_steps)[:, None]
+        score = self._scores(best.mask, best.log_probs, max_steps[:, None], state)
         return NestedMap(
             mask=tf.where(unended[..., None], best.mask, done.mask),
             scores=tf.where(unended, score, done.scores),
@@ -293,7 +296,7 @@ class _Loop:
         num_steps = tf.cast(tf.reduce_sum(active.mask[:, 0], -1), tf.int32)  # [B]
         is_cut = (max_steps > 0) & (num_steps == max_steps)
         valid = is_cut[:, None] & (active.log_probs > _NEVER / 2)  # [B, k]
-        score = active.log_probs / self._length_penalty(max_steps)[:, None]
+        score = self._scores(active.mask, active.log_probs, max_steps[:, None], state)
 
         ended = NestedMap(done, last_ids=tf.fill(done.lengths.shape, self.config.eos_id))
         cut = NestedMap(
@@ -428,13 +431,13 @@ class _Loop:
         # continuation with a better rank is another ending, or among the k best that go on.
         others = tf.concat([ends, going_on], 1)  # [B, 2 * k]
         num_better = tf.reduce_sum(tf.cast(others[:, None] > ends[..., None], tf.int32), -1)
-        # Absent hypotheses of the first steps must not count as finished.
-        valid = log_probs > _NEVER / 2
-        valid &= (num_better < ends.shape[1]) | (length == self.requests.max_steps)[:, None]
+        counts = num_better < ends.shape[1]
+        if self.config.temperature is None:  # A sample ends only if its EOS is drawn.
+            counts |= (length == self.requests.max_steps)[:, None]
 
-        score = log_probs / self._length_penalty(length)
-        if self.config.coverage_weight:
-            score += self._coverage_penalty(active.mask, flat.attention, state.model.source_real)
+        # Absent hypotheses of the first steps must not count as finished.
+        valid = counts & (log_probs > _NEVER / 2)
+        score = self._scores(active.mask, log_probs, length, NestedMap(state, flat=flat))
 
         # Merge them with the hypotheses that ended before, [B, n + k], and keep the n best.
         new = NestedMap(
@@ -452,7 +455,8 @@ class _Loop:
         at a length l <= L. Since q <= 0 and 0 < lp(l) <= lp(L) (alpha is not negative), q / lp(l)
         <= q / lp(L) <= p / lp(L). As cp <= 0, p / lp(L) also bounds its score q / lp(l) + cp.
         """
-        may_go_on = step < self.requests.max_steps
+        # The first active hypothesis is the most probable one; if it is absent, all are.
+        may_go_on = (step < self.requests.max_steps) & (active.log_probs[:, 0] > _NEVER / 2)
         if self.config.temperature is not None:
             # Sampling ends with the first sampled EOS, whatever a longer hypothesis might score.
             return may_go_on & (done.lengths[:, 0] == 0)
@@ -460,15 +464,29 @@ class _Loop:
         if self.config.stopping is Stopping.FIRST:
             return may_go_on & (done.lengths[:, -1] == 0)
 
-        # The first active hypothesis is the most probable one, so p / lp(L) bounds them all. LIKELY
-        # takes the length so far, which is a guess: a longer hypothesis may score better.
+        # p / lp(L) of the first one bounds them all. LIKELY takes the length so far, which is a
+        # guess: a longer hypothesis may score better.
         is_likely = self.config.stopping is Stopping.LIKELY
         length = step if is_likely else self.requests.max_steps
         bound = active.log_probs[:, 0] / self._length_penalty(length)  # [B]
         return may_go_on & (bound > done.scores[:, -1])
 
+    def _scores(
+        self, mask: tf.Tensor, log_probs: tf.Tensor, length: tf.Tensor, state: NestedMap
+    ) -> tf.Tensor:
+        """Returns the scores log P / lp + cp (Wu et al., equation 14) of whole hypotheses, [B, k].
+
+        `mask` [B, k, P] has the places of all their tokens but the last one, and `log_probs` [B, k]
+        their log P. `state` has the attention to the source, if there is a coverage penalty.
+        """
+        scores = log_probs / self._length_penalty(length)
+        if self.config.coverage_weight:
+            source_real = state.model.source_real
+            scores += self._coverage_penalty(mask, state.flat.attention, source_real)
+        return scores
+
     def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
-        """Returns lp = ((5 + length) / 6)^alpha; a score is log P / lp + cp (Wu et al., eq. 14).
+        """Returns lp = ((5 + length) / 6)^alpha (Wu et al., equation 14).
 
         Under Hugging Face's rules, lp = length^alpha.
         """

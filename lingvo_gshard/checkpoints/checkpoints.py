@@ -303,7 +303,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         checkpoint is damaged. Raises ValueError if `step` does not exist, if it belongs to another
         model or an earlier version, or if a weight is not finite.
         """
-        path = self._whole(step)
+        self.wait()
+        saved_steps.check_whole(self._model_dir, step)
+        path = self._path(step)
 
         def read() -> Stored:
             checkpoint = averages.fitted(Stored.open(path), state_spec)
@@ -315,6 +317,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         checkpoint = stored.in_all_processes(path, read)
         arrays = stored.restored(str(path), checkpoint.arrays(), dict(shardings.FlattenItems()))
+
         return Restored(
             step=step,
             state=shardings.Pack(arrays.values()),
@@ -383,15 +386,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def _path(self, step: int) -> epath.Path:
         return self._folder / str(step)
-
-    def _whole(self, step: int) -> epath.Path:
-        """Waits for a save in progress, and returns the folder of the checkpoint of `step`.
-
-        Raises ValueError, which lists the complete checkpoints' steps, if `step` is not among them.
-        """
-        self.wait()
-        saved_steps.check_whole(self._model_dir, step)
-        return self._path(step)
 
     def _delete_incomplete(self) -> None:
         """Deletes only the remains of saves and deletions that were interrupted."""

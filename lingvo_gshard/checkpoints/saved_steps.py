@@ -20,12 +20,13 @@ def folder(model_dir: str | pathlib.Path) -> Any:
     In gs://, where Orbax itself reads and writes, it is the bucket's epath.Path.
     """
     origin = storage.origin(model_dir)
-    is_direct = str(origin).startswith("gs://")
-    return (origin if is_direct else pathlib.Path(os.path.abspath(model_dir))) / "checkpoints"
+    if str(origin).startswith("gs://"):
+        return origin / "checkpoints"
+    return pathlib.Path(os.path.abspath(model_dir), "checkpoints")
 
 
 def damaged_folder(model_dir: str | pathlib.Path) -> Any:
-    """Returns the folder that holds the checkpoints which were found damaged."""
+    """Returns the folder of the checkpoints that were found damaged."""
     return folder(model_dir).parent / "damaged_checkpoints"
 
 

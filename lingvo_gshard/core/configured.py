@@ -30,6 +30,7 @@ class Configured:
         """The settings of all subclasses: their class alone."""
 
     p: Params
+    path: str = ""  # The place of a layer in its model, dotted; empty for the root and for others.
 
     def __init__(self, params: Params) -> None:
         self.p = params.Copy().Freeze()  # Later changes of `params` are meant for other objects.
@@ -57,7 +58,7 @@ class Configured:
     def _check_setting(self, name: str, is_right: bool, expected: str) -> None:
         """Raises ValueError, which names the setting and its value, unless `is_right`."""
         if not is_right:
-            where = getattr(self, "path", "") or type(self).__name__
+            where = self.path or type(self).__name__
             raise ValueError(f"{where}: {name} must be {expected}, got {self.p.Get(name)}.")
 
 

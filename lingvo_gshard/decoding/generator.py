@@ -54,6 +54,10 @@ class Generator(TextDecoder):
         row_length = self._row_length(len(ids))
         return [Part(prompt, row_length, (seed, first_sample + i)) for i in range(num_samples)]
 
+    def num_tokens(self, lines: Sequence[str]) -> list[int]:
+        """Returns the number of tokens of each prompt, including BOS if the tokenizer adds it."""
+        return [len(self._source.prompt(line)) for line in lines]
+
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Returns the prompt of a chat, for `of_chats`.
 
@@ -103,7 +107,6 @@ class _ChatGenerator(Generator):
     """Answers chats, whose prompts end where the answer begins, and may have EOS after a turn."""
 
     def _text(self, source: np.ndarray, ids: np.ndarray) -> str:
-        del source
         return one_line(self._target.decode(ids))
 
 

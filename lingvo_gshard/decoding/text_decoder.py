@@ -143,8 +143,8 @@ class TextDecoder:
         yield from self.joined(parts_by_line, self.decode_parts(all_parts, on_batch), first_number)
 
     def num_tokens(self, lines: Sequence[str]) -> list[int]:
-        """Returns the number of input tokens of each line, including BOS or EOS."""
-        return [len(self._source.encode(self._source.normalize(line))) for line in lines]
+        """Returns the number of input tokens of each line, including BOS or EOS if it has one."""
+        raise NotImplementedError(f"{type(self).__name__} defines no num_tokens.")
 
     def written(self, text: str) -> str:
         """Returns a text, such as a reference, as the model would write it, on one line."""

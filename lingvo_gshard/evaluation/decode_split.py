@@ -51,7 +51,7 @@ class _SplitDecoding(abc.ABC):
     text_decoder: TextDecoder
 
     def __init__(self, run: Run, split: str, languages: Sequence[Language]) -> None:
-        """Reads the weights."""
+        """A subclass reads the weights."""
         self.run = run
         self.split = split
         self.languages = languages

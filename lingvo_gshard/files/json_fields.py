@@ -2,6 +2,7 @@
 
 import pathlib
 import reprlib
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from lingvo_gshard.files import git_lfs
 from xla_spmd.files import json_records
 
 MAX_BYTES = 256 * 2**20
+_SOME = 3  # The most names that a message lists.
 
 
 class Fields:
@@ -77,11 +79,16 @@ def refused(fields: Fields, name: str, expected: str) -> ValueError:
     return ValueError(f"{fields.path}: {name} is {value}; expected {expected}.")
 
 
-def some(names: Collection[str], most: int = 3) -> str:
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a number that a float can hold; an int in JSON has any size."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # Not NaN.
+
+
+def some(names: Collection[str]) -> str:
     """Returns the first few names as a message shows them, and the number of the others."""
     listed = sorted(names)
-    first = ", ".join(map(shown, listed[:most]))
-    return first if len(listed) <= most else f"{first} and {len(listed) - most} more"
+    first = ", ".join(map(shown, listed[:_SOME]))
+    return first if len(listed) <= _SOME else f"{first} and {len(listed) - _SOME} more"
 
 
 def shown(name: str) -> str:

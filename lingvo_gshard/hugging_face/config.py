@@ -9,7 +9,6 @@ places: see Config.order.
 
 import abc
 import dataclasses
-import math
 import pathlib
 import re
 import reprlib
@@ -21,6 +20,7 @@ import numpy as np
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.settings import differences, values_by_path
+from lingvo_gshard.files import json_fields
 from lingvo_gshard.files.json_fields import Fields
 from lingvo_gshard.input.bpe_tokenizer import their_ids
 from lingvo_gshard.input.manifest import Kind
@@ -110,7 +110,6 @@ class Config(abc.ABC):
 
         `given` are the options of generate. None, or another id, changes nothing.
         """
-        del eos_id, given
         return self
 
     @abc.abstractmethod
@@ -164,7 +163,7 @@ class Config(abc.ABC):
         Raises ValueError for a weight that the family lacks.
         """
 
-    def refused(self, name: str, expected: object) -> ValueError:
+    def refused(self, name: str, expected: str) -> ValueError:
         """Returns the error for a field's value."""
         value = reprlib.repr(self[name])
         return ValueError(f"{self.path}: {name} is {value}; expected {expected}.")
@@ -184,7 +183,7 @@ class Config(abc.ABC):
     def check_number(self, name: str, is_right: Callable[[float], bool], expected: str) -> None:
         """Raises ValueError unless a field is a finite number for which `is_right` holds."""
         value = self[name]
-        if type(value) not in (int, float) or not math.isfinite(value) or not is_right(value):
+        if not json_fields.is_number(value) or not is_right(value):
             raise self.refused(name, expected)
 
     def check_rate(self, name: str) -> None:

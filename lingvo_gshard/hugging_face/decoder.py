@@ -15,7 +15,6 @@ M model, N heads, D head size, H hidden, E experts.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -154,6 +153,7 @@ class Decoder(Config):
         eos = self.end_id
         if eos is None:
             eos, *_ = self._ends(self["eos_token_id"])
+
         taken = {eos}
 
         def free(name: str) -> int:
@@ -171,7 +171,7 @@ class Decoder(Config):
         self._check_sizes()
         self.check_fixed(self.FIXED)
         self.check_activation("hidden_act")
-        self.check_number("rms_norm_eps", lambda epsilon: 0 < epsilon < 1, "above 0, below 1")
+        self.check_number("rms_norm_eps", lambda epsilon: 0 < epsilon < 1, "above 0 and below 1")
         self.check_rate("attention_dropout")
         self.check_switches(name for name, value in self.DEFAULTS.items() if type(value) is bool)
         self._check_ids()
@@ -180,7 +180,7 @@ class Decoder(Config):
             kind = self.values.values.get(name) or {}
             if not isinstance(kind, dict) or kind.get("rope_type", "default") != "default":
                 raise self.refused(name, "the rope_type 'default'")
-        if type(self.max_timescale) not in (int, float) or not 1 < self.max_timescale < math.inf:
+        if not json_fields.is_number(self.max_timescale) or self.max_timescale <= 1:
             raise self.refused("rope_theta", "a number above 1")
 
     def _check_sizes(self) -> None:

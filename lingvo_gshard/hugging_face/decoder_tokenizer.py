@@ -7,7 +7,6 @@ it may be a list of templates by name, of which the one named default is ours.
 import dataclasses
 import json
 import pathlib
-from typing import Any
 
 from lingvo_gshard.files import git_lfs, json_fields
 from lingvo_gshard.files.json_fields import Fields
@@ -67,17 +66,19 @@ def read(folder: pathlib.Path) -> DecoderTokenizer | None:
         return None
 
     config = json_fields.read(folder / TOKENIZER_CONFIG)
-    special_tokens = None
-    if config.path.is_file():
-        special_tokens = _special_tokens(config)
-    template_path = folder / CHAT_TEMPLATE
-    template = _text(template_path) if template_path.is_file() else None
+    special_tokens = _special_tokens(config) if config.path.is_file() else None
+
+    template: str | None
     not_used: list[str] = []
-    if template is None:
+    template_path = folder / CHAT_TEMPLATE
+    if template_path.is_file():
+        template = _text(template_path)
+    else:
         templates = _templates(config)
         template = templates.pop(_DEFAULT, None)
         if templates:
             not_used.append(f"chat templates: {', '.join(map(json_fields.shown, templates))}")
+
     not_used += json_fields.not_used(config)
     return DecoderTokenizer(path, _text(path), special_tokens, template, tuple(not_used))
 
@@ -96,13 +97,13 @@ def _special_tokens(config: Fields) -> dict[str, str]:
     tokens = {}
     for prefix in _SPECIAL:
         name = f"{prefix}_token"
-        value: Any = config.get(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[name] = value
-        elif config.get(name) is not None:
-            raise json_fields.refused(config, name, "a token")
+        match config.get(name):
+            case None:
+                continue
+            case (str() as token) | {"content": str() as token}:
+                tokens[name] = token
+            case _:
+                raise json_fields.refused(config, name, "a token")
     return tokens
 
 
@@ -113,12 +114,12 @@ def _templates(config: Fields) -> dict[str, str]:
         return {}
     if isinstance(value, str):
         return {_DEFAULT: value}
+
     try:
         templates = {entry["name"]: entry["template"] for entry in value}
     except (TypeError, KeyError):
         templates = {}
-    if not templates or not all(
-        isinstance(text, str) for text in [*templates, *templates.values()]
-    ):
+    texts = [*templates, *templates.values()]
+    if not texts or not all(isinstance(text, str) for text in texts):
         raise json_fields.refused(config, "chat_template", "a text, or a list of texts by name")
     return templates

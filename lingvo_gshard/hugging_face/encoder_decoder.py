@@ -57,11 +57,14 @@ _FIXED_OF_EXPERTS: dict[str, tuple[Any, ...]] = {
     "second_expert_policy": ("all",),
     "moe_eval_capacity_token_fraction": (1.0,),
 }
+_ARCHITECTURES = {
+    Family.NLLB_MOE: "NllbMoeForConditionalGeneration",
+    Family.M2M_100: "M2M100ForConditionalGeneration",
+}
 # Other names that transformers accepts for sizes.
 _ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"}
 # The registered models from which models of other sizes are made: with and without experts.
 _BASES = ("nllb.MoE54B", "nllb.Dense600M")
-
 
 # The possible names of a table, best first: of one for both sides and the logits, or of each side.
 _SHARED = "shared.weight"
@@ -80,7 +83,7 @@ class EncoderDecoder(Config):
         "is_encoder_decoder": (True,),
         "tie_encoder_decoder": (False, None),
     }
-    # Biases that our layers lack are written as 0, and exporting.py tells other epsilons of norms.
+    # Biases that our layers lack are written as 0, and exporting.py notes other epsilons of norms.
     WITHOUT_EFFECT = (
         Config.WITHOUT_EFFECT
         + r"|task\.(encoder|decoder)\.(.*\.biases|layer\.norm\.epsilon|moe\.gating\.second_expert)"
@@ -159,11 +162,8 @@ class EncoderDecoder(Config):
 
     def check_generated(self, given: Fields) -> None:
         pad, bos, _ = self.rows
-        for name, expected in (
-            ("eos_token_id", EOS_ID),
-            ("pad_token_id", pad),
-            ("bos_token_id", bos),
-        ):
+        ids = {"eos_token_id": EOS_ID, "pad_token_id": pad, "bos_token_id": bos}
+        for name, expected in ids.items():
             value = given.get(name, expected)
             if name == "eos_token_id" and value == [expected]:
                 value = expected  # A list with a single token.
@@ -208,10 +208,9 @@ class EncoderDecoder(Config):
 
     def on(self, params: Params) -> Params:
         p = params.Copy()
-        size = self["vocab_size"]
         p.task.Set(
-            source_vocab_size=size,
-            target_vocab_size=size,
+            source_vocab_size=self["vocab_size"],
+            target_vocab_size=self["vocab_size"],
             dim=self["d_model"],
             shared_embeddings=self["tie_word_embeddings"],
             start_piece=self._start_piece(),
@@ -220,6 +219,7 @@ class EncoderDecoder(Config):
             scaled=self["scale_embedding"], first_position=self["pad_token_id"] + 1
         )
         p.task.input_dropout.rate = self["dropout"]
+
         for side in SIDES:
             self._set_stack(p.task.Get(side), side)
         return p
@@ -231,14 +231,13 @@ class EncoderDecoder(Config):
         return None if ours == BOS_ID else int(ours)
 
     def _set_stack(self, stack: Params, side: str) -> None:
-        num_layers = self[f"{side}_layers"]
         heads = self[f"{side}_attention_heads"]
         hidden = {
             "hidden_dim": self[f"{side}_ffn_dim"],
             "activation": ACTIVATIONS[self["activation_function"]],
         }
 
-        stack.num_layers = num_layers
+        stack.num_layers = self[f"{side}_layers"]
         stack.layer.attention.Set(num_heads=heads, head_dim=self["d_model"] // heads)
         stack.layer.attention.dropout.rate = self["attention_dropout"]
         stack.layer.residual_dropout.rate = self["dropout"]
@@ -253,22 +252,20 @@ class EncoderDecoder(Config):
         # If only the other side has experts, the first ones of this side would follow its last
         # layer.
         every = self._moe_every(side)
-        stack.moe_every = num_layers + 1 if every is None else every
-        if num_layers % stack.moe_every:
+        stack.moe_every = stack.num_layers + 1 if every is None else every
+        if stack.num_layers % stack.moe_every:
             stack.Set(layers_as=Layers.UNROLLED)
 
     def fields_of(self, params: Params, rows: tuple[int, int, int]) -> dict[str, Any]:
         task = params.task
         has_experts = task.encoder.moe is not None
+        family = Family.NLLB_MOE if has_experts else Family.M2M_100
         is_padded = task.embedding.first_position > 0
         start = BOS_ID if task.start_piece is None else task.start_piece
+
         fields: dict[str, Any] = {
-            "architectures": [
-                "NllbMoeForConditionalGeneration"
-                if has_experts
-                else "M2M100ForConditionalGeneration"
-            ],
-            "model_type": str(Family.NLLB_MOE if has_experts else Family.M2M_100),
+            "architectures": [_ARCHITECTURES[family]],
+            "model_type": str(family),
             "vocab_size": task.target_vocab_size,
             "d_model": task.dim,
             "scale_embedding": task.embedding.scaled,
@@ -285,6 +282,7 @@ class EncoderDecoder(Config):
             "decoder_start_token_id": rows[start] if start < len(rows) else start,
             "torch_dtype": "float32",
         }
+
         for side in SIDES:
             stack = task.Get(side)
             fields[f"{side}_layers"] = stack.num_layers
@@ -295,6 +293,7 @@ class EncoderDecoder(Config):
                 is_sparse = stack.moe_every <= stack.num_layers
                 fields[f"{side}_sparse_step"] = stack.moe_every if is_sparse else 0
                 fields["num_experts"] = stack.moe.num_experts
+
         if has_experts:
             fields |= {name: allowed[0] for name, allowed in _FIXED_OF_EXPERTS.items()}
             fields["moe_token_dropout"] = 0.0  # Its factor is already in the weights.

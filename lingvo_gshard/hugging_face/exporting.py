@@ -4,8 +4,9 @@
     model.safetensors, or model-00001-of-00003.safetensors and so on with an index
     tokenizer_config.json, and what its tokenizer reads: see tokenizer_files.py
 
-Dense models become M2M-100, and models with experts NLLB-MoE. Biases that our layers lack are
-written as 0. Only one array, or one expert, is in memory at a time.
+A dense model that translates becomes M2M-100, one with experts NLLB-MoE, and a decoder the family
+that can express it. Biases that our layers lack are written as 0. Only one array, or one expert, is
+in memory at a time.
 """
 
 import dataclasses
@@ -117,6 +118,7 @@ def _write_tokenizer(
     """Writes the tokenizer's files; returns a note if they cannot be written."""
     if vocabularies is None:
         return ["The run has no vocabulary, so there is no tokenizer."]
+
     try:
         if bpe_tokenizer.is_bpe(vocabularies[0]):
             files = bpe_tokenizer.files(vocabularies[0])
@@ -124,6 +126,7 @@ def _write_tokenizer(
             files = tokenizer_files.files(vocabularies, size, rows)
     except ValueError as error:
         return [f"There is no tokenizer: {error}."]
+
     for name, content in files.items():
         atomic_file.write(folder / name, content)
     return []
@@ -142,7 +145,9 @@ def _tensors(config: Config, arrays: Mapping[str, CheckedArray]) -> dict[str, _T
                 tensors[name] = _Tensor(shape, read)
             continue
 
-        for piece in _by_expert(names.pieces(path, array.spec, forms, config.name)):
+        # All blocks of an expert are side by side, as they are read together.
+        pieces = names.pieces(path, array.spec, forms, config.name)
+        for piece in sorted(pieces, key=lambda piece: piece.index[::-1]):
             read = functools.partial(reader.tensor, array, piece)
             tensors[_PREFIX + piece.name] = _Tensor(piece.shape, read)
     return tensors | (_zero_biases(tensors) if config.HAS_BIASES else {})
@@ -156,11 +161,6 @@ def _read_table(array: CheckedArray, order: np.ndarray) -> np.ndarray:
     theirs = np.empty_like(ours)
     theirs[order] = ours
     return theirs
-
-
-def _by_expert(pieces: list[Piece]) -> list[Piece]:
-    """Returns the pieces with all blocks of an expert side by side, as they are read together."""
-    return sorted(pieces, key=lambda piece: piece.index[::-1])
 
 
 class _Reader:
@@ -249,6 +249,7 @@ def _notes(params: Params, config: Config) -> list[str]:
         epsilons = {params.task.Get(side).layer.norm.epsilon for side in SIDES}
         for epsilon in sorted(epsilons - {_EPSILON}):
             notes.append(f"Norms have the epsilon {epsilon:g} here and {_EPSILON:g} there.")
+
     if params.decode.rules is not Rules.HUGGING_FACE:
         notes.append("Beam search ranks by other scores there: see decode.rules.")
     if config["model_type"] == Family.NLLB_MOE:

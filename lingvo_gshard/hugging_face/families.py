@@ -33,12 +33,14 @@ def read(folder: pathlib.Path) -> Config:
     path = folder if folder.suffix == ".json" else folder / CONFIG
     if not path.is_file():
         raise ValueError(f"{path} is missing: give the folder of a model of transformers.")
+
     values = json_fields.read(path, _MAX_CONFIG_BYTES)
     model_type = values.get("model_type")
     if model_type not in list(_CLASSES):
         raise ValueError(
             f"{path}: model_type is {model_type!r}; expected one of {', '.join(_CLASSES)}."
         )
+
     config = _CLASSES[model_type](path, values)
     config.check()
     return config
@@ -65,17 +67,16 @@ def written(params: Params, rows: tuple[int, int, int]) -> Config:
     elif task.decoder.moe.gating.cls is not TopKGating:
         raise ValueError("--to=huggingface: decoders without TopKGating cannot be exported.")
 
-    closest: list[str] | None = None
-    name = ""
+    path = pathlib.Path(CONFIG)
+    missing: dict[str, list[str]] = {}
     for family in families:
-        path = pathlib.Path(CONFIG)
         fields = family(path, Fields(path, {})).fields_of(params, rows)
         config = family(path, Fields(path, fields))
-        missing = config.inexpressible(params)
-        if not missing:
+        lost = config.inexpressible(params)
+        if not lost:
             config.check()
             return config
-        if closest is None or len(missing) < len(closest):
-            closest = missing
-            name = config["model_type"]
-    raise ValueError(f"--to=huggingface: {name} has no {'; nor '.join(closest or [])}.")
+        missing[config["model_type"]] = lost
+
+    closest = min(missing, key=lambda name: len(missing[name]))
+    raise ValueError(f"--to=huggingface: {closest} has no {'; nor '.join(missing[closest])}.")

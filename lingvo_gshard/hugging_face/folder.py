@@ -42,11 +42,13 @@ class Folder:
         self.paths = files.paths
         self._spans = files.spans
         self._checked: set[str] = set()
+
         self._pieces: dict[str, list[Piece]] = {}
         self.specs = {f"theta.{path}": spec for path, spec in theta.FlattenItems()}
         forms = stack_forms.forms_of(self.specs)
         for path, spec in self.specs.items():
             self._pieces[path] = self._own_pieces(path, spec, forms)
+
         self._compare(folder)
         self.not_used = (*files.not_used, *self._not_used(folder))
 
@@ -106,11 +108,10 @@ class Folder:
         missing = sorted(wanted.keys() - self._spans.keys())
         if missing:
             raise ValueError(f"{folder} lacks {some(missing)}.")
-        extra = [name for name in self._spans if name not in wanted]
         config = self._config
         extra = [
             name
-            for name in extra
+            for name in self._spans.keys() - wanted.keys()
             if not config.TABLES.fullmatch(name) and not config.is_left_out(name)
         ]
         if extra:
@@ -132,7 +133,9 @@ class Folder:
 
         Raises ValueError if tied tables differ.
         """
-        used = {piece.name for pieces in self._pieces.values() for piece in pieces}
+        used: set[str] = set()
+        for pieces in self._pieces.values():
+            used.update(piece.name for piece in pieces)
         tables = [name for name in self._spans if self._config.TABLES.fullmatch(name)]
         used_tables = sorted(used.intersection(tables))
 
@@ -195,10 +198,13 @@ class Folder:
         parts = []
         start = 0
         for ours in moved.tolist():
-            parts += [table[start:ours]] if start < ours else []
+            if start < ours:
+                parts.append(table[start:ours])
             parts.append(table[int(order[ours]) : int(order[ours]) + 1])
             start = ours + 1
-        parts += [table[start:]] if start < len(order) else []
+        if start < len(order):
+            parts.append(table[start:])
+
         # Each part's rows are counted from 0, wherever they are in the table.
         return tensorstore.concat([part[tensorstore.d[0].translate_to[0]] for part in parts], 0)
 

@@ -12,7 +12,6 @@ An older folder has these fields in config.json. If a field is missing or null, 
 setting holds. Options that we lack, such as no_repeat_ngram_size, are not read.
 """
 
-import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -164,6 +163,6 @@ class _Reader:
         value = self._given.get(name)
         if value is None:
             return None
-        if type(value) not in (int, float) or not math.isfinite(value) or not is_right(value):
+        if not json_fields.is_number(value) or not is_right(value):
             raise json_fields.refused(self._given, name, what)
         return float(value)

@@ -56,7 +56,7 @@ class HyV3(decoder.HeadNormDecoder):
     }
 
     def is_left_out(self, name: str) -> bool:
-        """Returns this, which includes layers past the last one: they predict further tokens."""
+        """Returns True also for layers past the last one, which predict further tokens."""
         layer = _LAYER.match(name)
         is_past = layer is not None and int(layer[1]) >= self["num_hidden_layers"]
         return is_past or super().is_left_out(name)
@@ -78,6 +78,7 @@ class HyV3(decoder.HeadNormDecoder):
             and all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
         ):
             raise self.refused("mlp_layer_types", f"{num_layers} of {' and '.join(_KINDS)}")
+
         self.check_integer("first_k_dense_replace", 0, num_layers)
         self.check_integer("num_shared_experts", 1)
         self.check_number("router_scaling_factor", lambda scale: scale > 0, "a number above 0")

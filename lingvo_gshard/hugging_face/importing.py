@@ -55,7 +55,7 @@ class Source:
     generated: Fields  # The options of transformers' generate.
     decode_settings: tuple[str, ...]  # `path=value` settings from `generated`.
     vocabulary: Vocabulary | None  # None without a tokenizer.
-    has_chats: bool = False  # Whether the tokenizer has a chat template.
+    has_chats: bool  # Whether the tokenizer has a chat template.
 
     def launch(self, settings: Sequence[str] = ()) -> Launch:
         """Returns the launch of a run with more `settings`."""

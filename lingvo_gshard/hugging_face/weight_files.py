@@ -43,12 +43,14 @@ def find(folder: pathlib.Path) -> WeightFiles:
             f"{folder / _ADAPTER}: an adapter changes the model's weights; merge it, and save the "
             "whole model."
         )
+
     for stem in ("model.safetensors", "pytorch_model.bin"):
         if (folder / stem).is_file():
             return WeightFiles(_spans(folder / stem), frozenset([folder / stem]), ())
         index = folder / f"{stem}{INDEX_SUFFIX}"
         if index.is_file():
             return _indexed(index)
+
     raise ValueError(
         f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor an index "
         "of their parts."

@@ -59,6 +59,7 @@ def vocabulary(
         fields["special_tokens"] = dict(special_tokens)
     if chat_template is not None:
         fields["chat_template"] = chat_template
+
     content = json.dumps(fields, ensure_ascii=False).encode()
     BpeTokenizer(content)
     return content

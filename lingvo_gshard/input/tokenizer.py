@@ -123,7 +123,6 @@ class Tokenizer:
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Raises ValueError: only tokenizers of imported decoders have chat templates."""
-        del messages
         raise ValueError("its tokenizer has no chat template.")
 
     @property

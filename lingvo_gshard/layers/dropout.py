@@ -26,7 +26,6 @@ class DropoutLayer(BaseLayer):
 
     def FProp(self, theta: NestedMap, x: tf.Tensor, dims: str, context: Context) -> tf.Tensor:
         """Drops elements of `x`; the mask is partitioned by the same `dims`."""
-        del theta
         if not context.training or not self.p.rate:
             return x
 

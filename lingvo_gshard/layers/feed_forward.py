@@ -26,7 +26,7 @@ class FeedForwardLayer(BaseLayer):
     class Params(BaseLayer.Params):
         dim: int = setting(REQUIRED, "M, the model dimension.")
         hidden_dim: int = setting(REQUIRED, "H, the hidden dimension.")
-        activation: Activation = setting(Activation.RELU, "Of the hidden units.")
+        activation: Activation = setting(Activation.RELU, "The activation of the hidden units.")
         gated: bool = setting(
             False, "Whether a second product multiplies them: see activations.py."
         )

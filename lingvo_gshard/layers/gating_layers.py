@@ -50,12 +50,10 @@ class GatingLayer(BaseLayer, abc.ABC):
     @classmethod
     def OfLayer(cls, p: AnyParams, num_experts: int, dim: int) -> AnyParams:
         """Returns the Params of the gating of an MoE layer with E experts and model dim M."""
-        del dim
         return p.Copy().Set(num_experts=num_experts)
 
     def RouterInput(self, theta: NestedMap, x_GSM: tf.Tensor, context: Context) -> tf.Tensor:
         """Returns what wg multiplies, [G, S, M]: by default the tokens themselves."""
-        del theta, context
         return x_GSM
 
     @abc.abstractmethod
@@ -143,7 +141,6 @@ class Top2Gating(GatingLayer):
 
     def _routed(self, logits_GSE: tf.Tensor, valid_GS: tf.Tensor, context: Context) -> tf.Tensor:
         """Returns the logits by which tokens are routed."""
-        del valid_GS, context
         return logits_GSE
 
 
@@ -192,7 +189,7 @@ class TaskTop2Gating(Top2Gating):
         dim: int = setting(REQUIRED, "M; the MoE layer sets it.")
         num_tasks: int = setting(REQUIRED, "The target languages of the data.")
         first_piece: int = setting(
-            4, "The source piece of the first task, which the other tasks' follow; 4 in our data."
+            4, "The source piece of the first task; the others' follow it. It is 4 in our data."
         )
 
     p: Params

@@ -51,7 +51,7 @@ class MoELayer(BaseLayer):
     gate: GatingLayer
     shared: FeedForwardLayer
 
-    # The settings of a feed-forward layer are the ones of each expert.
+    # Each expert has the settings of a feed-forward layer.
     class Params(FeedForwardLayer.Params):
         # NLLB's expert output masking (2022, arXiv:2207.04672).
         output_dropout: DropoutLayer.Params = setting(

@@ -34,6 +34,10 @@ class Norm(BaseLayer):
 
     p: Params
 
+    def __init__(self, params: Params, *args: Any) -> None:
+        super().__init__(params, *args)
+        self._check_setting("epsilon", self.p.epsilon > 0, "above 0")
+
 
 class LayerNorm(Norm):
     """Normalizes the last dim to mean 0 and variance 1, then applies a learned scale and bias."""
@@ -96,7 +100,6 @@ class NoHeadNorm(BaseLayer):
 
     def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns queries or keys [B, L, N, D], before positions rotate them."""
-        del theta
         return x
 
 
@@ -114,6 +117,7 @@ class HeadRMSNorm(NoHeadNorm):
         n = self.p.num_heads
         d = self.p.head_dim
         assert n is not None and d is not None, self.path
+        self._check_setting("epsilon", self.p.epsilon > 0, "above 0")
         is_by_head = self.p.over is Over.HEAD
         scale = constant((d,), "D", 1.0) if is_by_head else constant((n, d), "ND", 1.0)
         self.CreateVariable("scale", scale)

@@ -298,7 +298,6 @@ class Numerics:
         remaining = list(kept)
 
         def keep(dims: str, tensor: tf.Tensor) -> tf.Tensor:
-            del dims
             return _replaced(tensor, remaining.pop(0))
 
         return dataclasses.replace(self, _keep=keep, record=None)
@@ -352,7 +351,6 @@ def _replaced(computed: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
 
     @tf.custom_gradient
     def replaced(computed: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        del computed
         return tf.identity(value), lambda d_value: d_value
 
     return replaced(computed)

@@ -27,7 +27,6 @@ class NoPositions(BaseLayer):
 
     def Rotated(self, x: tf.Tensor, positions: tf.Tensor | None) -> tf.Tensor:
         """Returns queries or keys x [B, N, L, D] of tokens at `positions`, int32 [B, L]."""
-        del positions
         return x
 
     def Bias(
@@ -37,7 +36,6 @@ class NoPositions(BaseLayer):
 
         `queries` [B, L] and `keys` [B, T] are int32 positions.
         """
-        del theta, queries, keys
         return None
 
 
@@ -54,6 +52,10 @@ class RotaryPositions(NoPositions):
         )
 
     p: Params
+
+    def __init__(self, params: Params, *args: Any) -> None:
+        super().__init__(params, *args)
+        self._check_setting("max_timescale", self.p.max_timescale > 0, "above 0")
 
     def Rotated(self, x: tf.Tensor, positions: tf.Tensor | None) -> tf.Tensor:
         assert positions is not None, self.path

@@ -52,7 +52,8 @@ class _LayersOfBlock:
     weights: NestedMap  # `layers` has a tree for each layer, in whose places inputs.weights belong.
     attended: Attended
     context: Context
-    # The layers' reports as they were last traced: gatings differ in the fields that they report.
+    # The layers' reports as they were last traced, since gatings differ in the fields that they
+    # report. A copy of this object for a stage appends to the same list.
     _traced: list[LayerReport] = dataclasses.field(default_factory=list)
 
     def __call__(
@@ -102,7 +103,7 @@ class TransformerStack(BaseLayer):
             FeedForwardLayer.Params(), "The feed-forward of layers without experts."
         )
         moe: MoELayer.Params | None = setting(
-            MoELayer.Params(), "That of every n-th layer; None if all are dense."
+            MoELayer.Params(), "The feed-forward of every n-th layer; None if all are dense."
         )
         moe_every: int = setting(2, "n: layers n - 1, 2n - 1, ..., counted from 0, have experts.")
         moe_layers: tuple[int, ...] | None = setting(

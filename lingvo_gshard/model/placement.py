@@ -155,13 +155,11 @@ def check_sizes(params: Params, table: Partitioning, batches: Collection[str] = 
             raise ValueError(f"{name} = {size}: expected 1 or more.")
 
 
-def check(
-    params: Params, batches: Collection[str] = _BATCHES, num_partitions: int | None = None
-) -> None:
-    """Raises ValueError for sizes of layers, groups or the named batches that fit no devices.
+def check(params: Params, batches: Collection[str], num_partitions: int | None) -> None:
+    """Raises ValueError for sizes of layers, or of the named batches, that no devices can have.
 
-    Raises it also for a mesh or a table that does not fit `num_partitions` devices, or, if their
-    number is unknown, any devices. Vocabulary sizes must be set. Takes a fraction of a second, and
+    Raises it also for a mesh or a table that does not fit `num_partitions` devices, or, if it is
+    None, any number of devices. Vocabulary sizes must be set. Takes a fraction of a second, and
     imports neither TensorFlow nor JAX.
     """
     table = partitioning(params, num_partitions)

@@ -186,7 +186,9 @@ def _requests(decode: SearchParams, features: NestedMap, segments: str) -> Reque
     longest = tf.fill(batch, decode.max_target_len)
     seeds = features.get("seeds")
     if seeds is None:
-        seeds = tf.constant((decode.seed, 0))
+        # The search adds the step to the first number. So no seed has another one's draws, shifted
+        # by a step.
+        seeds = tf.constant((0, decode.seed))
     return Requests(shortest, longest * has_input, seeds, features.get("first_ids"))
 
 

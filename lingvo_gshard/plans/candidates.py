@@ -54,7 +54,7 @@ def candidates(request: Request) -> list[Candidate]:
     """
     if not request.params.task.cls.STACKS:
         raise ValueError(
-            f"--search: {request.model} has no stacks of Transformer layers, which the cost "
+            f"{request.model} has no stacks of Transformer layers, which the cost "
             "model needs; plan a mesh and a table of your own by --set=mesh and --set=sharding."
         )
 
@@ -88,7 +88,7 @@ def candidates(request: Request) -> list[Candidate]:
 
     if not fitting:
         raise ValueError(
-            f"--search: no mesh of {mesh.num_partitions} devices divides the model and its batches "
+            f"no mesh of {mesh.num_partitions} devices divides the model and its batches "
             "and leaves room for a step; change --topology or the sizes."
         )
     return sorted(fitting, key=lambda candidate: candidate.secs)

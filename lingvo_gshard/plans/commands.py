@@ -81,7 +81,7 @@ def plan_model(
         return
 
     # Each change is compiled, so that every suggestion is known to help.
-    show("what would make it fit, each compiled (--search tries partitionings):")
+    show("what would make it fit, each compiled (gshard plan search tries partitionings):")
     for trial in remedies.trials_of(request, folder):
         changes = trial.request.settings[len(request.settings) :]
         show(f"  {trials_text.trial_line(trial)} ({_flags(changes)})")

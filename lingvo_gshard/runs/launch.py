@@ -298,7 +298,7 @@ def evaluated_input(launch: Launch, params: Params, split: str) -> Params:
     return _bind(inputs.eval_input, launch)
 
 
-def check_files(launch: Launch, logdir: str, inputs: Sequence[str]) -> None:
+def check_files(launch: Launch, inputs: Sequence[str]) -> None:
     """Raises ValueError if a file that `inputs` read is missing or has another size.
 
     `inputs` are names of an experiment's settings, such as input and eval_input.
@@ -309,12 +309,14 @@ def check_files(launch: Launch, logdir: str, inputs: Sequence[str]) -> None:
         p.cls.CheckFiles(p)
 
 
-def check_sizes(launch: Launch, inputs: Sequence[str], num_partitions: int | None = None) -> None:
-    """Raises ValueError for sizes of layers, or of the batches of `inputs`, that fit no devices.
+def check_sizes(launch: Launch, inputs: Sequence[str], num_partitions: int | None) -> None:
+    """Raises ValueError for sizes of layers, or batches of `inputs`, that no devices can have.
 
     Raises it also for a mesh or a table that does not fit; None is an unknown number of devices.
     """
-    placement.check(experiment_params(launch), inputs, num_partitions)
+    # Only the devices decide what remat=AUTO stands for, but sizes do not depend on it.
+    params = remats.replaced(experiment_params(launch), Remat.BLOCK)
+    placement.check(params, inputs, num_partitions)
 
 
 def check_folder(launch: Launch, logdir: str) -> None:
@@ -337,8 +339,8 @@ def check_to_train(launch: Launch, logdir: str, evaluates: bool) -> None:
     """Raises ValueError if the model cannot be trained in `logdir`.
 
     It can't if the folder holds another model, or one of other data; if the learning rate falls to
-    zero too early; if a new run is to start from a run or a file that is missing, which one that
-    exists does not read again; or if train.early_stop_patience is set, but nothing `evaluates`.
+    zero too early; if a run without checkpoints is to start from a run or a file that is missing;
+    or if train.early_stop_patience is set, but nothing `evaluates`.
     """
     check_folder(launch, logdir)
     check_data(launch, logdir)
@@ -347,8 +349,10 @@ def check_to_train(launch: Launch, logdir: str, evaluates: bool) -> None:
     if patience is not None and not evaluates:
         raise ValueError(f"train.early_stop_patience={patience} needs --mode=train_and_eval.")
 
+    # A run with checkpoints continues from its own.
     source = params.train.warm_start_from
-    if source is not None and not holds_run(logdir) and not storage.path(source).exists():
+    is_read = source is not None and not saved_steps.whole_steps(logdir)
+    if is_read and not storage.path(source).exists():
         raise ValueError(f"{_WARM_START}={source}: there is no such run or file.")
 
     # A learning rate of zero would leave the last steps without effect.

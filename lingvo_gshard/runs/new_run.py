@@ -39,10 +39,11 @@ def write(
     """
     folder = pathlib.Path(logdir)
     saved_steps.check_none(folder)
-    params = described.params
     entries_before = set(folder.iterdir()) if folder.is_dir() else None
+
+    params = described.params
     claim = train_config.claimed(
-        folder, params.ToText(), ("task", "optimizer.cls"), params.DefaultsText()
+        folder, params.ToText(), launches.MODEL_PREFIXES, params.DefaultsText()
     )
     with claim:
         try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Start = Callable[[str], tuple[int, str]]
 # Raises ValueError if a model does not know the languages that a user names.
 Check = Callable[[Languages], object]
-# Raises ValueError if a user asks for what a launch, and the run in a folder, cannot do.
+# Raises ValueError if a launch, or the run in a folder, lacks something that the user asks for.
 CheckLaunch = Callable[[launches.Launch, str], None]
 
 
@@ -34,9 +34,10 @@ def to_train(
     data_dir: str | None,
     logdir: str | pathlib.Path,
     start: Start,
+    *,
+    check: CheckLaunch,
+    trains: bool,
     executables: str | None = None,
-    check: CheckLaunch = lambda launch, folder: None,
-    trains: bool = False,
 ) -> Iterator[tuple[Run, str]]:
     """Yields a run, to train or evaluate it, and a description of its devices.
 

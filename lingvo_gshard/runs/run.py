@@ -312,7 +312,6 @@ def make_estimator(
         TaskModel(params, partitioning),
         logdir,
         params=params,
-        # These settings must not change while the folder has checkpoints.
         model_prefixes=MODEL_PREFIXES,
         warm_start=None if has_checkpoints else _warm_start(params),
         executables=executables,

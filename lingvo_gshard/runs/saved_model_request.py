@@ -1,4 +1,4 @@
-"""What a TensorFlow SavedModel needs, which is checked before JAX is imported."""
+"""The needs of a TensorFlow SavedModel, which are checked before JAX is imported."""
 
 import importlib.util
 import pathlib

@@ -101,7 +101,7 @@ def train_params() -> TrainParams:
 def check(p: TrainParams) -> None:
     """Raises ValueError, which names the setting, if one of `train_params` is out of range."""
     for name, value in p.Leaves():
-        _check(name, value, hyperparams.is_finite(value), "finite")
+        _check(p, name, hyperparams.is_finite(value), "finite")
 
     for name in (
         "iterations_per_loop",
@@ -111,26 +111,27 @@ def check(p: TrainParams) -> None:
     ):
         # max_steps may still be missing: `train` can take a number of steps instead.
         count = p.Get(name)
-        _check(name, count, count is REQUIRED or count >= 1, "1 or more")
+        _check(p, name, count is REQUIRED or count >= 1, "1 or more")
 
     for name in ("save_checkpoints_secs", "keep_checkpoint_every_n_hours"):
         duration = p.Get(name)
-        _check(name, duration, duration is None or duration > 0, "more than 0")
+        _check(p, name, duration is None or duration > 0, "more than 0")
 
     for name in ("keep_checkpoint_max", "eval_batches", "early_stop_patience"):
         count = p.Get(name)
-        _check(name, count, count is None or count >= 1, "1 or more, or None")
+        _check(p, name, count is None or count >= 1, "1 or more, or None")
 
-    decay, gain = p.ema_decay, p.early_stop_min_gain
-    _check("ema_decay", decay, decay is None or 0 <= decay < 1, "in [0, 1), or None")
-    _check("early_stop_min_gain", gain, gain >= 0, "0 or more")
+    is_decay = p.ema_decay is None or 0 <= p.ema_decay < 1
+    _check(p, "ema_decay", is_decay, "in [0, 1), or None")
+    _check(p, "early_stop_min_gain", p.early_stop_min_gain >= 0, "0 or more")
+    _check(p, "seed", 0 <= p.seed < 2**31, "from 0 to 2**31 - 1")
     _check_writers(p)
-    _check("seed", p.seed, 0 <= p.seed < 2**31, "from 0 to 2**31 - 1")
 
 
-def _check(name: str, value: object, is_right: bool, expected: str) -> None:
+def _check(p: TrainParams, name: str, is_right: bool, expected: str) -> None:
+    """Raises ValueError, which names the setting and its value, unless `is_right`."""
     if not is_right:
-        raise ValueError(f"train.{name} must be {expected}, got {value}.")
+        raise ValueError(f"train.{name} must be {expected}, got {p.Get(name)}.")
 
 
 def writers(p: TrainParams) -> list[str]:

@@ -2,44 +2,51 @@
 
     python -m repro.quality.figure6 --input=m4bible --out=out/figure6 [--jobs=2]
     python -m repro.quality.figure6 --input=m4bible --out=out/figure6 --layers=12 --dense_layers=24
+    python -m repro.quality.figure6 --input=m4bible --out=out/whole --whole --family=narrow \\
+        --experts=32
 
 The second command adds the figure's other axis: every number of experts in every depth, and a deep
-dense model, the paper's T(96L). `repro.recipes.m4bible` makes the input folder.
+dense model, the paper's T(96L). The third takes all 71 languages, with all their training pairs.
+`repro.recipes.m4bible` makes the input folder.
 
 The benchmark prepares the text, trains the missing models, decodes the test sentences and compares
 the models. Each step is a command of the README, which is printed before it runs. After an
 interruption, the benchmark continues where it stopped, even within a training.
 
-SIZES was chosen before any test score was seen: five whole languages, and seven with fewer and
-fewer pairs, down to 500. The size of a baseline and the checkpoint of every model are chosen on the
-dev split. Test is decoded once. repro.quality.sample_efficiency compares the multilingual runs'
-losses.
+SIZES and SPREAD were chosen before any test score was seen. SIZES has five whole languages, and
+seven with fewer and fewer pairs, down to 500. The size of a baseline and the checkpoint of every
+model are chosen on the dev split. Test is decoded once. repro.quality.sample_efficiency compares
+the multilingual runs' losses.
 """
 
 import functools
 import itertools
 import json
 import pathlib
-import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
-from data_prep import tsv
 from lingvo_gshard import cli
 from lingvo_gshard.checkpoints.checkpoints import Best, read_best
 from lingvo_gshard.input import manifest
 from lingvo_gshard.train.metrics_files import TRAIN_METRICS, read_lines
 from repro import families
 from repro.families import Model
-from repro.quality import multilingual
+from repro.quality import corpora, multilingual
 from xla_spmd.files import atomic_file, table
 
 SIZES: dict[str, int | None] = {
     **dict.fromkeys(("es", "de", "sv", "pl", "zh")),
     **{"pt": 7951, "nb": 4957, "cs": 2994, "nn": 1500, "da": 1000, "uk": 800, "fr": 500},
 }
+# The languages that have a baseline among whole ones, most pairs first: all sizes, many families.
+SPREAD = (
+    *("pl", "es", "lzh", "zh", "he", "sv"),
+    *("sml", "pon", "fr", "et", "grc", "qu", "uk", "kab", "zu", "chr", "eu", "lv"),
+    *("hy", "ru", "ja", "gv", "pot", "gd"),
+)
 _INPUT = flags.DEFINE_string(
     "input", None, "A folder of {train,dev,test}/<lang>-en.tsv.gz.", required=True
 )
@@ -50,23 +57,33 @@ _LAYERS = flags.DEFINE_list("layers", [], "Further even numbers of layers to try
 _DENSE_LAYERS = flags.DEFINE_list(
     "dense_layers", [], "Further even numbers of layers to try, without experts."
 )
-_BASELINES = flags.DEFINE_list("baselines", list(SIZES), "The languages with a baseline.")
+_WHOLE = flags.DEFINE_bool("whole", False, "All languages of --input, with all their pairs.")
+_STEPS = flags.DEFINE_integer("steps", None, "The steps of a multilingual model.", lower_bound=12)
+_BASELINES = flags.DEFINE_list(
+    "baselines",
+    None,
+    "The languages with a baseline: by default all, or, with --whole, 24 of many sizes.",
+)
 _SENTENCES = flags.DEFINE_integer("sentences", 200, "The test sentences of each language.")
 
 # The candidates for a baseline: layers of either stack, M, H, and the rate of dropout.
 _BASELINE_SIZES = ((2, 128, 512, 0.3), (1, 64, 256, 0.2))
+_SMALL_PAIRS = 2000  # The small size was the better one for 500 pairs, and for 800 no longer.
 # Short runs learn more from larger steps.
 _BASELINE_LEARNING = ("optimizer.schedule.multiplier=1.6", *families.BATCHES)
 # The pieces of source and target; other groups have 2000 each. Chinese text has 3,263 characters.
-_VOCABULARIES = {"all": (12000, 6000), "zh": (6000, 2000)}
+_VOCABULARIES = {"all": (12000, 6000), **dict.fromkeys(("zh", "lzh", "ja"), (6000, 2000))}
+_WHOLE_VOCABULARIES = (24000, 6000)
+# Evaluations of dev take this many pairs of a whole language, of the 500 to 800 that it has.
+_WHOLE_DEV_PAIRS = 200
 _SCORES = "decode_test/scores.json"
 
 
 def main() -> None:
     out = pathlib.Path(_OUT.value)
-    for code in _BASELINES.value:
-        if code not in SIZES:
-            raise ValueError(f"--baselines={code}: expected some of {', '.join(SIZES)}")
+    source = pathlib.Path(_INPUT.value)
+    sizes = corpora.whole_languages(source) if _WHOLE.value else SIZES
+    codes = _baseline_languages(sizes)
 
     models = list(
         multilingual.family().grid(
@@ -75,18 +92,21 @@ def main() -> None:
             multilingual.layers(_DENSE_LAYERS),
         )
     )
-    write_corpus(pathlib.Path(_INPUT.value), out / "text")
+    if _STEPS.value:
+        models = [families.with_steps(model, _STEPS.value) for model in models]
+    corpora.write(source, out / "text", sizes, _WHOLE_DEV_PAIRS if _WHOLE.value else None)
     _prepared(out, "all")  # Once, before several jobs need it.
 
-    # The baselines come first, then all models with the first seed, and so on.
-    calls = [functools.partial(_baseline, out, code) for code in _BASELINES.value]
+    # All models with the first seed come first, then with the next, and the baselines last.
+    calls = []
     for seed in range(1, _SEEDS.value + 1):
         calls += [functools.partial(_multilingual, out, model, seed) for model in models]
+    num_seeded = len(calls)
+    calls += [functools.partial(_baseline, out, code) for code in codes]
     logdirs = multilingual.in_parallel(calls)
 
-    num_baselines = len(_BASELINES.value)
-    baselines = logdirs[:num_baselines]
-    seeded = logdirs[num_baselines:]
+    seeded = logdirs[:num_seeded]
+    baselines = logdirs[num_seeded:]
     runs = {model.name: seeded[i :: len(models)] for i, model in enumerate(models)}
     _report(out, runs, baselines)
 
@@ -108,24 +128,15 @@ def _report(
     print(f"\n{table.text(efforts)}")
 
 
-def write_corpus(source: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes folder/LANGUAGE/{train,dev,test} of each language, and all of them as folder/all.
-
-    A language with a size in SIZES gets this number of training pairs, drawn with a fixed seed.
-    Returns at once if the folder exists.
-    """
-    if folder.exists():
-        return
-    aside = folder.with_name(f"{folder.name}.partial")
-    for code, size in SIZES.items():
-        for split in ("train", "dev", "test"):
-            lines = tsv.read(source / split / f"{code}-en.tsv.gz")
-            pairs = [line for line in lines if isinstance(line, tsv.Pair)]
-            if split == "train" and size is not None:
-                pairs = random.Random(code).sample(pairs, size)
-            for group in (code, "all"):
-                tsv.write(aside / group / split / f"{code}-en.tsv.gz", pairs)
-    aside.rename(folder)
+def _baseline_languages(sizes: Mapping[str, int | None]) -> Sequence[str]:
+    """Returns the languages that get a baseline. Raises ValueError for one without text."""
+    codes: Sequence[str] | None = _BASELINES.value
+    if codes is None:
+        codes = SPREAD if _WHOLE.value else list(sizes)
+    for code in codes:
+        if code not in sizes:
+            raise ValueError(f"--baselines={code}: expected some of {', '.join(sizes)}")
+    return codes
 
 
 def _multilingual(out: pathlib.Path, model: Model, seed: int) -> pathlib.Path:
@@ -136,8 +147,10 @@ def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
     """Trains a language's model in each size; decodes test with the best one on dev."""
     data = _prepared(out, code)
     losses = dict[pathlib.Path, float]()
-    steps = baseline_steps(_pairs(data))
-    for layers, dim, hidden_dim, dropout in _BASELINE_SIZES:
+    num_pairs = _pairs(data)
+    steps = baseline_steps(num_pairs)
+    sizes_to_try = _BASELINE_SIZES if num_pairs < _SMALL_PAIRS else _BASELINE_SIZES[:1]
+    for layers, dim, hidden_dim, dropout in sizes_to_try:
         logdir = out / "runs" / f"{code}-{2 * layers}L-M{dim}"
         sizes = families.of_stacks(f"num_layers={layers}", f"dense.hidden_dim={hidden_dim}")
         learning = (*_BASELINE_LEARNING, *families.schedule(steps))
@@ -165,6 +178,8 @@ def _prepared(out: pathlib.Path, group: str) -> pathlib.Path:
     folder = out / "data" / group
     if not (folder / manifest.FILE_NAME).exists():
         source, target = _VOCABULARIES.get(group, (2000, 2000))
+        if group == "all" and _WHOLE.value:
+            source, target = _WHOLE_VOCABULARIES
         vocabularies = (f"--source_vocab_size={source}", f"--target_vocab_size={target}")
         multilingual.command("data_prep.build", f"--input={text}", f"--out={folder}", *vocabularies)
     return folder

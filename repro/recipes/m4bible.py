@@ -15,7 +15,6 @@ chapters, the same in every language.
 """
 
 import collections
-import csv
 import dataclasses
 import itertools
 import pathlib
@@ -29,9 +28,10 @@ from absl import flags
 from data_prep import characters, tsv
 from data_prep.tsv import Pair
 from lingvo_gshard import cli
-from repro.recipes import bibles
+from repro.recipes import bibles, m4bible_languages
 from repro.recipes.bibles import BOOKS, Reference, Verses
 from repro.recipes.git_files import Fetched, Repository
+from repro.recipes.m4bible_languages import Language
 from xla_spmd.files import atomic_file, lock, table
 
 _OUT = flags.DEFINE_string("out", None, "The folder to make.", required=True)
@@ -83,16 +83,6 @@ Read = Callable[[str, str], bytes]
 
 
 @dataclasses.dataclass(frozen=True)
-class Language:
-    """A language's file, and its number of pairs in the folder of repro/quality/results.md."""
-
-    code: str
-    repository: str
-    file: str
-    num_pairs: tuple[int, ...]  # In train, dev and test.
-
-
-@dataclasses.dataclass(frozen=True)
 class Made:
     """The pairs made from a language's file."""
 
@@ -109,22 +99,9 @@ def main() -> None:
     sources = out.with_name(f"{out.name}.sources")
     with lock.held(sources, "writes this folder"):
         read = _reader(sources, None if _FROM.value is None else pathlib.Path(_FROM.value))
-        made = make(languages(), read, out)
+        made = make(m4bible_languages.load(), read, out)
         shutil.rmtree(sources, ignore_errors=True)
-    print(counts_table(languages(), made))
-
-
-def languages() -> list[Language]:
-    """Returns the languages of m4bible.tsv."""
-    path = pathlib.Path(__file__).with_suffix(".tsv")
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-
-    languages: list[Language] = []
-    for row in rows:
-        num_pairs = (int(row["train"]), int(row["dev"]), int(row["test"]))
-        languages.append(Language(row["code"], row["repository"], row["file"], num_pairs))
-    return languages
+    print(counts_table(m4bible_languages.load(), made))
 
 
 def make(languages: Iterable[Language], read: Read, out: pathlib.Path) -> dict[str, Made]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingvo_gshard.beam_search import flat_beam_search
-from lingvo_gshard.beam_search.beam import BeamSearch, Requests, Rules
+from lingvo_gshard.beam_search.beam import BeamSearch, Requests, Rules, Stopping
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.slices import write_at
 from lingvo_gshard.plans import topology_executable
@@ -97,6 +97,31 @@ def test_an_example_without_finite_logits_has_no_hypothesis(beam_size, temperatu
     assert beam_size > 1 or not lengths[:3].any()
     for length, tokens in zip(lengths[:3].ravel(), ids[:3].reshape(-1, 6), strict=True):
         assert length <= 2 and (length == 0 or tokens[length - 1] == EOS)
+
+
+@pytest.mark.parametrize("stopping", Stopping)
+def test_a_search_ends_once_no_hypothesis_is_active(stopping):
+    """The forced EOS ends the only one, although a beam of 3 has room for others."""
+    config = BeamSearch(3, 8, stopping=stopping)
+    last_step = []
+
+    @tf.function(autograph=False)
+    def run():
+        def step(model, ids, mask, index):
+            tf.py_function(lambda i: last_step.append(int(i)), [index], [])
+            return tf.zeros([1, 3, 5]), model
+
+        requests = Requests(
+            tf.constant([1]), tf.constant([8]), tf.zeros([2], tf.int32), tf.constant([EOS])
+        )
+        found = flat_beam_search.search(
+            config, step, NestedMap(), requests, lambda x, _: x, lambda state, _: state
+        )
+        return found.ids, found.lengths
+
+    ids, lengths = run()
+    assert lengths.numpy().tolist() == [[1, 0, 0]] and ids[0, 0, 0] == EOS
+    assert last_step == [0]
 
 
 # --- against other searches ---
@@ -333,6 +358,49 @@ def test_forbidden_tokens_are_never_drawn(temperature, truncated):
     assert not np.isin(ids, [1, 5]).any() and np.isfinite(scores).all()
 
 
+@pytest.mark.parametrize("rules", Rules)
+def test_the_last_token_of_a_sample_is_drawn_like_the_others(rules):
+    """By either rules: a sample that is cut does not end with an EOS that was never drawn."""
+    rows = 2000
+    probabilities_V = np.array([0.05, 0.05, 0.5, 0.3, 0.1])  # EOS has 0.5.
+    logits = tf.constant(np.log(probabilities_V), tf.float32)
+    config = BeamSearch(1, 2, temperature=1.0, rules=rules)
+    ids, lengths, _ = _search(config, lambda *_: tf.tile(logits[None, None], [rows, 1, 1]), rows)
+
+    is_cut_or_ends_last = lengths[:, 0] == 2
+    for tokens in (ids[:, 0, 0], ids[is_cut_or_ends_last, 0, 1]):
+        expected = len(tokens) * probabilities_V
+        counts = np.bincount(tokens, minlength=5)
+        assert ((counts - expected) ** 2 / expected).sum() < 23.6  # p = 0.0001 at 4 degrees
+
+
+def test_a_last_token_that_top_k_excludes_is_not_drawn():
+    logits = tf.constant([4.0, 2.0, 0.0, 3.0], tf.float32)  # EOS is the least probable.
+    config = BeamSearch(1, 3, temperature=1.0, top_k=2)
+    ids, lengths, _ = _search(config, lambda *_: tf.tile(logits[None, None], [50, 1, 1]), 50)
+    assert set(ids.flat) == {0, 3} and (lengths == 3).all()
+
+
+def test_the_coverage_penalty_counts_for_hypotheses_without_eos():
+    """They compete with ended ones by transformers' rules: scores are log P / length + cp."""
+    probabilities = np.array([0.1, 0.2, 0.3, 0.25, 0.15])
+    attention = np.array([0.6, 0.4])
+    weight = 0.2
+    logits = tf.constant(np.log(probabilities), tf.float32)
+    config = BeamSearch(2, 2, 1.0, coverage_weight=weight, rules=Rules.HUGGING_FACE)
+    ids, _, scores = _search(
+        config,
+        lambda *_: tf.tile(logits[None, None], [1, 2, 1]),
+        1,
+        attention=tf.tile(tf.constant(attention, tf.float32)[None, None], [1, 2, 1]),
+        source_real=tf.ones([1, 2]),
+    )
+    assert ids[0].tolist() == [[3, EOS], [3, 3]]
+    coverage_penalty = weight * np.log(np.minimum(2 * attention, 1.0)).sum()
+    log_probs = np.log([0.25 * 0.3, 0.25 * 0.25])
+    np.testing.assert_allclose(scores[0], log_probs / 2 + coverage_penalty, rtol=1e-5)
+
+
 def test_the_highest_temperatures_draw_all_tokens_alike():
     logits_V = tf.constant([-3.0, 4.0, 50.0, 9.0], tf.float32)
     config = BeamSearch(1, 64, 0.0, temperature=1e30)
@@ -403,7 +471,7 @@ def test_truncated_samples_have_the_truncated_distribution():
 
 @pytest.mark.slow
 def test_truncated_samples_contain_kept_tokens_only():
-    """With its own log-probability, which is not truncated; only the last step must end."""
+    """With its own log-probability, which is not truncated."""
     toy = _random_model(6, _PIECES)
     asked = _asked(6)
     found = _sampler(1)(toy.tensors(), asked).Transform(np.asarray)
@@ -415,8 +483,7 @@ def test_truncated_samples_contain_kept_tokens_only():
             assert found.token_log_probs[b, 0, step] == pytest.approx(row[token], abs=1e-4)
             if step + 1 < asked.min_steps[b]:
                 row[EOS] = -np.inf
-            if step + 1 < asked.max_steps[b]:
-                assert _truncated_softmax(row, _TRUNCATED)[token] > 0
+            assert _truncated_softmax(row, _TRUNCATED)[token] > 0
 
 
 @pytest.mark.slow

@@ -135,8 +135,7 @@ def search(config, model: RandomModel, b: int, min_steps: int, max_steps: int) -
     finished.sort(key=lambda x: -x.score)
     if finished:
         return finished[: config.num_found]
-    score = sum(active[0][1]) / normalizer(config, max_steps)
-    return [Found(score, *active[0], attended_KTS[0])]
+    return [_found(config, model, b, *active[0], attended_KTS[0])]
 
 
 def exhaustive(config, model: RandomModel, b: int) -> list[tuple[float, tuple[int, ...]]]:

@@ -82,7 +82,9 @@ def test_an_answer_follows_a_prompt_with_eos(tmp_path):
     chats = Generator(decoder, tokenizer, tokenizer).of_chats
     prompt = case["chats"][1]["text"]
     ids = tokenizer.encode(" sah den hund")
-    assert EOS_ID in chats.parts(prompt)[0].ids
+    (part,) = chats.parts(prompt)
+    assert EOS_ID in part.ids
+    assert chats.num_tokens([prompt]) == [len(part.ids)]
     assert chats.text_of(prompt, ids) == "sah den hund"
 
 

@@ -164,6 +164,7 @@ def test_tensors_that_are_not_finite_are_refused_by_name(tmp_path, name, bad, dt
         ({"decoder_start_token_id": 47}, "decoder_start_token_id is 47; expected an id"),
         ({"scale_embedding": "yes"}, "scale_embedding is 'yes'; expected true or false"),
         ({"dropout": float("nan")}, "dropout is nan; expected 0 or more, below 1"),
+        ({"dropout": 10**400}, r"dropout is 10+\.+0+; expected 0 or more, below 1"),
         ({"encoder_sparse_step": None}, "encoder_sparse_step is None; expected 0 or more"),
         ({"quantization_config": {"bits": 8}}, "quantization_config is {'bits': 8}; expected None"),
         ({"tie_encoder_decoder": True}, "tie_encoder_decoder is True; expected False"),

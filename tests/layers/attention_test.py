@@ -10,7 +10,8 @@ import tensorflow as tf
 from lingvo_gshard.layers import attention
 from lingvo_gshard.layers.attention import MultiHeadAttention
 from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.layers.norms import HeadRMSNorm, Over
+from lingvo_gshard.layers.norms import HeadRMSNorm, LayerNorm, Over, RMSNorm
+from lingvo_gshard.layers.positions import RotaryPositions
 from tests.layers import building
 
 B, L, T, M, N, D = 2, 3, 4, 10, 5, 6
@@ -99,12 +100,26 @@ def test_settings_of_later_models_equal_numpy(settings, literal):
         ({"num_kv_heads": 2}, "num_kv_heads must be a divisor of num_heads 5, got 2"),
         ({"num_kv_heads": 0}, "num_kv_heads must be a divisor of num_heads 5, got 0"),
         ({"logit_cap": 0.0}, "logit_cap must be above 0 or None, got 0.0"),
+        (
+            {"positions": RotaryPositions.Params().Set(max_timescale=0.0)},
+            "positions: max_timescale must be above 0, got 0.0",
+        ),
+        (
+            {"head_norm": HeadRMSNorm.Params().Set(epsilon=0.0)},
+            "query_norm: epsilon must be above 0, got 0.0",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     p = MultiHeadAttention.Params().Set(dim=M, num_heads=N, head_dim=D, **settings)
-    with pytest.raises(ValueError, match=f"^attention: {message}"):
+    with pytest.raises(ValueError, match=rf"^attention[.:] ?{message}"):
         p.Instantiate(building.Unannotated(), "attention")
+
+
+@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
+def test_an_epsilon_that_does_not_keep_the_divisor_above_0_is_refused(norm):
+    with pytest.raises(ValueError, match="^norm: epsilon must be above 0, got -1e-06"):
+        norm.Params().Set(dim=M, epsilon=-1e-6).Instantiate(building.Unannotated(), "norm")
 
 
 def _inputs(seed=4):

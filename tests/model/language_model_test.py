@@ -152,6 +152,26 @@ def test_a_sample_depends_on_its_prompt_and_seed_and_not_on_its_batch():
     assert (drawn != others).any((1, 2)).sum() > B // 2
 
 
+def test_a_sample_of_another_seed_is_not_the_same_one_step_later():
+    task = small.task_params().Instantiate(building.Unannotated())
+    even = task.weight_specs.Transform(lambda spec: tf.zeros(spec.shape))  # All logits are 0.
+    prompts = NestedMap(small.prompts(0))
+    del prompts["seeds"]
+
+    def ids(seed):
+        @tf.function(jit_compile=True, autograph=False)
+        def predict(features):
+            decode = _decode(beam_size=1, temperature=1.0, seed=seed, min_target_len=_S)
+            return task.Predict(even, features, decode)
+
+        return predict(prompts.Transform(tf.constant)).ids.numpy()[:, 0]
+
+    first = ids(0)
+    second = ids(1)
+    assert (second[:, :-2] == first[:, 1:-1]).mean() < 0.5
+    assert (second == first).mean() < 0.5
+
+
 def test_a_document_does_not_see_the_others_of_its_row():
     task = small.task_params().Instantiate(building.Unannotated())
     theta = _theta(task).Transform(tf.constant)

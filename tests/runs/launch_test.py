@@ -145,6 +145,15 @@ def test_settings_that_training_could_not_follow_are_refused(tmp_path, settings,
         launches.check_to_train(changed, str(tmp_path / "run"), evaluates=False)
 
 
+@pytest.mark.parametrize("remat", ["BLOCK", "AUTO"])
+def test_sizes_are_checked_whatever_recomputation_fits(tmp_path, remat):
+    launch = data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
+    launch = launch.changed([f"task.encoder.remat={remat}"])
+    launches.check_sizes(launch, ["input"], 2)
+    with pytest.raises(ValueError, match=r"input\.batch_size = 0: expected 1 or more"):
+        launches.check_sizes(launch.changed(["input.batch_size=0"]), ["input"], 2)
+
+
 @pytest.mark.parametrize("check", [launches.check_to_decode, launches.check_to_evaluate])
 def test_a_folder_without_a_run_is_not_decoded(tmp_path, check):
     launch = _data_with_text(tmp_path / "data", "test")
@@ -155,8 +164,8 @@ def test_a_folder_without_a_run_is_not_decoded(tmp_path, check):
 @pytest.mark.parametrize(
     ("split", "check"),
     [
-        ("train", functools.partial(launches.check_files, inputs=["input", "eval_input"])),
-        ("dev", functools.partial(launches.check_files, inputs=["input", "eval_input"])),
+        ("train", lambda launch, _: launches.check_files(launch, ["input", "eval_input"])),
+        ("dev", lambda launch, _: launches.check_files(launch, ["input", "eval_input"])),
         ("dev", functools.partial(launches.check_to_evaluate, split="dev")),
         ("test", functools.partial(launches.check_to_evaluate, split="test")),
     ],

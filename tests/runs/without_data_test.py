@@ -96,5 +96,5 @@ def test_unsupported_modes_are_refused_or_left_out():
     assert programs == (plan.TRAIN, plan.INITIALIZE, plan.EVALUATE)
     request = Request(_MODEL, (), params, "v3:2x2", None, programs)
     assert request.batches == ["input", "eval_input"]
-    with pytest.raises(ValueError, match=f"--search: {_MODEL} has no stacks of Transformer layers"):
+    with pytest.raises(ValueError, match=f"{_MODEL} has no stacks of Transformer layers"):
         candidates.candidates(request)

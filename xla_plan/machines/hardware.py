@@ -15,11 +15,13 @@ GIB = 2.0**30
 
 # The arithmetic of a float32 product, by the program's requested precision. A TPU multiplies
 # bfloat16: once by default, or in 3 or 6 products of parts. On a GPU, XLA uses TF32 unless the
-# program requests the highest precision.
-_TPU_FLOAT32 = types.MappingProxyType(
+# program requests the highest precision. A GPU multiplies int32 no faster than float32.
+_TPU_COUNTS_AS = types.MappingProxyType(
     {"f32": "bf16", "f32 high": "bf16 x3", "f32 highest": "bf16 x6"}
 )
-_GPU_FLOAT32 = types.MappingProxyType({"f32": "tf32", "f32 high": "tf32", "f32 highest": "f32"})
+_GPU_COUNTS_AS = types.MappingProxyType(
+    {"f32": "tf32", "f32 high": "tf32", "f32 highest": "f32", "int32": "f32"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +52,11 @@ class Generation:
     # The peak rates of other products: `fp8`, `int8`, `tf32`, `f32` and `f64`. Any other arithmetic
     # counts at bfloat16's rate.
     other_peak_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    float32_as: Mapping[str, str] = dataclasses.field(default_factory=lambda: _TPU_FLOAT32)
+    counts_as: Mapping[str, str] = dataclasses.field(default_factory=lambda: _TPU_COUNTS_AS)
 
     def rate(self, arithmetic: str) -> Rate:
         """Returns the peak rate of products in an arithmetic of xla_spmd/hlo/products.py."""
-        name = self.float32_as.get(arithmetic, arithmetic)
+        name = self.counts_as.get(arithmetic, arithmetic)
         # `bf16 x3` is the sum of three products.
         kind, _, products = name.partition(" x")
         if kind not in self.other_peak_flops:
@@ -77,7 +79,7 @@ def _gpu(
         link_bytes_per_sec=nvlink,
         network_bytes_per_sec=adapter,
         other_peak_flops=other_peak_flops,
-        float32_as=_GPU_FLOAT32,
+        counts_as=_GPU_COUNTS_AS,
     )
 
 

@@ -19,5 +19,5 @@ def parse_mesh(text: str, names: Sequence[str], num_devices: int) -> Mesh:
     """
     mesh = Mesh.parse(text, num_devices)
     if len(mesh.axis_names) > 2 or (names and set(names) != set(mesh.axis_names)):
-        raise ValueError(f"--mesh={text}: --search takes one or two axes, the same as --axes.")
+        raise ValueError(f"--mesh={text}: a search takes one or two axes, the same as --axes.")
     return mesh

@@ -134,7 +134,7 @@ def make(
     if not ranked:
         sizes = ", ".join(f"{name} {size}" for name, size in letters.sizes.items())
         raise ValueError(
-            f"--search: no mesh of {num_devices} devices divides the letters of {program.name} so "
+            f"no mesh of {num_devices} devices divides the letters of {program.name} so "
             f"that its arguments fit; their sizes are {sizes}."
         )
 

@@ -26,11 +26,22 @@ def accessed_bytes(instruction: Instruction) -> int:
             return _written_bytes(instruction)
 
         # These instructions read no more than they write.
-        case "dynamic-slice" | "gather" | "slice":
+        case "dynamic-slice" | "slice":
             return _moved_bytes(instruction, instruction.operands[0], instruction.num_bytes)
+        case "gather":
+            table, indices = instruction.operands
+            moved = _moved_bytes(instruction, table, instruction.num_bytes)
+            return moved + _own_bytes(indices)
         case "dynamic-update-slice":
             update = instruction.operands[1]
             return _moved_bytes(instruction, update, _bytes_as(instruction, update))
+
+        case "scatter":
+            moved = sum(map(_own_bytes, instruction.operands[len(instruction.arrays) :]))
+            for number, array in enumerate(instruction.arrays):
+                if not array.is_on_chip:
+                    moved += 2 * _scattered_bytes(instruction, number)
+            return moved
 
         # Its result is a tuple of the copy, the operand and a semaphore.
         case "copy-start":
@@ -54,6 +65,15 @@ def _moved_bytes(result: Instruction, source: Instruction, size: int) -> int:
     """Returns the bytes accessed to read `size` bytes of `source` and write them to `result`."""
     ends = [result.arrays[0], source.arrays[0]]
     return size * len([array for array in ends if not array.is_on_chip])
+
+
+def _scattered_bytes(scatter: Instruction, number: int) -> int:
+    """Returns the bytes of one array that a scatter reads, and writes again in place.
+
+    Its operands are the arrays, the indices, and the updates of each array.
+    """
+    updates = scatter.operands[len(scatter.arrays) + 1 + number]
+    return min(updates.num_bytes, num_bytes([scatter.arrays[number]]))
 
 
 def _called_bytes(caller: Instruction) -> int:
@@ -141,6 +161,8 @@ def _read_bytes(value: Instruction, users: _Users, root: Instruction) -> int:
             read += _bytes_as(value, user)  # A dynamic-slice may convert the slice.
         elif user.opcode == "dynamic-update-slice" and index == 0:
             continue  # Overwritten in place.
+        elif user.opcode == "scatter" and index < len(user.arrays):
+            read += _scattered_bytes(user, index)
         elif _is_in_chain(user):
             continue  # The network reads and writes it.
         elif _is_step_of_collective(user):
@@ -193,6 +215,8 @@ def _written_bytes(result: Instruction) -> int:
             return _written_bytes(result.operands[0])
         case "dynamic-update-slice":
             return _bytes_as(result, result.operands[1])  # In place: only the update.
+        case "scatter":
+            return sum(_scattered_bytes(result, i) for i in range(len(result.arrays)))
         case "custom-call" if result.proto.custom_call_target == "AllocateBuffer":
             return 0  # It reserves memory and does not write it.
         case "fusion":

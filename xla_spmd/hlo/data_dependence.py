@@ -6,7 +6,7 @@ For the fewest, the cheapest branch runs and a loop ends at the first chance.
 
 Which branch costs the most depends on the machine. Branches are compared on a machine that computes
 200 flops in the time of accessing a byte of its memory, a ratio between the TPUs and the GPUs of
-estimate/hardware.py, and that needs ten times as long to send a byte to another device.
+xla_plan/machines/hardware.py, and that needs ten times as long to send a byte to another device.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ class _Weights:
                 return (1 if trips is None else trips) * sum(map(self._of, instruction.called))
             case "conditional":
                 return self._choose(map(self._of, instruction.called))
-            case "call":
+            case "call" | "async-start":
                 return sum(map(self._of, instruction.called))
             case "parameter" | "constant" | "tuple" | "get-tuple-element" | "bitcast":
                 return 0

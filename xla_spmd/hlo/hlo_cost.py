@@ -23,6 +23,7 @@ _CONTROL = frozenset(
     }
 )
 # The start of an asynchronous operation has its cost; its later steps cost nothing.
+_START = "-start"
 _LATER = ("-update", "-done")
 # Instructions that name or pass on existing values, or whose results cost nothing.
 _PASSING = frozenset(
@@ -94,7 +95,7 @@ def costs(module: Module, kernel_flops: Mapping[str, int] | None = None) -> tupl
         least_times = runs.least.times[computation]
         for instruction, op_name in _op_names(computation).items():
             opcode = opcode_of(instruction)
-            if opcode in _FREE or opcode.endswith(_LATER):
+            if opcode.removesuffix(_START) in _FREE or opcode.endswith(_LATER):
                 continue
             is_ragged = products.is_ragged(instruction)
             cost = _cost(instruction, opcode, op_name, kernel_flops or {})
@@ -160,7 +161,7 @@ def _running(module: Module) -> Iterator[Computation]:
         yield computation
 
         for instruction in computation.instructions:
-            if instruction.opcode in _CONTROL:
+            if opcode_of(instruction).removesuffix(_START) in _CONTROL:
                 waiting += reversed(instruction.called)  # The first one is popped first.
 
 

@@ -8,13 +8,13 @@ zero for padding.
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from xla_spmd.hlo import kernels
-from xla_spmd.hlo.hlo_module import Instruction, Module
+from xla_spmd.hlo.hlo_module import Array, Instruction, Module
 
 _CUBLAS = "__cublas$"
 _CUDNN = "__cudnn$"
@@ -29,14 +29,21 @@ _CUDNN_CONVOLUTIONS = {
     "__cudnn$convBackwardFilter": ("input", "output", "kernel"),
 }
 
-# The arithmetic for each dtype of the operands; all other dtypes count as bf16.
+# The arithmetic for each dtype of the operands; all other dtypes count as bf16. Elements of 4 bits
+# are multiplied as elements of 8 bits.
 _ARITHMETIC = {
     "f32": "f32",
     "c64": "f32",
     "f64": "f64",
     "c128": "f64",
+    "s4": "int8",
+    "u4": "int8",
     "s8": "int8",
     "u8": "int8",
+    "s32": "int32",
+    "u32": "int32",
+    "s64": "int32",
+    "u64": "int32",
 }
 # Arithmetic that a program requests by name, for any operands.
 _ALGORITHMS = {
@@ -51,7 +58,7 @@ _ALGORITHMS = {
     "ALG_DOT_F64_F64_F64": "f64",
 }
 _PRECISIONS = ("", " high", " highest", "")  # Indexed by XLA's Precision.
-_SLOWEST_FIRST = ("f64", "f32", "bf16", "int8", "fp8")
+_SLOWEST_FIRST = ("f64", "int32", "f32", "bf16", "int8", "fp8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +68,8 @@ class Product:
     instruction: Instruction
     flops: int
     # The dtype of the operands, and the required precision of float32: `bf16`, `fp8`, `int8`,
-    # `f64`, `tf32`, `f32`, `f32 high`, `f32 highest`, or `bf16 x3`, three products of bfloat16.
+    # `int32`, `f64`, `tf32`, `f32`, `f32 high`, `f32 highest`, or `bf16 x3`, three products of
+    # bfloat16.
     arithmetic: str
     pairs: int = 1  # The number of pairs of matrices that it multiplies at once.
 
@@ -95,8 +103,9 @@ def of(instruction: Instruction, kernel_flops: Mapping[str, int]) -> Iterator[Pr
             yield _product(instruction, _solve_flops(instruction))
 
         case "cholesky":
-            size = instruction.arrays[0].shape[-1]
-            yield _product(instruction, math.prod(instruction.arrays[0].shape) * size // 3)
+            (array,) = instruction.arrays
+            pairs = math.prod(array.shape) * array.shape[-1] // 6
+            yield _product(instruction, _flops_per_pair(array) * pairs)
 
         case "custom-call":
             flops = kernels.flops_of(instruction, kernel_flops)
@@ -153,10 +162,7 @@ def _product(instruction: Instruction, flops: int) -> Product:
 
 
 def num_pairs(instruction: Instruction) -> int:
-    """Returns the number of pairs of matrices that an instruction multiplies.
-
-    The TPU's compiler writes a product of many pairs as a convolution along a dilated dim.
-    """
+    """Returns the number of pairs of matrices that an instruction multiplies."""
     match instruction.opcode:
         case "dot":
             batch = instruction.proto.dot_dimension_numbers.lhs_batch_dimensions
@@ -164,31 +170,52 @@ def num_pairs(instruction: Instruction) -> int:
             numbers = gemm_config(instruction)["dot_dimension_numbers"]
             batch = list(map(int, numbers.get("lhs_batch_dimensions", ())))
         case "convolution":
-            windows = instruction.proto.window.dimensions
-            return math.prod(
-                window.size for window in windows if window.size > 1 and window.base_dilation > 1
-            )
+            return _convolved_pairs(instruction)
         case _:
             return 1
     return math.prod(instruction.operands[0].arrays[0].shape[dim] for dim in batch)
 
 
+def _convolved_pairs(convolution: Instruction) -> int:
+    """Returns the number of pairs of matrices that a convolution multiplies.
+
+    A batch of n pairs is a dim of n elements, dilated by n, and a window of n with stride n - 1, so
+    that each position meets one element.
+    """
+    pairs = 1
+    sizes = convolution.operands[0].arrays[0].shape
+    dims = convolution.proto.convolution_dimension_numbers.input_spatial_dimensions
+    for dim, window in zip(dims, convolution.proto.window.dimensions, strict=True):
+        if window.size == window.base_dilation == window.stride + 1 == sizes[dim]:
+            pairs *= window.size
+    return pairs
+
+
 def _arithmetic(instruction: Instruction) -> str:
     """Returns the arithmetic of a product, given its operands and requested precision."""
-    dtypes = [operand.arrays[0].dtype for operand in instruction.operands if operand.arrays]
+    arrays = [operand.arrays[0] for operand in instruction.operands if operand.arrays]
     if kernels.is_kernel(instruction):
-        # XLA does not know a kernel's products. A bound assumes the fastest dtype that it reads.
-        known = {_of_dtype(dtype) for dtype in dtypes if dtype.startswith(("f", "bf", "s8", "u8"))}
-        return next((name for name in ("fp8", "int8", "bf16", "f32") if name in known), "bf16")
+        return _kernel_arithmetic(arrays)
 
     algorithm, precision = _asked_precision(instruction)
     if algorithm in _ALGORITHMS:
         return _ALGORITHMS[algorithm]
 
     # The slower operand's arithmetic decides, as the other operand is converted to it.
-    of_operands = {_of_dtype(dtype) for dtype in dtypes[:2]}
+    of_operands = {_of_dtype(array.dtype) for array in arrays[:2]}
     slowest = next(name for name in _SLOWEST_FIRST if name in of_operands)
     return f"f32{_PRECISIONS[precision]}" if slowest == "f32" else slowest
+
+
+def _kernel_arithmetic(operands: Sequence[Array]) -> str:
+    """Returns the fastest arithmetic that a kernel's large operands allow.
+
+    XLA does not know its products. Its small operands are masks, sizes and scales.
+    """
+    largest = max((math.prod(array.shape) for array in operands), default=0)
+    large = [array.dtype for array in operands if 16 * math.prod(array.shape) >= largest]
+    known = {_of_dtype(dtype) for dtype in large if dtype.startswith(("f", "bf", "s8", "u8"))}
+    return next((name for name in ("fp8", "int8", "bf16", "f32") if name in known), "bf16")
 
 
 def _asked_precision(instruction: Instruction) -> tuple[str, int]:
@@ -207,25 +234,28 @@ def _asked_precision(instruction: Instruction) -> tuple[str, int]:
 
 
 def _of_dtype(dtype: str) -> str:
-    return "fp8" if dtype.startswith("f8") else _ARITHMETIC.get(dtype, "bf16")
+    return "fp8" if dtype.startswith(("f4", "f8")) else _ARITHMETIC.get(dtype, "bf16")
 
 
 def _dot_flops(dot: Instruction, contracting: Iterable[int]) -> int:
     lhs = dot.operands[0].arrays[0]
-    out = dot.arrays[0].shape
-    # A product of two complex numbers is four products of real numbers.
-    real = 4 if lhs.dtype.startswith("c") else 1
-    return 2 * real * math.prod(out) * math.prod(lhs.shape[dim] for dim in contracting)
+    pairs = math.prod(dot.arrays[0].shape) * math.prod(lhs.shape[dim] for dim in contracting)
+    return _flops_per_pair(lhs) * pairs
+
+
+def _flops_per_pair(array: Array) -> int:
+    """Returns the flops of multiplying two elements of this type and adding the result to a sum."""
+    return 8 if array.dtype.startswith("c") else 2  # Complex numbers need four real products.
 
 
 def _ragged_flops(dot: Instruction, numbers: Any) -> int:
     """Returns the flops of all rows, each multiplied by one group's matrix."""
-    lhs = dot.operands[0].arrays[0].shape
+    lhs = dot.operands[0].arrays[0]
     rhs = dot.operands[1].arrays[0].shape
     shared = {*numbers.rhs_contracting_dimensions, *numbers.rhs_batch_dimensions}
     shared |= set(dot.proto.ragged_dot_dimension_numbers.rhs_group_dimensions)
     own = math.prod(size for dim, size in enumerate(rhs) if dim not in shared)
-    return 2 * math.prod(lhs) * own
+    return _flops_per_pair(lhs) * math.prod(lhs.shape) * own
 
 
 def _ragged_groups(fusion: Instruction) -> int:
@@ -257,8 +287,8 @@ def is_ragged(instruction: Instruction) -> bool:
 
 def _solve_flops(solve: Instruction) -> int:
     """Returns the flops of solving with a triangle, which is half of the square matrix."""
-    size = solve.operands[0].arrays[0].shape[-1]
-    return math.prod(solve.operands[1].arrays[0].shape) * size
+    triangle, solved = (operand.arrays[0] for operand in solve.operands[:2])
+    return _flops_per_pair(triangle) * math.prod(solved.shape) * triangle.shape[-1] // 2
 
 
 def _attention_flops(call: Instruction) -> int:
@@ -269,7 +299,7 @@ def _attention_flops(call: Instruction) -> int:
     """
     config = json.loads(call.proto.backend_config)["cudnn_fmha_backend_config"]
     batch, heads, queries, keys = map(int, config["intermediate_tensor_shape"]["dimensions"])
-    width = call.operands[0].arrays[0].shape[-1]
+    query, _, value = (operand.arrays[0] for operand in call.operands[:3])
     is_backward = "Backward" in call.proto.custom_call_target
 
     # With a causal mask, a query sees the keys up to its own position.
@@ -279,7 +309,13 @@ def _attention_flops(call: Instruction) -> int:
     window = int(config.get("sliding_window_length", 0))
     seen = np.minimum(last, window) if window else last
     pairs = batch * heads * int(seen.sum())
-    return 2 * (5 if is_backward else 2) * pairs * width
+
+    # Latent attention has wider queries and keys than values.
+    query_width = query.shape[-1]
+    value_width = value.shape[-1]
+    if is_backward:
+        return 2 * pairs * (3 * query_width + 2 * value_width)
+    return 2 * pairs * (query_width + value_width)
 
 
 def _convolution_flops(convolution: Instruction) -> int:
@@ -312,7 +348,7 @@ def _convolution_flops(convolution: Instruction) -> int:
     batch = lhs[dims.input_batch_dimension] // max(1, convolution.proto.batch_group_count)
     inputs = rhs[dims.kernel_input_feature_dimension]  # Inputs of one feature group.
     outputs = out[dims.output_feature_dimension]
-    return 2 * batch * inputs * outputs * pairs
+    return _flops_per_pair(arrays[0]) * batch * inputs * outputs * pairs
 
 
 def _valid_pairs(size: int, kernel: int, out: int, window: Any) -> int:
@@ -320,10 +356,17 @@ def _valid_pairs(size: int, kernel: int, out: int, window: Any) -> int:
 
     The other pairs read padding, or the gaps that base dilation puts between input elements.
     """
-    # reads[k, o]: the position in the dilated input that window position k reads for output o.
+    # Window position k of output o reads position first[k] + o * stride of the dilated input, which
+    # is inside for the outputs from lowest[k] to highest[k].
     first = np.arange(kernel) * window.window_dilation - window.padding_low
-    reads = first[:, None] + np.arange(out) * window.stride
+    last_position = (size - 1) * window.base_dilation
+    lowest = np.maximum(0, -(first // window.stride))
+    highest = np.minimum(out - 1, (last_position - first) // window.stride)
 
-    is_inside = (reads >= 0) & (reads <= (size - 1) * window.base_dilation)
-    is_element = reads % window.base_dilation == 0
-    return int(np.count_nonzero(is_inside & is_element))
+    # It is an element, not a gap, for every period-th output, if for any.
+    common = math.gcd(window.stride, window.base_dilation)
+    period = window.base_dilation // common
+    inverse = pow(window.stride // common, -1, period)
+    remainder = -first // common * inverse % period
+    counts = (highest - remainder) // period - (lowest - 1 - remainder) // period
+    return int(counts[first % common == 0].clip(min=0).sum())

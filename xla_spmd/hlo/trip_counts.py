@@ -36,7 +36,7 @@ class Runs:
     # once per instruction.
     times: dict[Computation, int]
     # The most times that each while instruction, by name, runs its body; None if its length is
-    # unknown or varies. The outermost loops come first.
+    # unknown. The outermost loops come first.
     trip_counts: dict[str, int | None]
     # The names of the conditionals whose branch depends on the data, and of the loops that the data
     # may end early.
@@ -361,8 +361,11 @@ class _Follower:
             trips = run.fewest if self._fewest else most
 
         # The loop may have been met before, within a loop or function that runs more than once.
-        if self._runs.trip_counts.setdefault(loop.name, most) != most:
+        before = self._runs.trip_counts.get(loop.name, most)
+        if most is None or before is None:
             self._runs.trip_counts[loop.name] = None
+        else:
+            self._runs.trip_counts[loop.name] = max(most, before)
 
         # In each run of the loop, the condition is computed once more than the body.
         body, condition = loop.called
@@ -370,9 +373,9 @@ class _Follower:
         state = _unchanged(frame, loop)
         self.follow(_Frame(condition, [state]), times * (1 + trips))
 
-        # A trip's branch may depend on the trip's number.
-        is_followed = len(run.states) * _size(body) <= _MOST_FOLLOWED
-        if trips == len(run.states) and _has_branches(body) and is_followed:
+        # A trip's branches and inner loops may depend on the trip's number.
+        is_short = 0 < len(run.states) * _size(body) <= _MOST_FOLLOWED
+        if trips == len(run.states) and is_short and _varies(body, run.states[0], state):
             for state in run.states:
                 self.follow(_Frame(body, [state]), times)
         else:
@@ -392,6 +395,21 @@ def _unchanged(frame: _Frame, loop: Instruction) -> Value:
         if small_values.are_same(common, state):
             return state
         state = common
+
+
+def _varies(body: Computation, first: Value, unchanged: Value) -> bool:
+    """Returns whether a loop's body may take other branches, or inner trips, in other trips.
+
+    `first` is the loop's state before its first trip, and `unchanged` its state in every trip.
+    """
+    if _has_branches(body):
+        return True
+    for loop in body.instructions:
+        # Data may also decide the length of an inner loop; it is then unknown in the first trip.
+        if loop.opcode == "while" and _run_loop(_Frame(body, [unchanged]), loop).most is None:
+            if _run_loop(_Frame(body, [first]), loop).most is not None:
+                return True
+    return False
 
 
 def _within(computation: Computation) -> Iterator[Instruction]:

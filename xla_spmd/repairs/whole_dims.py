@@ -128,12 +128,12 @@ def _is_rotation(concatenation: Any) -> bool:
         return False
 
     size = stablehlo.shape(sources.pop())[dim]
-    if len(spans) == 2:
-        (begin, end), (first, last) = spans
-        return (end, first) == (size, 0) and begin == last
-    if len(spans) == 3:
-        return (spans[0][1], spans[1], spans[2][0]) == (size, (0, size), 0)
-    return False
+    if len(spans) not in (2, 3):
+        return False
+    (begin, end), *between, (first, last) = spans
+    if end != size or first != 0:
+        return False
+    return between == [(0, size)] if between else begin == last
 
 
 def _span(value: Any, dim: int) -> tuple[int, int] | None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from data_prep import tsv
-from repro.recipes import bibles, git_files, m4bible
+from repro.recipes import bibles, git_files, m4bible, m4bible_languages
 from repro.recipes.git_files import Repository
-from repro.recipes.m4bible import Language, Made
+from repro.recipes.m4bible import Made
+from repro.recipes.m4bible_languages import Language
 
 # The number of chapters in each book, Genesis to Revelation.
 _NUM_CHAPTERS = [
@@ -58,8 +59,8 @@ def _source(text):
 
 
 _LANGUAGES = [
-    Language("de", "bible_databases", "formats/csv/Ger.csv", (1, 1, 1)),
-    Language("eu", "bible-corpus", "bibles/Basque-NT.xml", (1, 1, 1)),
+    Language("de", "bible_databases", "formats/csv/Ger.csv", (1, 1, 1), ""),
+    Language("eu", "bible-corpus", "bibles/Basque-NT.xml", (1, 1, 1), ""),
 ]
 
 
@@ -124,7 +125,7 @@ def test_verses_are_paired_cleaned_and_split_by_chapters(published, tmp_path):
 
 
 def test_the_table_of_languages():
-    languages = m4bible.languages()
+    languages = m4bible_languages.load()
     assert len({language.code for language in languages}) == len(languages) == 71
     sums = [sum(language.num_pairs[i] for language in languages) for i in range(3)]
     assert sums == [733625, 40960, 34622]
@@ -213,7 +214,7 @@ def test_the_command_from_a_folder_and_from_repositories(published, tmp_path, mo
         files.setdefault(name, {})[path] = content
     repositories = [_commit(tmp_path / name, files[name]) for name in files]
     monkeypatch.setattr(m4bible, "REPOSITORIES", tuple(repositories))
-    monkeypatch.setattr(m4bible, "languages", lambda: _LANGUAGES)
+    monkeypatch.setattr(m4bible_languages, "load", lambda: _LANGUAGES)
 
     made = []
     for name, unpacked in (("unpacked", str(tmp_path)), ("fetched", None)):

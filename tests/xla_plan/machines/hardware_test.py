@@ -26,6 +26,10 @@ def test_the_generations_have_their_figures():
         hardware.generation("v2:2x2")
 
 
+def test_a_gpu_multiplies_int32_without_its_tensor_cores():
+    assert GENERATIONS["h100"].rate("int32") == GENERATIONS["h100"].rate("f32 highest")
+
+
 @pytest.mark.parametrize(
     ("name", "all_reduce_bytes_per_sec", "chips", "links"),
     [

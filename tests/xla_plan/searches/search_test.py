@@ -160,8 +160,8 @@ def test_a_file_has_the_search_of_its_function(devices, tmp_path):
     ("options", "message"),
     [
         ({"mesh": "data:4"}, "mesh=data:4: expected 4 devices, got 8."),
-        ({"mesh": "a:2,b:2,c:2"}, "--mesh=a:2,b:2,c:2: --search takes one or two axes"),
-        ({"mesh": "a:4,b:2", "axes": ["a", "c"]}, "--search takes one or two axes, the same as"),
+        ({"mesh": "a:2,b:2,c:2"}, "--mesh=a:2,b:2,c:2: a search takes one or two axes"),
+        ({"mesh": "a:4,b:2", "axes": ["a", "c"]}, "a search takes one or two axes, the same as"),
         ({"axes": ["a", "b", "c"]}, "--axes=a,b,c: expected one or two names of axes."),
         ({"axes": ["a", "a"]}, "--axes=a,a: expected one or two names of axes."),
         ({"letters": ["wi=M H"]}, "--letters=wi=M H: found in none of 3 arguments, such as"),

@@ -157,3 +157,32 @@ ENTRY main {
     )
     (collective,) = collectives.find(module)
     assert (collective.times, collective.least_times) == (1, 0)
+
+
+def test_an_asynchronous_exchange_costs_more_than_the_same_bytes_of_memory():
+    module = hlo_text.module(
+        """
+sends {
+  x = f32[1024]{0} parameter(0)
+  start = ((f32[1024]{0}), f32[1024]{0}) all-to-all-start(x), replica_groups={{0,1}},
+    dimensions={0}
+  ROOT y = f32[1024]{0} all-to-all-done(start)
+}
+
+keeps {
+  x = f32[1024]{0} parameter(0)
+  y = f32[1024]{0} negate(x)
+  z = f32[1024]{0} negate(y)
+  ROOT w = f32[1024]{0} negate(z)
+}
+
+ENTRY main {
+  flag = pred[] parameter(0)
+  x = f32[1024]{0} parameter(1)
+  ROOT z = f32[1024]{0} conditional(flag, x, x), true_computation=sends, false_computation=keeps
+}
+""",
+        num_partitions=2,
+    )
+    (collective,) = collectives.find(module)
+    assert (collective.times, collective.least_times) == (1, 0)

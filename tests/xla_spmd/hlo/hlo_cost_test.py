@@ -12,7 +12,7 @@ from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
-from tests.xla_spmd.hlo import programs
+from tests.xla_spmd.hlo import hlo_text, programs
 from tests.xla_spmd.hlo.programs import computation, instruction
 from xla_spmd.hlo import hlo_cost
 from xla_spmd.hlo.hlo_module import Module
@@ -147,6 +147,57 @@ def test_a_fusion_reads_the_slice_of_an_operand_and_updates_another_in_place(fn)
     assert cost.flops == 0
 
 
+# The form of `table.at[rows].set(new)` on TPUs and GPUs.
+_SCATTERED = """
+replace {
+  old = f32[] parameter(0)
+  ROOT new = f32[] parameter(1)
+}
+
+scattered {
+  table = f32[NUM_ROWS,64]{1,0} parameter(0)
+  rows = s32[5]{0} parameter(1)
+  new = f32[5,64]{1,0} parameter(2)
+  ROOT after = f32[NUM_ROWS,64]{1,0} SCATTER
+}
+
+ENTRY main {
+  table = f32[NUM_ROWS,64]{1,0} parameter(0)
+  rows = s32[5]{0} parameter(1)
+  new = f32[5,64]{1,0} parameter(2)
+  ROOT after = f32[NUM_ROWS,64]{1,0} ENTRY_ROOT
+}
+"""
+_SCATTER = (
+    "scatter(table, rows, new), update_window_dims={1}, inserted_window_dims={0}, "
+    "scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=replace"
+)
+
+
+@pytest.mark.parametrize(
+    "root", [_SCATTER, "fusion(table, rows, new), kind=kCustom, calls=scattered"]
+)
+@pytest.mark.parametrize(("num_rows", "updated_rows"), [(1000, 5), (3, 3)])
+def test_a_scatter_reads_and_writes_the_rows_that_it_updates(root, num_rows, updated_rows):
+    text = _SCATTERED.replace("NUM_ROWS", str(num_rows))
+    text = text.replace("ENTRY_ROOT", root).replace("SCATTER", _SCATTER)
+    (cost,) = hlo_cost.costs(hlo_text.module(text))
+    assert cost.accessed_bytes == 4 * (5 + 5 * 64 + 2 * updated_rows * 64)
+
+
+def test_a_gather_reads_its_indices():
+    module = hlo_text.module("""
+ENTRY main {
+  table = bf16[1000]{0} parameter(0)
+  indices = s32[500]{0} parameter(1)
+  ROOT found = bf16[500]{0} gather(table, indices), offset_dims={}, collapsed_slice_dims={0},
+    start_index_map={0}, index_vector_dim=1, slice_sizes={1}
+}
+""")
+    (cost,) = hlo_cost.costs(module)
+    assert cost.accessed_bytes == 500 * (2 + 2 + 4)
+
+
 def test_a_fusions_name_is_its_largest_products():
     @jax.jit
     def fused(x, y, z):
@@ -179,6 +230,26 @@ def test_an_asynchronous_collective_costs_at_its_start():
     entry = computation("main", p, start, instruction("async-done", start))
     (cost,) = hlo_cost.costs(Module((wrapped, entry), entry, 2))
     assert (cost.opcode, cost.accessed_bytes) == ("all-to-all-start", 4 * (4 + 4))
+
+
+def test_an_asynchronous_call_costs_what_its_computation_does():
+    # The form of jax.experimental.compute_on for another stream of a GPU.
+    module = hlo_text.module("""
+called {
+  a = f32[8,8]{1,0} parameter(0)
+  b = f32[8,8]{1,0} dot(a, a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT c = f32[8,8]{1,0} dot(b, a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY main {
+  x = f32[8,8]{1,0} parameter(0)
+  start = ((f32[8,8]{1,0}), f32[8,8]{1,0}) call-start(x), async_execution_thread="parallel",
+    to_apply=called
+  ROOT done = f32[8,8]{1,0} call-done(start)
+}
+""")
+    costs = hlo_cost.costs(module)
+    assert [(cost.name, cost.flops) for cost in costs] == [("b", 2 * 8**3), ("c", 2 * 8**3)]
 
 
 def test_a_call_without_operands_reads_what_its_computation_does():

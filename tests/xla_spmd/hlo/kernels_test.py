@@ -38,6 +38,30 @@ def test_a_kernels_own_estimate_gives_its_flops():
     assert (softmax.flops, softmax.accessed_bytes) == (0, 4 * 2 * _M * _N)
 
 
+# A kernel of two matrices and a third operand.
+_THREE = """
+ENTRY main {
+  x = bf16[512,256]{1,0} parameter(0)
+  w = bf16[256,384]{1,0} parameter(1)
+  third = DTYPE[SHAPE]{1,0} parameter(2)
+  ROOT attend.1 = bf16[512,384]{1,0} custom-call(x, w, third),
+    custom_call_target="tpu_custom_call", backend_config={"custom_call_config": {COST}}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "arithmetic"),
+    [("s8", "4,4", "bf16"), ("s8", "512,256", "int8"), ("f32", "512,256", "bf16")],
+)
+def test_the_fastest_dtype_of_a_kernels_large_operands_counts(dtype, shape, arithmetic):
+    """Splash attention, for one, reads which blocks its mask leaves as int8."""
+    text = _THREE.replace("DTYPE", dtype).replace("SHAPE", shape)
+    module = hlo_text.module(text.replace("COST", _COST.removesuffix(", ")))
+    (kernel,) = hlo_cost.costs(module)
+    assert kernel.arithmetic == arithmetic
+
+
 def test_flops_that_the_user_gives_come_first():
     found = _flops(_module(), softmax=7, my_product=11)
     assert found == {"my_product.1": 11, "softmax.2": 7}

@@ -114,6 +114,30 @@ ENTRY main {
 
 
 @pytest.mark.parametrize(
+    ("target", "widths_of_products"),
+    [
+        ("__cudnn$fmhaSoftmax", 24 + 16),
+        ("__cudnn$fmhaSoftmaxBackward", 3 * 24 + 2 * 16),
+    ],
+)
+def test_attention_whose_values_are_narrower_than_its_keys(target, widths_of_products):
+    module = hlo_text.module(
+        """
+ENTRY main {
+  q = bf16[2,6,4,24]{3,2,1,0} parameter(0)
+  k = bf16[2,8,4,24]{3,2,1,0} parameter(1)
+  v = bf16[2,8,4,16]{3,2,1,0} parameter(2)
+  ROOT attention.1 = (bf16[2,4,6,16]{3,1,2,0}, u8[0]{0}) custom-call(q, k, v),
+    custom_call_target="TARGET", backend_config={"cudnn_fmha_backend_config":{
+      "intermediate_tensor_shape":{"dimensions":["2","4","6","8"]}}}
+}
+""".replace("TARGET", target)
+    )
+    (cost,) = hlo_cost.costs(module)
+    assert cost.flops == 2 * 2 * 4 * 6 * 8 * widths_of_products
+
+
+@pytest.mark.parametrize(
     ("operand", "attributes", "arithmetic"),
     [
         ("f32", "", "f32"),
@@ -122,7 +146,10 @@ ENTRY main {
         ("bf16", ", operand_precision={highest,highest}", "bf16"),
         ("f16", "", "bf16"),
         ("f8e4m3fn", "", "fp8"),
+        ("f4e2m1fn", "", "fp8"),
         ("s8", "", "int8"),
+        ("s4", "", "int8"),
+        ("s32", "", "int32"),
         ("f64", "", "f64"),
         ("f32", ", algorithm=dot_tf32_tf32_f32_x3", "tf32 x3"),
         ("f32", ", algorithm=dot_bf16_bf16_f32", "bf16"),
@@ -139,3 +166,61 @@ ENTRY main {{
 """)
     (cost,) = hlo_cost.costs(module)
     assert (cost.flops, cost.arithmetic) == (2 * 4 * 8 * 2, arithmetic)
+
+
+@pytest.mark.parametrize(("dtype", "real_products"), [("f32", 1), ("c64", 4)])
+def test_complex_numbers_need_four_real_products(dtype, real_products):
+    module = hlo_text.module(
+        """
+ENTRY main {
+  x = T[2,9,4]{2,1,0} parameter(0)
+  w = T[3,4,8]{2,1,0} parameter(1)
+  a = T[6,6]{1,0} parameter(2)
+  b = T[6,5]{1,0} parameter(3)
+  convolved = T[2,7,8]{2,1,0} convolution(x, w), window={size=3}, dim_labels=b0f_0io->b0f
+  factor = T[6,6]{1,0} cholesky(a), lower=true
+  solved = T[6,5]{1,0} triangular-solve(factor, b), left_side=true, lower=true,
+    transpose_a=NO_TRANSPOSE
+  ROOT all = (T[2,7,8]{2,1,0}, T[6,5]{1,0}) tuple(convolved, solved)
+}
+""".replace("T[", f"{dtype}[")
+    )
+    flops = {cost.name: cost.flops for cost in hlo_cost.costs(module)}
+    assert flops == {
+        "convolved": real_products * 2 * 2 * 7 * 3 * 4 * 8,
+        "factor": real_products * 6**3 // 3,
+        "solved": real_products * 6 * 6 * 5,
+    }
+
+
+def test_a_batch_of_very_many_products_counts_at_once():
+    # The TPU compiler's form of jnp.einsum("bij,bjk->bik", x, w).
+    module = hlo_text.module("""
+ENTRY main {
+  x = bf16[1000000,16,8]{2,1,0} parameter(0)
+  w = bf16[1000000,8,4]{2,1,0} parameter(1)
+  ROOT y = bf16[1000000,16,4]{2,1,0} convolution(x, w),
+    window={size=1000000 stride=999999 lhs_dilate=1000000}, dim_labels=0bf_0io->0bf
+}
+""")
+    (cost,) = hlo_cost.costs(module)
+    assert (cost.flops, cost.pair_flops) == (2 * 10**6 * 16 * 8 * 4, 2 * 16 * 8 * 4)
+
+
+@pytest.mark.parametrize(
+    ("window", "size", "pairs"),
+    [
+        ("size=4 stride=3 lhs_dilate=4", 4, 4),  # A batch of four products.
+        ("size=4 pad=2_2 lhs_dilate=2", 8, 1),  # The gradient of a convolution with stride 2.
+    ],
+)
+def test_a_convolution_over_a_dilated_image_is_one_product(window, size, pairs):
+    module = hlo_text.module(f"""
+ENTRY main {{
+  x = bf16[4,16,8]{{2,1,0}} parameter(0)
+  w = bf16[4,8,4]{{2,1,0}} parameter(1)
+  ROOT y = bf16[{size},16,4]{{2,1,0}} convolution(x, w), window={{{window}}},
+    dim_labels=0bf_0io->0bf
+}}
+""")
+    assert products.num_pairs(module.entry.root) == pairs

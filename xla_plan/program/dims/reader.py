@@ -251,7 +251,7 @@ class _Reader:
     def _shard_map(self, operation: Any, operands: list[Tensor]) -> list[Tensor]:
         raise ValueError(
             f"program {self._program.name}: it has a shard map, whose body is written for the "
-            "mesh that it has; --search can only change programs that XLA partitions."
+            "mesh that it has; a search can only change programs that XLA partitions."
         )
 
 
