@@ -208,7 +208,7 @@ class BpeTokenizer(Tokenizer):
 
     @property
     def unk_id(self) -> int:
-        """The id of unknown pieces; -1 if there is none."""
+        """The id of unknown pieces; -1 without one."""
         piece = getattr(self._tokenizer.model, "unk_token", None)
         return -1 if piece is None else int(self._ours[self._tokenizer.token_to_id(piece)])
 

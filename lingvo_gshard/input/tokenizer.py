@@ -118,7 +118,7 @@ class Tokenizer:
 
     @property
     def unk_id(self) -> int:
-        """The id of unknown pieces; -1 if there is none."""
+        """The id of unknown pieces; -1 without one."""
         return UNK_ID
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:

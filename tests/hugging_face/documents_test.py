@@ -204,7 +204,8 @@ def test_an_imported_run_is_fine_tuned_on_documents(tmp_path, name):
     lines = (tmp_path / "run/train_metrics.jsonl").read_text().splitlines()
     nll = {line["step"]: line["metrics"]["nll"] for line in map(json.loads, lines)}
     num_labels = _batch(tmp_path / "data").labels.weights.sum()
-    assert nll[1] == pytest.approx(sum(_nats(name).values()) / num_labels, abs=1e-4)
+    # In training full experts drop tokens, and transformers' experts never are full.
+    assert nll[1] == pytest.approx(sum(_nats(name).values()) / num_labels, rel=0.02)
     assert nll[30] < 0.8 * nll[1]
 
     # The exported table has the rows of the tokenizer, although the data does not know them.
