@@ -47,7 +47,9 @@ _SETTINGS = (
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
     flags.DEFINE_integer("target_vocab_size", None, "Pieces of the target vocabulary."),
     flags.DEFINE_integer("text_vocab_size", None, "Pieces of the vocabulary of documents."),
-    flags.DEFINE_string("vocabulary", None, "A tokenizer's folder or .model, instead of learning."),
+    flags.DEFINE_string(
+        "vocabulary", None, "A run or its .model, or a tokenizer's folder, instead of learning."
+    ),
     flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "SentencePiece's algorithm."),
     flags.DEFINE_float("character_coverage", None, "Share of the characters that get pieces."),
     flags.DEFINE_integer("max_vocab_sentences", None, "Sentences for learning vocabularies."),
@@ -78,8 +80,9 @@ def main() -> None:
                 logging.warning(warning)
             _warn_of_bytes(data)
             _log_totals(data, time.monotonic() - began)
+            model = "MODEL" if settings.vocabulary else _FIRST_MODEL[data.kind]
             logging.info(
-                f"Next: gshard train --model={_FIRST_MODEL[data.kind]} "
+                f"Next: gshard train --model={model} "
                 f"--data_dir={shlex.quote(_OUT.value)} --logdir=RUN "
                 "(for a first look, add --set=train.max_steps=200; the same command without it "
                 "continues)"
@@ -140,7 +143,9 @@ def _log_languages(data: manifest.Manifest) -> None:
 
 
 def _warn_of_bytes(data: manifest.Manifest) -> None:
-    """Warns about languages with many characters that are not in the vocabulary."""
+    """Warns about languages with many characters that are not in the learned vocabulary."""
+    if data.config.get("vocabulary"):
+        return
     for code, records in _training_records(data).items():
         side = "source"
         share = records.num_source_byte_tokens / max(records.num_source_tokens, 1)

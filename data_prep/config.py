@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_prep import checks, directions, languages, source_tables, split_folder
+from data_prep import checks, directions, given_vocabulary, languages, source_tables, split_folder
 from data_prep.sources import Source
 from lingvo_gshard.input.manifest import Kind
 from xla_spmd.files import storage
@@ -20,6 +20,7 @@ _OF_A_VOCABULARY = ("new_languages", "language_tokens")
 _OF_LEARNING = (
     "source_vocab_size",
     "target_vocab_size",
+    "text_vocab_size",
     "model_type",
     "character_coverage",
     "max_vocab_sentences",
@@ -40,14 +41,16 @@ class BuildConfig:
     source_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE, kind=Kind.PARALLEL)  # In pieces.
     target_vocab_size: int = _number(4000, _MIN_VOCAB_SIZE, kind=Kind.PARALLEL)
     text_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE, kind=Kind.TEXT)
-    # A folder of NLLB's or M2M-100's tokenizer, or the .model of a run that was imported from one.
+    # A run, or the .model of one; for pairs, also a folder of NLLB's or M2M-100's tokenizer.
     # If set, no vocabularies are learned: see given_vocabulary.py.
-    vocabulary: str = dataclasses.field(default="", metadata={"kind": Kind.PARALLEL})
+    vocabulary: str = ""
     # Language tokens to add to the given vocabulary, such as nds_Latn.
-    new_languages: tuple[str, ...] = ()
+    new_languages: tuple[str, ...] = dataclasses.field(default=(), metadata={"kind": Kind.PARALLEL})
     # The given vocabulary's codes by the data's languages, where standard codes are ambiguous:
     # sr = "srp_Cyrl".
-    language_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    language_tokens: Mapping[str, str] = dataclasses.field(
+        default_factory=dict, metadata={"kind": Kind.PARALLEL}
+    )
     model_type: str = "bpe"  # SentencePiece's algorithm.
     # many_to_english, english_to_many or many_to_many: see directions.py.
     directions: str = dataclasses.field(default="many_to_english", metadata={"kind": Kind.PARALLEL})
@@ -123,7 +126,7 @@ class BuildConfig:
         """The files of a given vocabulary."""
         if not self.vocabulary:
             return ()
-        path = pathlib.Path(self.vocabulary)
+        path = given_vocabulary.file_of(self.vocabulary, Kind(self.kind))
         return tuple(sorted(path.iterdir())) if path.is_dir() else (path,)
 
     def _is_given(self, name: str) -> bool:

@@ -23,6 +23,7 @@ from data_prep.shards import Shard
 from data_prep.text_chunks import Chunk
 from data_prep.tsv import Example
 from lingvo_gshard.input import example_codec, manifest
+from lingvo_gshard.input.bpe_tokenizer import loaded
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.tokenizer import Tokenizer
 from xla_spmd.files import atomic_file, digests
@@ -121,7 +122,7 @@ class _Encoder:
         self, direction: Direction, models: Sequence[pathlib.Path], max_pieces: float
     ) -> None:
         self._direction = direction
-        self._tokenizers = list(map(Tokenizer, models))
+        self._tokenizers = list(map(loaded, models))
         # The ids at the beginning of each side.
         self._beginnings: list[list[int]] = [[] for _ in models]
         if direction.codes:
@@ -290,5 +291,5 @@ def _statistics(
         num_characters=num_characters,
         num_bytes=sum(len(text.encode()) for text in texts),
         num_byte_pieces=tokenizer.num_byte_pieces(all_ids),
-        num_unknown=all_ids.count(example_codec.UNK_ID),
+        num_unknown=all_ids.count(tokenizer.unk_id),
     )

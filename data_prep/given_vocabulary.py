@@ -1,8 +1,11 @@
-"""A vocabulary with tokens of languages that is given to a build, which then learns none.
+"""A vocabulary that is given to a build, which then learns none.
 
-Both sides use it. A source begins with its language's token and a target with its own, as in
-NLLB-200 and M2M-100. The vocabulary's codes are like `deu_Latn` or `de`. A language of the data is
-matched by its standard code; `language_tokens` names the code where that is ambiguous or different.
+Documents are encoded by the vocabulary of a language model's run.
+
+Both sides of pairs use a vocabulary with tokens of languages. A source begins with its language's
+token and a target with its own, as in NLLB-200 and M2M-100. The vocabulary's codes are like
+`deu_Latn` or `de`. A language of the data is matched by its standard code; `language_tokens` names
+the code where that is ambiguous or different.
 """
 
 import dataclasses
@@ -15,8 +18,11 @@ import langcodes
 
 from data_prep import languages
 from lingvo_gshard.input import fairseq_vocabulary, manifest
+from lingvo_gshard.input.bpe_tokenizer import loaded
+from lingvo_gshard.input.example_codec import BOS_ID
+from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.normalization import Normalization
-from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from xla_spmd.files import atomic_file, digests
 
 _PATH = "vocab/shared.model"
@@ -24,7 +30,10 @@ _PATH = "vocab/shared.model"
 
 @dataclasses.dataclass(frozen=True)
 class GivenVocabulary:
-    """The vocabulary of both sides, and its codes for languages that the data names differently."""
+    """The vocabulary of documents or of both sides of pairs.
+
+    It has codes for the languages of pairs, which the data may name differently.
+    """
 
     vocabulary: manifest.Vocabulary
     normalization: Normalization
@@ -68,28 +77,45 @@ class GivenVocabulary:
         )
 
 
+def file_of(path: str | pathlib.Path, kind: Kind) -> pathlib.Path:
+    """Returns the vocabulary's file if `path` is a run, and else the path.
+
+    Raises ValueError if the run has no vocabulary of this kind.
+    """
+    source, _ = vocabulary_files(path, kind)
+    if source.is_file():
+        return source
+    if source.parent.is_dir():
+        raise ValueError(f"{path}: the run has no vocabulary for data of kind {kind}: see --kind")
+    return pathlib.Path(path)
+
+
 def read(
     path: str | pathlib.Path,
     data_dir: pathlib.Path,
     new_languages: Sequence[str] = (),
     language_tokens: Mapping[str, str] = types.MappingProxyType({}),
+    kind: Kind = Kind.PARALLEL,
 ) -> GivenVocabulary:
     """Writes the given vocabulary, with new languages, into a data folder, and returns it.
 
-    `path` is a folder of NLLB's or M2M-100's tokenizer, or a .model that was made from one. Raises
-    ValueError if it is missing or damaged, if it has no tokens of languages, or if it lacks one
-    that `language_tokens` names.
+    `path` is a run or its .model; for pairs, also a folder of NLLB's or M2M-100's tokenizer. Raises
+    ValueError if it is missing, damaged or of another kind, or if it lacks a language's token that
+    `language_tokens` names.
     """
-    path = pathlib.Path(path)
-    if path.is_dir():
-        model = fairseq_vocabulary.read(path, new_languages)
+    file = file_of(path, kind)
+    if kind is Kind.TEXT:
+        _check_text(file)
+        model = file.read_bytes()
+    elif file.is_dir():
+        model = fairseq_vocabulary.read(file, new_languages)
     else:
-        Tokenizer(path)  # Raises ValueError if the file is not a vocabulary of ours.
-        model = fairseq_vocabulary.added(path.read_bytes(), new_languages)
+        Tokenizer(file)  # Raises ValueError if the file is not a vocabulary of ours.
+        model = fairseq_vocabulary.added(file.read_bytes(), new_languages)
 
     (data_dir / _PATH).parent.mkdir(parents=True, exist_ok=True)
     atomic_file.write(data_dir / _PATH, model)
-    tokenizer = Tokenizer(data_dir / _PATH)
+    tokenizer = loaded(data_dir / _PATH)
     for language, code in language_tokens.items():
         if code not in tokenizer.languages:
             raise ValueError(
@@ -99,6 +125,22 @@ def read(
         digests.describe(data_dir, _PATH), tokenizer.vocab_size, tuple(tokenizer.languages)
     )
     return GivenVocabulary(vocabulary, tokenizer.normalization, language_tokens)
+
+
+def _check_text(file: pathlib.Path) -> None:
+    """Raises ValueError unless a file is the vocabulary of a language model."""
+    if file.is_dir():
+        raise ValueError(
+            f"{file}: expected a run of a language model, such as gshard import writes, or its "
+            "vocab/text.model"
+        )
+    tokenizer = loaded(file)
+    if tokenizer.languages:
+        raise ValueError(f"{file} has tokens of languages, and so is a vocabulary of pairs")
+    beginning = tokenizer.prompt("")
+    if beginning not in ([], [BOS_ID]):
+        pieces = " ".join(tokenizer.pieces(beginning))
+        raise ValueError(f"{file} adds {pieces} to a text; expected the model's BOS or nothing")
 
 
 @functools.lru_cache(maxsize=1)

@@ -79,6 +79,11 @@ class Job:
         return Normalization.NFC if self.given is None else self.given.normalization
 
     @property
+    def given_languages(self) -> GivenVocabulary | None:
+        """The given vocabulary of pairs, whose sides begin with its tokens of languages."""
+        return self.given if self.kind is Kind.PARALLEL else None
+
+    @property
     def max_pieces(self) -> float:
         """The most pieces of a training example; unlimited for documents, which span rows."""
         return self.config.max_pieces if self.kind is Kind.PARALLEL else math.inf
@@ -88,14 +93,14 @@ class Job:
         if corpus.num_examples(language) == 0:
             return []
         if language in corpus.train:
-            return directions.of(language, self.config.directions, self.given)
+            return directions.of(language, self.config.directions, self.given_languages)
 
         # Other languages are translated only into targets that occur in training.
         targets = set()
         for of_train in corpus.train:
-            for direction in directions.of(of_train, self.config.directions, self.given):
+            for direction in directions.of(of_train, self.config.directions, self.given_languages):
                 targets.add(direction.target)
-        of_language = directions.of(language, self.config.directions, self.given)
+        of_language = directions.of(language, self.config.directions, self.given_languages)
         taught = [direction for direction in of_language if direction.target in targets]
         # Without the reverse direction, de-fr would be read as a language: see example_codec.sides.
         if languages.is_without_english(language) and len(taught) < len(of_language):

@@ -105,7 +105,11 @@ def run_through(
         given = None
         if config.vocabulary:
             given = given_vocabulary.read(
-                config.vocabulary, out_dir, config.new_languages, config.language_tokens
+                config.vocabulary,
+                out_dir,
+                config.new_languages,
+                config.language_tokens,
+                Kind(config.kind),
             )
         _build(Job(sources, out_dir, work_dir, config, run, given), last)
 
@@ -113,8 +117,8 @@ def run_through(
 def _build(job: Job, last: Step) -> None:
     """Runs the steps up to `last`. Tasks that an earlier run finished are not repeated."""
     scripts = survey(job)
-    if job.given is not None:
-        job.given.check(scripts)
+    if job.given_languages is not None:
+        job.given_languages.check(scripts)
     if last is Step.SURVEY:
         return
 
@@ -214,7 +218,7 @@ def train_vocabularies(
 ) -> dict[Side, manifest.Vocabulary]:
     """Draws text from all languages, and trains the vocabularies of all sides on it.
 
-    A given vocabulary is used for both sides.
+    A given vocabulary is used for all sides.
     """
     if job.given is not None:
         return {side: job.given.vocabulary for side in vocabulary.SIDES[job.kind]}

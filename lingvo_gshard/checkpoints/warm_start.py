@@ -247,11 +247,15 @@ def rows_by_piece(
 ) -> PieceRows:
     """Returns the rows in the old vocabulary of the new vocabulary's pieces.
 
-    `like` has pairs of a new piece and old pieces, separated by spaces. The new piece starts as
-    their mean. Raises ValueError for other pairs.
+    A row without a piece, which is empty, keeps its place. `like` has pairs of a new piece and old
+    pieces, separated by spaces. The new piece starts as their mean. Raises ValueError for other
+    pairs.
     """
     old_ids = {piece: i for i, piece in enumerate(old_pieces)}
     ids = np.array([old_ids.get(piece, -1) for piece in new_pieces], np.int64)
+    for i, pieces in enumerate(zip(old_pieces, new_pieces, strict=False)):
+        if pieces == ("", ""):
+            ids[i] = i
 
     means: list[tuple[int, ...]] = []
     for pair in like:

@@ -88,8 +88,12 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
 
 def _rows(run: Run, vocabularies: tuple[pathlib.Path, pathlib.Path] | None) -> tuple[int, int, int]:
     """Returns the exported ids of padding, BOS and EOS: the imported model's, if they are known."""
-    if run.launch.facts.imported_ids:
-        pad, bos, eos = run.launch.facts.imported_ids
+    imported_ids = run.launch.facts.imported_ids
+    # A run that was fine-tuned has facts of its data; its tokenizer knows the ids.
+    if vocabularies is not None and bpe_tokenizer.is_bpe(vocabularies[0]):
+        imported_ids = bpe_tokenizer.BpeTokenizer(vocabularies[0].read_bytes()).special_ids
+    if imported_ids:
+        pad, bos, eos = imported_ids
         return pad, bos, eos
 
     # Padding has their id if it takes positions, like in released models, and in their tokenizers.

@@ -18,19 +18,25 @@ import importlib
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
+from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import EOS_ID
+from lingvo_gshard.input.normalization import SPACE, Normalization
 from lingvo_gshard.input.tokenizer import Tokenizer
-from xla_spmd.files import json_records
+from xla_spmd.files import digests, json_records
 
 # The names of a tokenizer's files in a folder of transformers.
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # A piece of one byte of a character without a piece.
+_BYTE_LEVEL_SPACE = "\u0120"  # The character that stands for a space, where each is one byte.
 
 
 def vocabulary(
@@ -85,11 +91,28 @@ def files(path: pathlib.Path) -> dict[str, bytes]:
 
 
 def loaded(path: str | os.PathLike[str]) -> Tokenizer:
-    """Returns the tokenizer of a vocabulary's file, of either kind."""
+    """Returns the tokenizer of a vocabulary's file, of either kind.
+
+    Raises ValueError, which names the file, if it is missing or damaged.
+    """
     file = pathlib.Path(path)
-    if file.is_file() and is_bpe(file):
+    if not file.is_file() or not is_bpe(file):
+        return Tokenizer(path)
+    try:
         return BpeTokenizer(file.read_bytes())
-    return Tokenizer(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
+    """Returns a data folder's source and target tokenizers.
+
+    Raises ValueError if the manifest or a vocabulary is missing or damaged.
+    """
+    files = manifest.load(data_dir).vocabulary_files
+    digests.verify(data_dir, files)
+    source, target = (loaded(digests.local(data_dir, file)) for file in files)
+    return source, target
 
 
 def their_ids(vocab_size: int, special_ids: Sequence[int]) -> np.ndarray:
@@ -111,11 +134,16 @@ class BpeTokenizer(Tokenizer):
     def __init__(self, content: bytes) -> None:
         """Raises ValueError for a damaged file, and without the library."""
         fields = json.loads(content)
+        missing = {"tokenizer", "vocab_size", "special_ids"} - fields.keys()
+        if missing:
+            raise ValueError(f"this vocabulary lacks {', '.join(sorted(missing))}.")
         self._chat_template: str | None = fields.get("chat_template")
         self._special_tokens: dict[str, str] = fields.get("special_tokens") or {}
         self._adds_special_tokens = True
+        self.normalization = Normalization.MODEL
         self.vocab_size = int(fields["vocab_size"])
-        self._theirs = their_ids(self.vocab_size, fields["special_ids"])
+        self.special_ids: tuple[int, ...] = tuple(fields["special_ids"])
+        self._theirs = their_ids(self.vocab_size, self.special_ids)
         self._ours = np.argsort(self._theirs)
         try:
             library = importlib.import_module("tokenizers")
@@ -128,6 +156,8 @@ class BpeTokenizer(Tokenizer):
         except Exception as error:  # The library raises no other type.
             raise ValueError(f"tokenizer.json is not a tokenizer: {error}") from error
 
+        # Bytes are written as printable characters, of which each stands for one.
+        self._is_byte_level = "ByteLevel" in json.dumps(fields["tokenizer"].get("decoder"))
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= self.vocab_size:
             raise ValueError(
@@ -143,10 +173,6 @@ class BpeTokenizer(Tokenizer):
     def targets(self) -> tuple[str, ...]:
         """None, either."""
         return ()
-
-    def normalize(self, text: str) -> str:
-        """Returns the text as it is: the tokenizer has its own normalization."""
-        return text
 
     def prompt(self, text: str) -> list[int]:
         """Returns the ids of a text, with BOS if the tokenizer adds it."""
@@ -179,6 +205,46 @@ class BpeTokenizer(Tokenizer):
         """Returns the ids of several texts, without BOS, EOS last."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [[*self._ours[encoding.ids].tolist(), EOS_ID] for encoding in encodings]
+
+    @property
+    def unk_id(self) -> int:
+        """The id of unknown pieces; -1 without one."""
+        piece = getattr(self._tokenizer.model, "unk_token", None)
+        return -1 if piece is None else int(self._ours[self._tokenizer.token_to_id(piece)])
+
+    def num_byte_pieces(self, ids: Sequence[int]) -> int:
+        """Returns how many of the ids are pieces of a part of a character's bytes."""
+        return int(self._is_part[list(ids)].sum())
+
+    @functools.cached_property
+    def _is_part(self) -> np.ndarray:
+        """Whether each piece has a part of a character's bytes, bool [vocab_size]."""
+        texts = self._tokenizer.decode_batch([[token] for token in self._theirs.tolist()])
+        return np.array(["\ufffd" in text for text in texts])
+
+    def num_bytes(self) -> np.ndarray:
+        """Returns how many bytes of text, in UTF-8, each piece represents, int32 [vocab_size].
+
+        A piece that begins a word counts the space before it, and a special token counts 0.
+        """
+        num_bytes = np.zeros(self.vocab_size, np.int32)
+        added = self._tokenizer.get_added_tokens_decoder()
+        for token, piece in enumerate(self.pieces(range(self.vocab_size))):
+            added_token = added.get(int(self._theirs[token]))
+            if added_token is not None:
+                num_bytes[token] = 0 if added_token.special else len(piece.encode())
+            elif self._is_byte_level:
+                num_bytes[token] = len(piece)
+            elif _BYTE.fullmatch(piece):
+                num_bytes[token] = 1
+            else:
+                num_bytes[token] = len(piece.replace(SPACE, " ").encode())
+        return num_bytes
+
+    def begins_with_space(self) -> np.ndarray:
+        """Returns whether each piece begins a word, bool [vocab_size]."""
+        mark = _BYTE_LEVEL_SPACE if self._is_byte_level else SPACE
+        return np.array([piece.startswith(mark) for piece in self.pieces(range(self.vocab_size))])
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Returns the vocabulary's piece for each id; an id without one has an empty piece."""

@@ -53,7 +53,7 @@ class Kind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A SentencePiece model, and its number of pieces with rows in a model's tables."""
+    """A vocabulary's file, and its number of pieces with rows in a model's tables."""
 
     file: File
     size: int

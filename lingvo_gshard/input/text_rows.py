@@ -13,7 +13,8 @@ The documents (5 6 2) and (7 8 9 2), whose last token 2 is EOS, in two rows of L
 The input is the labels shifted right, with BOS at the start of a document. A document that
 continues in the next row begins a segment there, whose first input is the document's last token
 before it. So every token of every document is a label once, and only the last row of a file of
-records has padding.
+records has padding. If the vocabulary's texts do not begin with BOS, as those of some imported
+models, a document's first token is no label, but the first input.
 
 A file's rows are fixed: they depend on the data, L, the seed and whether documents are shuffled
 within the file, and there are ceil(tokens / L) of them. So the number of rows of all files follows
@@ -33,6 +34,7 @@ import numpy as np
 from lingvo_gshard.core.hyperparams import REQUIRED, setting
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import manifest, mixture, packing, prefetched
+from lingvo_gshard.input.bpe_tokenizer import loaded
 from lingvo_gshard.input.example_codec import BOS_ID, PAD_ID
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.mixture import Mixture
@@ -104,10 +106,10 @@ class TextInput(PreparedInput):
         data, corpora = self._checked_parts(p, process_index, num_processes)
         records = [corpus.records[p.split] for corpus in corpora]
 
-        rows = _TextRows(p, records)
+        vocabulary = loaded(digests.local(p.data_dir, data.target_vocabulary.file))
+        rows = _TextRows(p, records, vocabulary.adds_bos)
         if p.repeat and process_index == 0:
             mixture.warn_of_limits(corpora, rows.sizes, p)
-        vocabulary = Tokenizer(digests.local(p.data_dir, data.target_vocabulary.file))
         batches = _TextBatches(rows, p, vocabulary, process_index, num_processes)
         self._size = None if p.repeat else len(batches)
         super().__init__(batches)
@@ -120,7 +122,7 @@ class TextInput(PreparedInput):
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
-    """A part of a document in a row: its tokens, int32 [n], and the token before them, or BOS."""
+    """A part of a document in a row: its labels, int32 [n], and the token before them."""
 
     ids: np.ndarray
     previous: int
@@ -148,7 +150,9 @@ class _TextBatches:
 
         # The first piece of a document may include the mark of a space that the text lacks.
         self._num_bytes = vocabulary.num_bytes()
-        self._has_space = vocabulary.begins_with_space().astype(np.int32)
+        self._has_space = np.zeros_like(self._num_bytes)
+        if vocabulary.adds_bos:  # Otherwise the first piece is no label.
+            self._has_space = vocabulary.begins_with_space().astype(np.int32)
 
     def __len__(self) -> int:
         if self._params.repeat:
@@ -180,15 +184,20 @@ class _Layout:
     """The layout of a file's n documents, concatenated: their order, and where each one ends."""
 
     documents: np.ndarray  # Their indices over all files, in order, int64 [n].
-    ends: np.ndarray  # The place after the last token of each, in this order, int64 [n].
+    ends: np.ndarray  # The place after the last label of each, in this order, int64 [n].
 
 
 class _TextRows:
     """The rows of some corpora's split; `sizes` has their counts, and indices run over them all."""
 
-    def __init__(self, params: TextInput.Params, records: Sequence[manifest.Records]) -> None:
+    def __init__(
+        self, params: TextInput.Params, records: Sequence[manifest.Records], adds_bos: bool
+    ) -> None:
         """Does not open files yet."""
         self._params = params
+        # The tokens before a document's records, and its tokens in records that are no labels.
+        self._beginning = np.array([BOS_ID] if adds_bos else [], np.int32)
+        self._num_unlabeled = 1 - len(self._beginning)
         self._source = RecordSource(params.data_dir, *records, hashed=params.hash_records)
 
         self._shards: list[manifest.Shard] = []
@@ -196,7 +205,10 @@ class _TextRows:
         num_rows: list[int] = []
         for of_corpus in records:
             self._shards += of_corpus.shards
-            of_shards = [math.ceil(n.num_target_tokens / params.row_len) for n in of_corpus.shards]
+            of_shards: list[int] = []
+            for shard in of_corpus.shards:
+                num_labels = shard.num_target_tokens - self._num_unlabeled * shard.num_examples
+                of_shards.append(math.ceil(num_labels / params.row_len))
             num_rows += of_shards
             self.sizes.append(sum(of_shards))
 
@@ -225,7 +237,10 @@ class _TextRows:
 
         # All documents are read at once, since a call reads each file once.
         wanted, inverse = np.unique(np.concatenate([_NONE, *documents]), return_inverse=True)
-        tokens = [example.target_ids for example in self._source.read(wanted)]
+        tokens = [
+            np.concatenate([self._beginning, example.target_ids], dtype=np.int32)
+            for example in self._source.read(wanted)
+        ]
 
         rows: list[_Row] = []
         num_read = 0
@@ -236,7 +251,7 @@ class _TextRows:
         return rows
 
     def _place(self, index: int) -> tuple[_Layout, int]:
-        """Returns the layout of the file with a row, and the place of the row's first token."""
+        """Returns the layout of the file with a row, and the place of the row's first label."""
         shard_number = int(np.searchsorted(self._row_ends, index, side="right"))
         first_row = self._row_ends[shard_number - 1] if shard_number > 0 else 0
         return self._layout(shard_number), int(index - first_row) * self._params.row_len
@@ -257,21 +272,25 @@ class _TextRows:
             # Seeded by the file, not its number: a corpus has the same rows alone as among others.
             file_seed = int(shard.file.sha256[:16], 16)
             order = np.random.default_rng([self._params.seed, file_seed]).permutation(order)
-        return _Layout(self._first_documents[shard_number] + order, np.cumsum(lengths[order]))
+        ends = np.cumsum(lengths[order] - self._num_unlabeled)
+        return _Layout(self._first_documents[shard_number] + order, ends)
 
 
 _NONE = np.empty(0, np.int64)
 
 
 def _cut(texts: Sequence[np.ndarray], start: int, row_len: int) -> _Row:
-    """Returns a row from documents int32 [n], which begins at token `start` of the first one."""
+    """Returns a row from documents int32 [n], which begins at label `start` of the first one.
+
+    A document's labels are all of its tokens but the first.
+    """
     row: _Row = []
     num_free = row_len
     for text in texts:
-        previous = int(text[start - 1]) if start > 0 else BOS_ID
-        segment = _Segment(text[start : start + num_free], previous)
-        row.append(segment)
-        num_free -= len(segment.ids)
+        labels = text[start + 1 : start + 1 + num_free]
+        if len(labels) > 0:  # A document may be its EOS alone.
+            row.append(_Segment(labels, int(text[start])))
+        num_free -= len(labels)
         start = 0
     return row
 

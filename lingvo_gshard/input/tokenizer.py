@@ -21,7 +21,6 @@ from typing import Literal
 import numpy as np
 import sentencepiece
 
-from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import (
     BOS_ID,
     EOS_ID,
@@ -32,7 +31,6 @@ from lingvo_gshard.input.example_codec import (
 )
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.normalization import SPACE, Normalization
-from xla_spmd.files import digests
 
 # The tokens of languages: codes such as deu_Latn, or __de__ for the code de.
 LANGUAGE = re.compile(r"(?P<code>[a-z]{3}_[A-Z][a-z]{3})|__(?P<short>[A-Za-z-]+)__")
@@ -112,6 +110,16 @@ class Tokenizer:
     def prompt(self, text: str) -> list[int]:
         """Returns BOS and the ids of a text, like the beginning of a document in training."""
         return [BOS_ID, *self.encode(self.normalize(text))[:-1]]
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether a text begins with BOS."""
+        return bool(self.prompt(""))
+
+    @property
+    def unk_id(self) -> int:
+        """The id of unknown pieces; -1 without one."""
+        return UNK_ID
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Raises ValueError: only tokenizers of imported decoders have chat templates."""
@@ -237,17 +245,6 @@ def language_code(name: str) -> str:
 def record(kind: Literal["normalization", "language", "added"], value: str) -> str:
     """Returns the piece after the table by which a vocabulary records this about itself."""
     return f"<{kind}: {value}>"
-
-
-def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
-    """Returns a data folder's source and target tokenizers.
-
-    Raises ValueError if the manifest or a vocabulary is missing or damaged.
-    """
-    files = manifest.load(data_dir).vocabulary_files
-    digests.verify(data_dir, files)
-    source, target = (Tokenizer(digests.local(data_dir, file)) for file in files)
-    return source, target
 
 
 def vocabulary_files(

@@ -20,8 +20,8 @@ from lingvo_gshard.decoding.reading import READINGS
 from lingvo_gshard.decoding.text_decoder import TextDecoder
 from lingvo_gshard.input import sentences
 from lingvo_gshard.input.base_input import DATA_DIR
-from lingvo_gshard.input.bpe_tokenizer import loaded
-from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
+from lingvo_gshard.input.bpe_tokenizer import load_pair, loaded
+from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.layers.numerics import Remat
 from lingvo_gshard.layers.stored_weights import Numbers
 from lingvo_gshard.model import placement, remats
@@ -336,7 +336,7 @@ def _warm_start(params: Params) -> WarmStart | None:
 
     # Maps each new piece to an old one, or to the old pieces whose mean it starts from. A task with
     # one vocabulary uses the targets'.
-    old_tokenizers = list(map(Tokenizer, vocabularies(start.source)))[-len(patterns) :]
+    old_tokenizers = list(map(loaded, vocabularies(start.source)))[-len(patterns) :]
     new_tokenizers = load_pair(params.input.data_dir)[-len(patterns) :]
     pieces = []
     for pattern, old, new in zip(patterns, old_tokenizers, new_tokenizers, strict=True):

@@ -7,7 +7,7 @@ from data_prep import directions, tsv
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input import manifest, records, sentences
-from lingvo_gshard.input.tokenizer import load_pair
+from lingvo_gshard.input.bpe_tokenizer import load_pair
 from tests.data_prep import prepared
 from xla_spmd.files import digests
 

@@ -9,8 +9,8 @@ from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input import records, sentences
 from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.input.bpe_tokenizer import load_pair
 from lingvo_gshard.input.normalization import Normalization
-from lingvo_gshard.input.tokenizer import load_pair
 from tests.data_prep import prepared
 from tests.input import fairseq_vocabulary_test
 
@@ -130,7 +130,10 @@ def test_a_vocabulary_that_is_wrong_is_refused(theirs, tmp_path):
             "target_vocab_size is not a setting .* with",
         ),
         ({"new_languages": ("nds_Latn",)}, "new_languages is not a setting for a build without a"),
-        ({"vocabulary": "v", "kind": "text"}, "vocabulary is not a setting for data of kind text"),
+        (
+            {"vocabulary": "v", "kind": "text", "new_languages": ("nds_Latn",)},
+            "new_languages is not a setting for data of kind text",
+        ),
     ],
 )
 def test_settings_that_would_not_hold_are_refused(settings, message):

@@ -9,7 +9,7 @@ from data_prep.config import BuildConfig
 from data_prep.multilingual import TmxFile
 from data_prep.tsv import Pair
 from lingvo_gshard.input import example_codec, records, sentences
-from lingvo_gshard.input.tokenizer import load_pair
+from lingvo_gshard.input.bpe_tokenizer import load_pair
 from tests.data_prep import prepared
 
 _BOTH = BuildConfig(source_vocab_size=600, target_vocab_size=600, directions="many_to_many")

@@ -10,9 +10,10 @@ import pytest
 from data_prep import config, engines, pipeline, source_tables, vocabulary
 from data_prep.config import BuildConfig
 from lingvo_gshard.input import manifest
+from lingvo_gshard.input.bpe_tokenizer import load_pair
 from lingvo_gshard.input.manifest import Kind
 from lingvo_gshard.input.records import RecordSource
-from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
+from lingvo_gshard.input.tokenizer import Tokenizer
 from tests.data_prep import prepared
 from xla_spmd.files import digests
 

@@ -5,8 +5,9 @@ Run it where torch and transformers are installed, in the root of the checkout:
     python -m tests.hugging_face.write_bpe
 
 It writes tokenizer.json, of a vocabulary with the model's special tokens, and texts.json: `ids` of
-texts, of which the first ones are prompts; the texts `decoded` from these; and `wholes`, prompts
-with what generate adds. mixtral's puts BOS before a text, and qwen3_moe's, whose pieces are bytes,
+texts, of which the first ones are prompts; the texts `decoded` from these; `wholes`, prompts with
+what generate adds; and `nats`, the loss of documents, each with its EOS, summed over all of its
+tokens but the first. mixtral's puts BOS before a text, and qwen3_moe's, whose pieces are bytes,
 puts nothing. transformers 5.24.0 and tokenizers 0.23.3 made the files in this folder.
 """
 
@@ -15,11 +16,12 @@ import pathlib
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 MODELS = pathlib.Path(__file__).parent / "models"
 _TEXT = ("der hund und die katze", "die katze sah den hund", "a cat and a dog", "und der hund sah")
 _PROMPTS = ("der hund", "a cat and", "die")
+_DOCUMENTS = ("der hund und die katze sah", "a cat and a dog", "die katze", "und der dog")
 _OTHERS = ("katze  und hund", " sah", "sah den dog\nund a cat", "")
 
 
@@ -68,9 +70,16 @@ def _write(name: str, tokenizer: Tokenizer) -> None:
     texts = [*_PROMPTS, *_OTHERS]
     ids = [theirs(text)["input_ids"] for text in texts]
     decoded = [theirs.decode(row, skip_special_tokens=True) for row in ids]
-    values = {"texts": texts, "ids": ids, "decoded": decoded, "wholes": wholes}
+    nats = {document: _nats(model, theirs(document)["input_ids"]) for document in _DOCUMENTS}
+    values = {"texts": texts, "ids": ids, "decoded": decoded, "wholes": wholes, "nats": nats}
     (folder / "texts.json").write_text(json.dumps(values, ensure_ascii=False) + "\n")
     print(name, ids[0], wholes)
+
+
+def _nats(model: PreTrainedModel, ids: list[int]) -> float:
+    whole = torch.tensor([[*ids, model.config.eos_token_id]])
+    with torch.no_grad():
+        return len(ids) * model(input_ids=whole, labels=whole).loss.item()
 
 
 if __name__ == "__main__":

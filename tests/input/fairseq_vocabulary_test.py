@@ -8,7 +8,8 @@ import pytest
 from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_gshard.input import fairseq_vocabulary
-from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
+from lingvo_gshard.input.bpe_tokenizer import load_pair
+from lingvo_gshard.input.tokenizer import Tokenizer
 from tests.input.hugging_face import lines
 
 _GOLDENS = pathlib.Path(__file__).parent / "hugging_face" / "tokenizers.zip"

@@ -5,9 +5,9 @@ import pytest
 
 from lingvo_gshard.input import manifest, mixture
 from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.input.bpe_tokenizer import load_pair
 from lingvo_gshard.input.mixture import Mixture
 from lingvo_gshard.input.records import RecordSource
-from lingvo_gshard.input.tokenizer import load_pair
 
 _COUNTS = {"aa": 512, "br": 90, "cy": 16}
 

@@ -11,10 +11,10 @@ import pytest
 from data_prep import encoding
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.input.bpe_tokenizer import load_pair
 from lingvo_gshard.input.example_codec import EOS_ID
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.text_rows import TextInput
-from lingvo_gshard.input.tokenizer import load_pair
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.input import reading
 from xla_spmd.files import digests

@@ -6,7 +6,8 @@ import sentencepiece
 from data_prep import vocabulary
 from data_prep.config import BuildConfig
 from lingvo_gshard.input import example_codec
-from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
+from lingvo_gshard.input.bpe_tokenizer import load_pair
+from lingvo_gshard.input.tokenizer import Tokenizer
 from tests.decoding import vocabularies
 
 
