@@ -13,8 +13,8 @@ The documents (5 6 2) and (7 8 9 2), whose last token 2 is EOS, in two rows of L
 The input is the labels shifted right, with BOS at the start of a document. A document that
 continues in the next row begins a segment there, whose first input is the document's last token
 before it. So every token of every document is a label once, and only the last row of a file of
-records has padding. If the vocabulary's texts do not begin with BOS, as those of some imported
-models, a document's first token is no label, but the first input.
+records has padding. If the vocabulary does not begin texts with BOS, as in some imported models, the
+first token of a document is an input but not a label.
 
 A file's rows are fixed: they depend on the data, L, the seed and whether documents are shuffled
 within the file, and there are ceil(tokens / L) of them. So the number of rows of all files follows

@@ -206,7 +206,7 @@ def test_an_imported_run_is_fine_tuned_on_documents(tmp_path, name):
     num_labels = _batch(tmp_path / "data").labels.weights.sum()
     # In training full experts drop tokens, and transformers' experts never are full.
     assert nll[1] == pytest.approx(sum(_nats(name).values()) / num_labels, rel=0.02)
-    assert nll[30] < 0.8 * nll[1]
+    assert nll[30] < 0.95 * nll[1]
 
     # The exported table has the rows of the tokenizer, although the data does not know them.
     exporting.export_folder(run, tmp_path / "out")
