@@ -13,8 +13,8 @@ The documents (5 6 2) and (7 8 9 2), whose last token 2 is EOS, in two rows of L
 The input is the labels shifted right, with BOS at the start of a document. A document that
 continues in the next row begins a segment there, whose first input is the document's last token
 before it. So every token of every document is a label once, and only the last row of a file of
-records has padding. If the vocabulary does not begin texts with BOS, as in some imported models, the
-first token of a document is an input but not a label.
+records has padding. If the vocabulary does not begin texts with BOS, as in some imported models,
+the first token of a document is an input but not a label.
 
 A file's rows are fixed: they depend on the data, L, the seed and whether documents are shuffled
 within the file, and there are ceil(tokens / L) of them. So the number of rows of all files follows
@@ -151,7 +151,7 @@ class _TextBatches:
         # The first piece of a document may include the mark of a space that the text lacks.
         self._num_bytes = vocabulary.num_bytes()
         self._has_space = np.zeros_like(self._num_bytes)
-        if vocabulary.adds_bos:  # Otherwise the first piece is no label.
+        if vocabulary.adds_bos:  # Otherwise the first piece is not a label.
             self._has_space = vocabulary.begins_with_space().astype(np.int32)
 
     def __len__(self) -> int:
@@ -195,7 +195,7 @@ class _TextRows:
     ) -> None:
         """Does not open files yet."""
         self._params = params
-        # The tokens before a document's records, and its tokens in records that are no labels.
+        # The tokens before a document's records, and its tokens in records that are not labels.
         self._beginning = np.array([BOS_ID] if adds_bos else [], np.int32)
         self._num_unlabeled = 1 - len(self._beginning)
         self._source = RecordSource(params.data_dir, *records, hashed=params.hash_records)
