@@ -80,13 +80,22 @@ def main() -> None:
                 logging.warning(warning)
             _warn_of_bytes(data)
             _log_totals(data, time.monotonic() - began)
-            model = "MODEL" if settings.vocabulary else _FIRST_MODEL[data.kind]
-            logging.info(
-                f"Next: gshard train --model={model} "
-                f"--data_dir={shlex.quote(_OUT.value)} --logdir=RUN "
-                "(for a first look, add --set=train.max_steps=200; the same command without it "
-                "continues)"
-            )
+            _log_next(data.kind, settings.vocabulary)
+
+
+def _log_next(kind: str, vocabulary: str) -> None:
+    """Tells the command that trains a model, or, with a given vocabulary, goes on with its run."""
+    data_flag = f"--data_dir={shlex.quote(_OUT.value)}"
+    if vocabulary:
+        logging.info(
+            f"Next: gshard train {data_flag} --logdir=RUN (continues the vocabulary's own run, such "
+            "as gshard import writes; with --model=MODEL, and another folder, a new run begins)"
+        )
+        return
+    logging.info(
+        f"Next: gshard train --model={_FIRST_MODEL[kind]} {data_flag} --logdir=RUN "
+        "(for a first look, add --set=train.max_steps=200; the same command without it continues)"
+    )
 
 
 def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:

@@ -137,6 +137,7 @@ def _check_text(file: pathlib.Path) -> None:
     tokenizer = loaded(file)
     if tokenizer.languages:
         raise ValueError(f"{file} has tokens of languages, and so is a vocabulary of pairs")
+
     beginning = tokenizer.prompt("")
     if beginning not in ([], [BOS_ID]):
         pieces = " ".join(tokenizer.pieces(beginning))

@@ -229,6 +229,7 @@ class BpeTokenizer(Tokenizer):
         """
         num_bytes = np.zeros(self.vocab_size, np.int32)
         added = self._tokenizer.get_added_tokens_decoder()
+
         for token, piece in enumerate(self.pieces(range(self.vocab_size))):
             added_token = added.get(int(self._theirs[token]))
             if added_token is not None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from xla_plan.machines import published
+
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
@@ -42,84 +44,4 @@ class Gpu:
 
 
 # The GPUs by the first part of a topology's name.
-GPUS = {
-    "a100": Gpu(
-        name="NVIDIA A100-SXM4-80GB",
-        capability=8,
-        cores=108,
-        fpus=64,
-        shared_kib=164,
-        memory_bytes=85_100_068_864,
-        memory_bytes_per_sec=2.03904e12,
-        l2_kib=40960,
-        clock_ghz=1.41,
-    ),
-    "h100": Gpu(
-        name="NVIDIA H100 80GB HBM3",
-        capability=9,
-        cores=132,
-        fpus=128,
-        shared_kib=228,
-        memory_bytes=84_942_979_072,
-        memory_bytes_per_sec=3.35232e12,
-        l2_kib=51200,
-        clock_ghz=1.98,
-    ),
-    "h200": Gpu(
-        name="NVIDIA H200 141GB HBM3e",
-        capability=9,
-        cores=132,
-        fpus=128,
-        shared_kib=228,
-        memory_bytes=151_397_597_184,
-        memory_bytes_per_sec=4.8e12,
-        l2_kib=51200,
-        clock_ghz=1.98,
-    ),
-    "b200": Gpu(
-        name="NVIDIA B200",
-        capability=10,
-        cores=148,
-        fpus=128,
-        shared_kib=228,
-        memory_bytes=191_514_411_008,
-        memory_bytes_per_sec=7.67232e12,
-        l2_kib=129536,
-        clock_ghz=1.965,
-    ),
-    "gb200": Gpu(
-        name="NVIDIA GB200",
-        capability=10,
-        cores=152,
-        fpus=128,
-        shared_kib=228,
-        memory_bytes=197_897_748_480,
-        memory_bytes_per_sec=7.928064e12,
-        l2_kib=132352,
-        clock_ghz=2.062,
-    ),
-    "gb300": Gpu(
-        name="NVIDIA GB300",
-        capability=10,
-        cores=152,
-        fpus=128,
-        shared_kib=228,
-        memory_bytes=297_021_079_552,
-        memory_bytes_per_sec=7.928064e12,
-        l2_kib=132352,
-        clock_ghz=2.07,
-        minor=3,
-    ),
-    "b300": Gpu(
-        name="NVIDIA B300",
-        capability=10,
-        cores=158,
-        fpus=128,
-        shared_kib=228,
-        memory_bytes=297_021_865_984,
-        memory_bytes_per_sec=7.936e12,
-        l2_kib=132352,
-        clock_ghz=1.965,
-        minor=3,
-    ),
-}
+GPUS = {name: Gpu(**figures["compiler"]) for name, figures in published.GPUS.items()}

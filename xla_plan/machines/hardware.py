@@ -7,7 +7,9 @@ direction.
 import dataclasses
 import types
 from collections.abc import Mapping
+from typing import Any
 
+from xla_plan.machines import published
 from xla_plan.machines.gpus import GPUS
 from xla_spmd.runtime import environment
 
@@ -66,185 +68,40 @@ class Generation:
         return Rate(name, peak_flops / int(products or 1))
 
 
-def _gpu(
-    name: str, peak_flops: float, nvlink: float, adapter: float, **other_peak_flops: float
-) -> Generation:
-    """Returns a GPU's figures; the size of its memory comes from xla_plan/machines/gpus.py."""
+def _tpu(figures: Mapping[str, Any]) -> Generation:
+    """Returns the figures of a core, which has an equal share of its chip."""
+    cores = figures["cores_per_chip"]
+    core = dict(figures["core"])
+    chip = {name: rate / cores for name, rate in figures["chip"].items()}
+    return Generation(
+        cores_per_chip=cores,
+        peak_flops=chip.pop("peak_flops"),
+        memory_bytes_per_sec=chip.pop("memory_bytes_per_sec"),
+        xla_memory_bytes_per_sec=core.pop("xla_memory_gib_per_sec") * GIB,
+        other_peak_flops=chip,
+        **core,
+    )
+
+
+def _gpu(name: str, figures: Mapping[str, Any]) -> Generation:
     gpu = GPUS[name]
     return Generation(
         cores_per_chip=1,
-        peak_flops=peak_flops,
+        peak_flops=figures["peak_flops"],
         memory_bytes_per_sec=gpu.memory_bytes_per_sec,
         capacity_gib=environment.GPU_MEMORY_SHARE * gpu.memory_bytes / GIB,
-        link_bytes_per_sec=nvlink,
-        network_bytes_per_sec=adapter,
-        other_peak_flops=other_peak_flops,
+        link_bytes_per_sec=figures["nvlink_bytes_per_sec"],
+        network_bytes_per_sec=figures["adapter_bytes_per_sec"],
+        other_peak_flops=figures["other_peak_flops"],
         counts_as=_GPU_COUNTS_AS,
     )
 
 
-# The generations by the prefix of a topology's name. A chip's rates are published at
-# https://cloud.google.com/tpu/docs/GENERATION, and divided here by its cores. The link rates of v3
-# and v4 are from https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433. The pages of
-# v5e, v5p, v6e and tpu7x give the rate of a chip's 4 or 6 links in both directions. The pages of
-# v5e and v6e give the adapters of a host of 8 chips, 2 of 100 and 4 of 200 Gbit/s (and the same
-# rate a chip for 256 chips: 6.4 and 25.6 Tbit/s); the page of v5p gives 50 Gbit/s a chip. The pages
-# of v4 to v6e give int8's rate, and tpu7x' page fp8's.
-_TPU_GENERATIONS = {
-    "v3": Generation(
-        cores_per_chip=2,
-        peak_flops=123e12 / 2,
-        memory_bytes_per_sec=900e9 / 2,
-        capacity_gib=15.48,
-        link_bytes_per_sec=656e9 / 8,  # Its page has 340 TB/s for all-reduces of 1024 chips.
-        xla_peak_flops=61.4e12,
-        xla_memory_bytes_per_sec=400 * GIB,
-    ),
-    "v4": Generation(
-        cores_per_chip=2,
-        peak_flops=275e12 / 2,
-        other_peak_flops={"int8": 275e12 / 2},
-        memory_bytes_per_sec=1200e9 / 2,
-        capacity_gib=15.25,
-        link_bytes_per_sec=50e9,
-        xla_peak_flops=137e12,
-        xla_memory_bytes_per_sec=457.5 * GIB,
-    ),
-    "v5e": Generation(
-        cores_per_chip=1,
-        peak_flops=197e12,
-        other_peak_flops={"int8": 393e12},
-        memory_bytes_per_sec=819e9,
-        capacity_gib=15.75,
-        link_bytes_per_sec=400e9 / 4 / 2,
-        network_bytes_per_sec=2 * 100e9 / 8 / 8,
-        xla_peak_flops=197e12,
-        xla_memory_bytes_per_sec=687 * GIB,
-    ),
-    "v5p": Generation(
-        cores_per_chip=1,
-        peak_flops=459e12,
-        other_peak_flops={"int8": 918e12},
-        memory_bytes_per_sec=2765e9,
-        capacity_gib=95.74,
-        link_bytes_per_sec=1200e9 / 6 / 2,
-        network_bytes_per_sec=50e9 / 8,
-        xla_peak_flops=394e12,
-        xla_memory_bytes_per_sec=2189 * GIB,
-    ),
-    "v6e": Generation(
-        cores_per_chip=1,
-        peak_flops=918e12,
-        other_peak_flops={"int8": 1836e12},
-        memory_bytes_per_sec=1638e9,
-        capacity_gib=31.25,
-        link_bytes_per_sec=800e9 / 4 / 2,
-        network_bytes_per_sec=4 * 200e9 / 8 / 8,
-        xla_peak_flops=918e12,
-        xla_memory_bytes_per_sec=1525.5 * GIB,
-    ),
-    "tpu7x": Generation(
-        cores_per_chip=2,
-        peak_flops=2307e12 / 2,
-        other_peak_flops={"fp8": 4614e12 / 2},
-        memory_bytes_per_sec=7380e9 / 2,
-        capacity_gib=94.75,
-        link_bytes_per_sec=1200e9 / 6 / 2,
-        xla_peak_flops=996e12,
-        xla_memory_bytes_per_sec=3432.9 * GIB,
-    ),
+# The generations by the first part of a topology's name. Of v2 no figures are known.
+GENERATIONS = {
+    **{name: _tpu(figures) for name, figures in published.TPUS.items() if "chip" in figures},
+    **{name: _gpu(name, figures) for name, figures in published.GPUS.items()},
 }
-
-# Flops without sparsity, NVLink and network adapter, as NVIDIA publishes them: the data sheets of
-# A100, H100, H200, of HGX B200 and B300, and of GB200 and GB300 NVL72. The float64 rate is the
-# tensor cores'. The adapters are the DGX systems': 200 Gbit/s for each A100, 800 for each B300 and
-# GB300, 400 for each of the others.
-_GPU_GENERATIONS = {
-    "a100": _gpu(
-        "a100",
-        peak_flops=312e12,
-        nvlink=300e9,
-        adapter=25e9,
-        int8=624e12,
-        tf32=156e12,
-        f32=19.5e12,
-        f64=19.5e12,
-    ),
-    **{
-        name: _gpu(
-            name,
-            peak_flops=989e12,
-            nvlink=450e9,
-            adapter=50e9,
-            fp8=1979e12,
-            int8=1979e12,
-            tf32=494.5e12,
-            f32=67e12,
-            f64=67e12,
-        )
-        for name in ("h100", "h200")
-    },
-    "b200": _gpu(
-        "b200",
-        peak_flops=2250e12,
-        nvlink=900e9,
-        adapter=50e9,
-        fp8=4500e12,
-        int8=4500e12,
-        tf32=1125e12,
-        f32=75e12,
-        f64=37e12,
-    ),
-    "gb200": _gpu(
-        "gb200",
-        peak_flops=2500e12,
-        nvlink=900e9,
-        adapter=50e9,
-        fp8=5000e12,
-        int8=5000e12,
-        tf32=1250e12,
-        f32=80e12,
-        f64=40e12,
-    ),
-    "gb300": _gpu(
-        "gb300",
-        peak_flops=2500e12,
-        nvlink=900e9,
-        adapter=100e9,
-        fp8=5000e12,
-        int8=165e12,
-        tf32=1250e12,
-        f32=80e12,
-        f64=1.39e12,
-    ),
-    "b300": _gpu(
-        "b300",
-        peak_flops=2250e12,
-        nvlink=900e9,
-        adapter=100e9,
-        fp8=4500e12,
-        int8=150e12,
-        tf32=1125e12,
-        f32=75e12,
-        f64=1.25e12,
-    ),
-}
-
-# TPUs by JAX's device_kind. A GPU's device_kind begins with its name in gpus.py; cards with other
-# memory or links, such as PCIe cards, have other names.
-_TPU_KINDS = {
-    "TPU v3": "v3",
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
-    "TPU7x": "tpu7x",
-}
-
-GENERATIONS = _TPU_GENERATIONS | _GPU_GENERATIONS
 
 
 def generation(topology: str) -> Generation:
@@ -260,7 +117,12 @@ def generation(topology: str) -> Generation:
 
 def generation_of_kind(device_kind: str) -> str | None:
     """Returns the name in GENERATIONS of a jax.Device's device_kind; None if it is unknown."""
+    # A GPU's name in machines.toml begins with its device_kind. Cards with other memory or links,
+    # such as PCIe cards, have other names.
     for name, gpu in GPUS.items():
         if f"{gpu.name} ".startswith(f"{device_kind} "):
             return name
-    return _TPU_KINDS.get(device_kind)
+    for name, figures in published.TPUS.items():
+        if device_kind in figures.get("device_kinds", ()):
+            return name
+    return None

@@ -96,10 +96,16 @@ def _description(kind: str, sizes: str, num_slices: int) -> Any:
 
 def _add_cuda_plugin() -> None:
     """Adds the CUDA plugin to JAX, which left it out for want of libraries that compute on GPUs."""
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    for module in ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"):
-        if importlib.util.find_spec(module):
-            importlib.import_module(module).initialize()
+    variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+    given = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        for module in ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"):
+            if importlib.util.find_spec(module):
+                importlib.import_module(module).initialize()
+    finally:
+        if given is None:
+            del os.environ[variable]
 
 
 def places(name: str) -> tuple[tuple[int, ...], ...]:

@@ -9,21 +9,13 @@ import importlib.util
 import math
 import re
 
-from xla_plan.machines.gpus import GPUS
+from xla_plan.machines import published
 
-# The sizes in the name of a TPU's topology; X, Y and Z count chips.
-_TPUS = {
-    "v2": "XxY",
-    "v3": "XxY",
-    "v5e": "XxY",
-    "v6e": "XxY",
-    "v4": "XxYxZ",
-    "v5p": "XxYxZ",
-    "tpu7x": "XxYxZ",
-}
+# The sizes in the names of topologies; those of TPUs count chips.
+_TPUS = {name: figures["sizes"] for name, figures in published.TPUS.items()}
 # JAX shows each core as a device.
-CORES_PER_CHIP = {"v2": 2, "v3": 2, "v5e": 1, "v6e": 1, "v4": 2, "v5p": 1, "tpu7x": 2}
-_SIZES = _TPUS | dict.fromkeys(GPUS, "HOSTSxGPUS")
+CORES_PER_CHIP = {name: figures["cores_per_chip"] for name, figures in published.TPUS.items()}
+_SIZES = _TPUS | dict.fromkeys(published.GPUS, "HOSTSxGPUS")
 
 # The machines that are compared: the most devices of a pod, and the GPUs of a host.
 _COMPARED_TPUS = {"v3": 2048, "v4": 8192, "v5e": 256, "v5p": 8192, "v6e": 256, "tpu7x": 16384}
@@ -39,7 +31,7 @@ _SLICES = "slices"
 
 def is_gpu(name: str) -> bool:
     """Returns whether a topology consists of GPUs."""
-    return name.partition(":")[0] in GPUS
+    return name.partition(":")[0] in published.GPUS
 
 
 def is_installed(name: str) -> bool:

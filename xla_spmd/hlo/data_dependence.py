@@ -6,7 +6,7 @@ For the fewest, the cheapest branch runs and a loop ends at the first chance.
 
 Which branch costs the most depends on the machine. Branches are compared on a machine that computes
 200 flops in the time of accessing a byte of its memory, a ratio between the TPUs and the GPUs of
-xla_plan/machines/hardware.py, and that needs ten times as long to send a byte to another device.
+xla_plan/machines/machines.toml, and that needs ten times as long to send a byte to another device.
 """
 
 import dataclasses

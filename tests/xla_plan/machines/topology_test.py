@@ -64,7 +64,7 @@ def test_an_unknown_name_lists_the_known_ones():
         "v5e:2slices",
         "h100:1x8x2slices",
     )
-    known = "known are v2:XxY, v3:XxY, .* v4:XxYxZ, .* h100:HOSTSxGPUS, .*; v3:2x2"
+    known = "known are v2:XxY, v3:XxY, v4:XxYxZ, .* h100:HOSTSxGPUS, .*; v3:2x2"
     for name in ("", "v3", "v3:8", "v3:0x2", "v3:2x2x2", "v4:4x4", "v1:2x2", "3:2", *wrong):
         with pytest.raises(ValueError, match=f"topology '{name}' is unknown; {known}"):
             topology.devices(name)

@@ -128,9 +128,7 @@ ENTRY main {
     assert _flops(hlo_text.module(kernel.replace("START", "constant(39)"))) == (100, 100)
 
 
-def test_collectives_within_branches_count_by_the_chosen_branch():
-    module = hlo_text.module(
-        """
+_ALL_REDUCE = """
 sum {
   a = f32[] parameter(0)
   b = f32[] parameter(1)
@@ -141,46 +139,36 @@ sends {
   x = f32[1024]{0} parameter(0)
   ROOT y = f32[1024]{0} all-reduce(x), replica_groups={{0,1}}, to_apply=sum, channel_id=1
 }
-
-keeps {
-  x = f32[1024]{0} parameter(0)
-  ROOT y = f32[1024]{0} negate(x)
-}
-
-ENTRY main {
-  flag = pred[] parameter(0)
-  x = f32[1024]{0} parameter(1)
-  ROOT z = f32[1024]{0} conditional(flag, x, x), true_computation=sends, false_computation=keeps
-}
-""",
-        num_partitions=2,
-    )
-    (collective,) = collectives.find(module)
-    assert (collective.times, collective.least_times) == (1, 0)
-
-
-def test_an_asynchronous_exchange_costs_more_than_the_same_bytes_of_memory():
-    module = hlo_text.module(
-        """
+"""
+_ALL_TO_ALL = """
 sends {
   x = f32[1024]{0} parameter(0)
   start = ((f32[1024]{0}), f32[1024]{0}) all-to-all-start(x), replica_groups={{0,1}},
     dimensions={0}
   ROOT y = f32[1024]{0} all-to-all-done(start)
 }
+"""
 
-keeps {
-  x = f32[1024]{0} parameter(0)
-  y = f32[1024]{0} negate(x)
-  z = f32[1024]{0} negate(y)
-  ROOT w = f32[1024]{0} negate(z)
-}
 
-ENTRY main {
+@pytest.mark.parametrize(
+    ("sends", "num_passes"), [(_ALL_REDUCE, 1), (_ALL_TO_ALL, 3)], ids=["all-reduce", "starts"]
+)
+def test_an_exchange_within_a_branch_costs_more_than_the_same_bytes_of_memory(sends, num_passes):
+    """The other branch makes passes over the bytes, and sends nothing."""
+    passes = [f"  y{i + 1} = f32[1024]{{0}} negate(y{i})\n" for i in range(num_passes)]
+    module = hlo_text.module(
+        f"""
+{sends}
+keeps {{
+  y0 = f32[1024]{{0}} parameter(0)
+{"".join(passes)}  ROOT z = f32[1024]{{0}} copy(y{num_passes})
+}}
+
+ENTRY main {{
   flag = pred[] parameter(0)
-  x = f32[1024]{0} parameter(1)
-  ROOT z = f32[1024]{0} conditional(flag, x, x), true_computation=sends, false_computation=keeps
-}
+  x = f32[1024]{{0}} parameter(1)
+  ROOT z = f32[1024]{{0}} conditional(flag, x, x), true_computation=sends, false_computation=keeps
+}}
 """,
         num_partitions=2,
     )
