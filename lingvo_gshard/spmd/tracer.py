@@ -41,7 +41,7 @@ from xla_spmd.runtime import environment, log_lines, main_module, progress, vers
 _IDLE_SECS = 60.0
 _POLL_SECS = 0.5
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
-_WAITS = "waiting for TensorFlow"  # It is imported first, and then traces.
+_WAITS = "tracing with TensorFlow"  # It is imported first.
 _NAME = "lingvo_gshard-tracer"  # The name of the child and of its message file.
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _Result = TypeVar("_Result")
