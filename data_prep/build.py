@@ -84,12 +84,13 @@ def main() -> None:
 
 
 def _log_next(kind: str, vocabulary: str) -> None:
-    """Tells the command that trains a model, or, with a given vocabulary, goes on with its run."""
+    """Tells the command that trains a model, with a given vocabulary from a run's weights."""
     data_flag = f"--data_dir={shlex.quote(_OUT.value)}"
     if vocabulary:
         logging.info(
-            f"Next: gshard train {data_flag} --logdir=RUN (continues the vocabulary's own run, such "
-            "as gshard import writes; with --model=MODEL, and another folder, a new run begins)"
+            f"Next: gshard train {data_flag} --logdir=RUN, if RUN was imported with this "
+            f"vocabulary and not trained yet, or gshard train --model=MODEL {data_flag} "
+            "--logdir=TUNED --set=train.warm_start_from=RUN, which begins with its weights"
         )
         return
     logging.info(
@@ -112,6 +113,10 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
     if folder is not None and folder.resolve() == pathlib.Path(_OUT.value).resolve():
         raise ValueError(f"--out={_OUT.value} is the folder of --input; choose another.")
     storage.check_writable(_OUT.value)
+    if "vocabulary" in settings:
+        if storage.is_bucket(settings["vocabulary"]):
+            raise ValueError(f"--vocabulary={settings['vocabulary']} must be on this machine.")
+        settings["vocabulary"] = storage.absolute(settings["vocabulary"])
 
     if _CONFIG.value is not None:
         return config.load(pathlib.Path(_CONFIG.value).absolute(), settings, folder)

@@ -25,6 +25,7 @@ _OF_LEARNING = (
     "character_coverage",
     "max_vocab_sentences",
     "vocab_temperature",
+    "seed",
 )
 
 

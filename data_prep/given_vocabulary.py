@@ -80,14 +80,17 @@ class GivenVocabulary:
 def file_of(path: str | pathlib.Path, kind: Kind) -> pathlib.Path:
     """Returns the vocabulary's file if `path` is a run, and else the path.
 
-    Raises ValueError if the run has no vocabulary of this kind.
+    Raises ValueError if the run has no vocabulary of this kind, or a damaged one of text.
     """
     source, _ = vocabulary_files(path, kind)
-    if source.is_file():
-        return source
-    if source.parent.is_dir():
-        raise ValueError(f"{path}: the run has no vocabulary for data of kind {kind}: see --kind")
-    return pathlib.Path(path)
+    if source.parent.is_dir() and not source.is_file():
+        raise ValueError(
+            f"{path} has no vocab/{source.name}, as a run for data of kind {kind} has: see --kind"
+        )
+    file = source if source.is_file() else pathlib.Path(path)
+    if kind is Kind.TEXT:
+        _check_text(file)
+    return file
 
 
 def read(
@@ -105,7 +108,6 @@ def read(
     """
     file = file_of(path, kind)
     if kind is Kind.TEXT:
-        _check_text(file)
         model = file.read_bytes()
     elif file.is_dir():
         model = fairseq_vocabulary.read(file, new_languages)
@@ -131,8 +133,8 @@ def _check_text(file: pathlib.Path) -> None:
     """Raises ValueError unless a file is the vocabulary of a language model."""
     if file.is_dir():
         raise ValueError(
-            f"{file}: expected a run of a language model, such as gshard import writes, or its "
-            "vocab/text.model"
+            f"{file} has no vocab/text.model: expected a run of a language model, such as gshard "
+            "import writes for a model with a tokenizer, or that file"
         )
     tokenizer = loaded(file)
     if tokenizer.languages:

@@ -79,10 +79,11 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
             raise ValueError(f"{folder} is not empty: export to a new folder.")
         notes = _write_tokenizer(path, vocabularies, config["vocab_size"], rows)
         _write(path, tensors, part_bytes)
+        changed = {} if _has_padding(vocabularies) else {"pad_token_id": None}
         fields = _generation(run.params.decode, config) | {"pad_token_id": rows[PAD_ID]}
-        _write_json(path / generation.FILE, fields)
+        _write_json(path / generation.FILE, fields | changed)
         # It is written last, since a folder without it is not a model.
-        _write_json(path / CONFIG, config.values.values)
+        _write_json(path / CONFIG, config.values.values | changed)
     return [*notes, *_notes(run.params, config)]
 
 
@@ -101,6 +102,18 @@ def _rows(run: Run, vocabularies: tuple[pathlib.Path, pathlib.Path] | None) -> t
     if vocabularies is not None and tokenizer_files.has_languages(vocabularies):
         has_their_ids = True
     return (1, 0, 2) if has_their_ids else (0, 1, 2)
+
+
+def _has_padding(vocabularies: tuple[pathlib.Path, pathlib.Path] | None) -> bool:
+    """Returns whether a model may have a token of padding.
+
+    An import gives a decoder without one the id of an ordinary piece, which transformers would mask
+    as padding.
+    """
+    if vocabularies is None or not bpe_tokenizer.is_bpe(vocabularies[0]):
+        return True
+    tokenizer = bpe_tokenizer.BpeTokenizer(vocabularies[0].read_bytes())
+    return bool(tokenizer.is_special[PAD_ID])
 
 
 def _vocabularies(run: Run) -> tuple[pathlib.Path, pathlib.Path] | None:

@@ -76,9 +76,10 @@ def files(path: pathlib.Path) -> dict[str, bytes]:
     fields = json.loads(path.read_bytes())
     special_tokens = fields.get("special_tokens")
     if special_tokens is None:
-        pieces = loaded(path).pieces(range(3))
-        named = zip(("pad_token", "bos_token", "eos_token"), pieces, strict=True)
-        special_tokens = {name: piece for name, piece in named if piece}
+        tokenizer = BpeTokenizer(path.read_bytes())
+        names = ("pad_token", "bos_token", "eos_token")
+        pieces = tokenizer.pieces(range(3))
+        special_tokens = {names[i]: pieces[i] for i in range(3) if tokenizer.is_special[i]}
 
     config = {"tokenizer_class": "PreTrainedTokenizerFast"} | special_tokens
     contents = {
@@ -155,6 +156,9 @@ class BpeTokenizer(Tokenizer):
             self._tokenizer: Any = library.Tokenizer.from_str(json.dumps(fields["tokenizer"]))
         except Exception as error:  # The library raises no other type.
             raise ValueError(f"tokenizer.json is not a tokenizer: {error}") from error
+        # A file may have been saved with them. As in transformers, they belong to a call.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
 
         # Bytes are written as printable characters, of which each stands for one.
         self._is_byte_level = "ByteLevel" in json.dumps(fields["tokenizer"].get("decoder"))
@@ -208,9 +212,11 @@ class BpeTokenizer(Tokenizer):
 
     @property
     def unk_id(self) -> int:
-        """The id of unknown pieces; -1 without one."""
+        """The id of unknown pieces; -1 without one, or if it is EOS."""
         piece = getattr(self._tokenizer.model, "unk_token", None)
-        return -1 if piece is None else int(self._ours[self._tokenizer.token_to_id(piece)])
+        theirs = None if piece is None else self._tokenizer.token_to_id(piece)
+        ours = -1 if theirs is None else int(self._ours[theirs])
+        return -1 if ours == EOS_ID else ours
 
     def num_byte_pieces(self, ids: Sequence[int]) -> int:
         """Returns how many of the ids are pieces of a part of a character's bytes."""
@@ -231,9 +237,10 @@ class BpeTokenizer(Tokenizer):
         added = self._tokenizer.get_added_tokens_decoder()
 
         for token, piece in enumerate(self.pieces(range(self.vocab_size))):
-            added_token = added.get(int(self._theirs[token]))
-            if added_token is not None:
-                num_bytes[token] = 0 if added_token.special else len(piece.encode())
+            if self.is_special[token] or token == EOS_ID:
+                continue
+            if int(self._theirs[token]) in added:
+                num_bytes[token] = len(piece.encode())
             elif self._is_byte_level:
                 num_bytes[token] = len(piece)
             elif _BYTE.fullmatch(piece):
@@ -241,6 +248,14 @@ class BpeTokenizer(Tokenizer):
             else:
                 num_bytes[token] = len(piece.replace(SPACE, " ").encode())
         return num_bytes
+
+    @functools.cached_property
+    def is_special(self) -> np.ndarray:
+        """Whether each piece is a special token, bool [vocab_size]; these stand for no text."""
+        is_special = np.zeros(self.vocab_size, bool)
+        for theirs, token in self._tokenizer.get_added_tokens_decoder().items():
+            is_special[self._ours[theirs]] = token.special
+        return is_special
 
     def begins_with_space(self) -> np.ndarray:
         """Returns whether each piece begins a word, bool [vocab_size]."""

@@ -15,6 +15,7 @@ A folder holds one kind of data. In parallel data an example is a pair, as above
 a document, the target of an empty source, and the manifest's "languages" are corpora, by name:
 
         vocab/text.model                                 the one vocabulary, of both sides
+                                                         (if it was given: vocab/shared.model)
         text/{split}/{corpus}.txt.gz                     one document per line
 """
 
@@ -150,7 +151,7 @@ class Manifest:
 
     @property
     def vocabulary_files(self) -> tuple[File, File]:
-        """The SentencePiece models of source and target."""
+        """The files of the vocabularies of source and target."""
         return self.source_vocabulary.file, self.target_vocabulary.file
 
     @functools.cached_property

@@ -65,7 +65,7 @@ class PreparedInput(PrefetchedInput):
 
     @classmethod
     def VocabularyFiles(cls, data_dir: str) -> Sequence[File]:
-        """Returns the SentencePiece models of source and target."""
+        """Returns the files of the vocabularies of source and target."""
         return cls.Manifest(data_dir).vocabulary_files
 
     @classmethod

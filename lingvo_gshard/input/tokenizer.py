@@ -250,7 +250,7 @@ def record(kind: Literal["normalization", "language", "added"], value: str) -> s
 def vocabulary_files(
     folder: str | pathlib.Path, kind: str | None
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the paths of the source and target SentencePiece models of a bundle or a run.
+    """Returns the paths of the source and target vocabularies of a bundle or a run.
 
     For data of kind TEXT, both paths are the same.
     """

@@ -217,9 +217,10 @@ def experiment_params(launch: Launch) -> Params:
         # The paper's models set their vocabularies' sizes; other models accept any size.
         wanted = params.task.Get(name)
         if wanted not in (None, size):
+            flag = "text_vocab_size" if name == "vocab_size" else name
             raise ValueError(
                 f"task.{name} is {wanted}, but the data's vocabulary has {size} pieces: prepare "
-                f"the data with --{name}={wanted}."
+                f"the data with --{flag}={wanted} or, for an imported run, with --vocabulary=RUN."
             )
         params.task.Set(**{name: size})
 
@@ -453,6 +454,11 @@ def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
     for file, copy in zip(files, copies, strict=False):
         source = digests.local(data_dir, file)
         contents[copy] = source.read_bytes()
+        if holds_run(logdir) and recorded(logdir).facts.imported_ids and not copy.exists():
+            raise ValueError(
+                f"{logdir} was imported without a tokenizer, so nobody knows whether {source} is "
+                "its vocabulary: import it from a folder that has the tokenizer's files."
+            )
         if copy.exists() and copy.read_bytes() != contents[copy]:
             raise ValueError(
                 f"{copy}: this folder's model has another vocabulary than {source}; choose another "

@@ -1,6 +1,7 @@
 """Imported decoders are exported bit by bit, and layers that no family has are refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -40,6 +41,23 @@ def test_an_export_has_the_bits_of_the_import(tmp_path, name):
     for field, value in after.values.values.items():
         if field not in ("pad_token_id", "head_dim", "mlp_only_layers", "num_experts"):
             assert before.values.values[field] == value, field
+
+
+@pytest.mark.slow
+def test_no_ordinary_piece_is_exported_as_padding(tmp_path):
+    """Without padding, an import takes an ordinary piece's id; transformers would mask it."""
+    theirs = tmp_path / "theirs"
+    shutil.copytree(decoders.MODELS / "qwen3_moe", theirs)
+    fields = json.loads((theirs / "config.json").read_text()) | {"pad_token_id": None}
+    (theirs / "config.json").write_text(json.dumps(fields))
+    run_dir = str(tmp_path / "run")
+    importing.import_folder(theirs, run_dir)
+
+    exporting.export_folder(open_run(launches.recorded(run_dir), run_dir, 1), tmp_path / "out")
+    for file in ("config.json", "generation_config.json"):
+        written = json.loads((tmp_path / "out" / file).read_text())
+        assert written.get("pad_token_id") is None
+    assert families.read(tmp_path / "out").rows == families.read(theirs).rows
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def _vocabulary(name):
 
 
 def _prepare(folder, vocabulary, documents):
-    """Prepares documents, all for training and the first for dev, too, in another form."""
+    """Prepares documents for training, and one of its own for dev."""
     for split, texts in {"train": documents, "dev": ["die katze sah"]}.items():
         (folder / "text" / split).mkdir(parents=True)
         (folder / "text" / split / "x.txt").write_text("".join(f"{text}\n" for text in texts))
@@ -151,6 +151,25 @@ def test_bytes_of_pieces(tmp_path):
         assert tokenizer.unk_id == theirs[0]
 
 
+def test_a_files_own_padding_truncation_and_unknown_token_play_no_part(tmp_path):
+    fields = json.loads(_vocabulary("qwen3_moe"))
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(fields["tokenizer"]))
+    texts = ["der hund", "die katze sah den hund"]
+    expected = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+
+    tokenizer.enable_padding(length=20)
+    tokenizer.enable_truncation(2)
+    fields["tokenizer"] = json.loads(tokenizer.to_str())
+    fields["tokenizer"]["model"]["unk_token"] = "nowhere"
+    path = tmp_path / "text.model"
+    path.write_text(json.dumps(fields))
+    ours = bpe_tokenizer.loaded(path)
+    ids = [decoders.ours("qwen3_moe", np.array(theirs)).tolist() for theirs in expected]
+    assert ours.encode_all(texts) == [[*line, EOS_ID] for line in ids]
+    assert [ours.prompt(text) for text in texts] == ids
+    assert ours.unk_id == -1
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -169,10 +188,10 @@ def test_a_vocabulary_that_is_damaged_is_named(tmp_path, content, message):
 
 
 def test_folders_that_are_no_run_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"mixtral: expected a run of a language model"):
+    with pytest.raises(ValueError, match=r"no vocab/text\.model: expected a run of a language"):
         _prepare(tmp_path, decoders.MODELS / "mixtral", ["der hund"])
     (tmp_path / "run/vocab").mkdir(parents=True)
-    with pytest.raises(ValueError, match="run: the run has no vocabulary for data of kind text"):
+    with pytest.raises(ValueError, match=r"run has no vocab/text\.model, as a run for data of"):
         _prepare(tmp_path / "2", tmp_path / "run", ["der hund"])
 
 
@@ -225,4 +244,13 @@ def test_data_of_another_vocabulary_is_refused(built, tmp_path):
     launches.record(decoders.source(other).launch(), str(run_dir), [_vocabulary(other)] * 2)
     launch = launches.launch_of(None, (), str(folder), str(run_dir))
     with pytest.raises(ValueError, match=r"text\.model: this folder's model has another vocab"):
+        launches.check_data(launch, str(run_dir))
+
+
+def test_data_for_a_run_without_a_tokenizer_is_refused(built, tmp_path):
+    name, folder, _ = built
+    run_dir = tmp_path / "run"
+    launches.record(decoders.source(name).launch(), str(run_dir))
+    launch = launches.launch_of(None, (), str(folder), str(run_dir))
+    with pytest.raises(ValueError, match="run was imported without a tokenizer, so nobody knows"):
         launches.check_data(launch, str(run_dir))

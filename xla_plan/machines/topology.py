@@ -104,8 +104,9 @@ def _add_cuda_plugin() -> None:
             if importlib.util.find_spec(module):
                 importlib.import_module(module).initialize()
     finally:
-        if given is None:
-            del os.environ[variable]
+        del os.environ[variable]
+        if given is not None:
+            os.environ[variable] = given
 
 
 def places(name: str) -> tuple[tuple[int, ...], ...]:

@@ -155,13 +155,13 @@ sends {
 )
 def test_an_exchange_within_a_branch_costs_more_than_the_same_bytes_of_memory(sends, num_passes):
     """The other branch makes passes over the bytes, and sends nothing."""
-    passes = [f"  y{i + 1} = f32[1024]{{0}} negate(y{i})\n" for i in range(num_passes)]
+    passes = [f"  y{i + 1} = f32[1024]{{0}} negate(y{i})\n" for i in range(num_passes - 1)]
     module = hlo_text.module(
         f"""
 {sends}
 keeps {{
   y0 = f32[1024]{{0}} parameter(0)
-{"".join(passes)}  ROOT z = f32[1024]{{0}} copy(y{num_passes})
+{"".join(passes)}  ROOT z = f32[1024]{{0}} negate(y{num_passes - 1})
 }}
 
 ENTRY main {{
