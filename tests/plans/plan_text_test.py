@@ -93,7 +93,7 @@ def test_plans_side_by_side(published):
 
 def test_plans_of_any_programs_side_by_side(tmp_path):
     """One program alone, beside the training step of an experiment."""
-    looping = dataclasses.replace(samples.cost(0.25), uncounted_loops=("mlp",))
+    looping = dataclasses.replace(samples.cost(0.25), uncounted_loops=("mlp_1", "mlp_2", "x"))
     alone = samples.program(looping, name="step.export", mesh={"data": 4, "model": 2})
     plan_folder.save(alone, tmp_path / "alone", "")
     samples.save(samples.plan(samples.cost(0.5)), tmp_path / "experiment")
@@ -102,7 +102,8 @@ def test_plans_of_any_programs_side_by_side(tmp_path):
 
     lines = plan_text.comparison(plans).splitlines()
     assert lines[0] == "1: step.export on v3:8x8, mesh data=4 x model=2"
-    assert "1: a loop of unknown length, counted as one trip, in mlp" in lines
+    assert "1: a loop of unknown length, counted as one trip, in mlp_1, and 1 alike" in lines
+    assert "1: a loop of unknown length, counted as one trip, in x" in lines
     rows = {line.rsplit(maxsplit=3)[0]: line.split()[-3:] for line in lines}
     assert rows["cores"] == ["8", "128", "16.000"]
     assert rows["roofline step ms"] == ["250", "500", "2.000"]

@@ -1,6 +1,8 @@
 """A plan of a program as text, on one screen."""
 
+import collections
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from xla_plan.cost.memory import Memory
@@ -13,6 +15,7 @@ from xla_spmd.files import table
 _NUM_BUFFERS = 5  # How many of the largest buffers are shown.
 _NUM_COLLECTIVES = 8
 _SMALLEST_SHARE = 0.005  # A smaller part of the bound that the data decide is not mentioned.
+_NUMBER = re.compile(r"_\d+(?=/|$)")  # The number at the end of a scope's name.
 _NUM_PLACES = 4  # How many conditionals, loops and ragged operations are named.
 
 
@@ -90,7 +93,7 @@ def caveats(cost: StepCost) -> Iterator[str]:
             f"not counted, so that its share of the time is unknown: what {call} computes; "
             f"--kernel_flops={call}=FLOPS gives it for a --program"
         )
-    for layer in cost.uncounted_loops:
+    for layer in _alike(cost.uncounted_loops):
         yield f"a loop of unknown length, counted as one trip, in {layer}"
 
 
@@ -114,7 +117,7 @@ def _cost_lines(plan: ProgramPlan, cost: StepCost, call: Call) -> Iterator[str]:
     """Yields the collectives and the work of a call."""
     name = device(plan.topology)
     yield _collectives(f"collectives of a {call.name} on one {name}", cost.collectives)
-    for description in plan.suspicious or ("nothing",):
+    for description in _alike(plan.suspicious or ("nothing",)):
         yield f"suspicious: {description}"
 
     yield _times_table(f"of a {call.name}", cost.roofline_secs_by_category, cost)
@@ -215,6 +218,18 @@ def _peak_rates(cost: StepCost) -> Iterator[str]:
         described.append(rate_text)
     if described:
         yield f"peak rates of products: {', '.join(described)}"
+
+
+def _alike(descriptions: Sequence[str]) -> Iterator[str]:
+    """Yields one of those that differ in the numbers of scopes alone, and how many others there are.
+
+    Unrolled layers have such scopes, as in `decoder/layers_1` or TensorFlow's `experts_46`.
+    """
+    counts = collections.Counter(_NUMBER.sub("", description) for description in descriptions)
+    for description in descriptions:
+        others = counts.pop(_NUMBER.sub("", description), 0) - 1
+        if others >= 0:
+            yield f"{description}, and {others} alike" if others else description
 
 
 def _places(places: tuple[str, ...]) -> str:
