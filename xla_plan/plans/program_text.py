@@ -221,7 +221,7 @@ def _peak_rates(cost: StepCost) -> Iterator[str]:
 
 
 def _alike(descriptions: Sequence[str]) -> Iterator[str]:
-    """Yields one of those that differ in the numbers of scopes alone, and how many others there are.
+    """Yields one of those that differ in numbers of scopes alone, and how many others there are.
 
     Unrolled layers have such scopes, as in `decoder/layers_1` or TensorFlow's `experts_46`.
     """
