@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _log_next(kind: str, vocabulary: str) -> None:
-    """Tells the command that trains a model, with a given vocabulary from a run's weights."""
+    """Logs the next command, which trains a model; with a given vocabulary, an imported one."""
     data_flag = f"--data_dir={shlex.quote(_OUT.value)}"
     if vocabulary:
         logging.info(
@@ -93,6 +93,7 @@ def _log_next(kind: str, vocabulary: str) -> None:
             "--logdir=TUNED --set=train.warm_start_from=RUN, which begins with its weights"
         )
         return
+
     logging.info(
         f"Next: gshard train --model={_FIRST_MODEL[kind]} {data_flag} --logdir=RUN "
         "(for a first look, add --set=train.max_steps=200; the same command without it continues)"

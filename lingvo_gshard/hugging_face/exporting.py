@@ -67,7 +67,8 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
     is not empty, or if the run's checkpoint is missing or damaged.
     """
     vocabularies = _vocabularies(run)
-    rows = _rows(run, vocabularies)
+    bpe = _bpe(vocabularies)
+    rows = _rows(run, vocabularies, bpe)
     config = families.written(run.params, rows)
     arrays = run.estimator.saved_weights(**run.averaged)
     tensors = _tensors(config, arrays)
@@ -79,7 +80,10 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
             raise ValueError(f"{folder} is not empty: export to a new folder.")
         notes = _write_tokenizer(path, vocabularies, config["vocab_size"], rows)
         _write(path, tensors, part_bytes)
-        changed = {} if _has_padding(vocabularies) else {"pad_token_id": None}
+        # An import gives a decoder without padding the id of an ordinary piece, which transformers
+        # would mask.
+        has_padding = bpe is None or bpe.is_special[PAD_ID]
+        changed = {} if has_padding else {"pad_token_id": None}
         fields = _generation(run.params.decode, config) | {"pad_token_id": rows[PAD_ID]}
         _write_json(path / generation.FILE, fields | changed)
         # It is written last, since a folder without it is not a model.
@@ -87,12 +91,16 @@ def export_folder(run: Run, folder: str | pathlib.Path, part_bytes: int = PART_B
     return [*notes, *_notes(run.params, config)]
 
 
-def _rows(run: Run, vocabularies: tuple[pathlib.Path, pathlib.Path] | None) -> tuple[int, int, int]:
+def _rows(
+    run: Run,
+    vocabularies: tuple[pathlib.Path, pathlib.Path] | None,
+    bpe: bpe_tokenizer.BpeTokenizer | None,
+) -> tuple[int, int, int]:
     """Returns the exported ids of padding, BOS and EOS: the imported model's, if they are known."""
     imported_ids = run.launch.facts.imported_ids
     # A run that was fine-tuned has facts of its data; its tokenizer knows the ids.
-    if vocabularies is not None and bpe_tokenizer.is_bpe(vocabularies[0]):
-        imported_ids = bpe_tokenizer.BpeTokenizer(vocabularies[0].read_bytes()).special_ids
+    if bpe is not None:
+        imported_ids = bpe.special_ids
     if imported_ids:
         pad, bos, eos = imported_ids
         return pad, bos, eos
@@ -104,16 +112,13 @@ def _rows(run: Run, vocabularies: tuple[pathlib.Path, pathlib.Path] | None) -> t
     return (1, 0, 2) if has_their_ids else (0, 1, 2)
 
 
-def _has_padding(vocabularies: tuple[pathlib.Path, pathlib.Path] | None) -> bool:
-    """Returns whether a model may have a token of padding.
-
-    An import gives a decoder without one the id of an ordinary piece, which transformers would mask
-    as padding.
-    """
+def _bpe(
+    vocabularies: tuple[pathlib.Path, pathlib.Path] | None,
+) -> bpe_tokenizer.BpeTokenizer | None:
+    """Returns the tokenizer of an imported decoder; None for any other vocabulary."""
     if vocabularies is None or not bpe_tokenizer.is_bpe(vocabularies[0]):
-        return True
-    tokenizer = bpe_tokenizer.BpeTokenizer(vocabularies[0].read_bytes())
-    return bool(tokenizer.is_special[PAD_ID])
+        return None
+    return bpe_tokenizer.BpeTokenizer(vocabularies[0].read_bytes())
 
 
 def _vocabularies(run: Run) -> tuple[pathlib.Path, pathlib.Path] | None:

@@ -449,12 +449,13 @@ def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
     digests.verify(data_dir, files)
 
     # The rows of a model's embeddings belong to the pieces of one vocabulary.
+    before = recorded(logdir) if holds_run(logdir) else None
     contents = {}
     copies = tokenizer.vocabulary_files(logdir, launch.facts.kind)
     for file, copy in zip(files, copies, strict=False):
         source = digests.local(data_dir, file)
         contents[copy] = source.read_bytes()
-        if holds_run(logdir) and recorded(logdir).facts.imported_ids and not copy.exists():
+        if before is not None and before.facts.imported_ids and not copy.exists():
             raise ValueError(
                 f"{logdir} was imported without a tokenizer, so nobody knows whether {source} is "
                 "its vocabulary: import it from a folder that has the tokenizer's files."
@@ -466,8 +467,7 @@ def check_data(launch: Launch, logdir: str) -> dict[pathlib.Path, bytes]:
             )
 
     # Two folders may share their vocabularies, and a folder may be made again.
-    if holds_run(logdir):
-        before = recorded(logdir)
+    if before is not None:
         fingerprint = registry.get_params(launch.model).input.cls.Facts(data_dir).fingerprint
         if before.facts.fingerprint not in ("", fingerprint):
             raise ValueError(

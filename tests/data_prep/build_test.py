@@ -47,6 +47,16 @@ def folder(tmp_path_factory):
             "data_prep.build: --out=./text is the folder of --input; choose another.",
         ),
         (
+            ["--input=text", "--out=data", "--vocabulary=gs://bucket/run"],
+            None,
+            "data_prep.build: --vocabulary=gs://bucket/run must be on this machine.",
+        ),
+        (
+            ["--input=text", "--out=data", "--vocabulary=run"],
+            None,
+            "data_prep.build: {folder}/run: there is no such vocabulary",
+        ),
+        (
             ["--input=text", "--out=file"],
             None,
             "data_prep.build: {folder}/file is a file; a folder is expected.",

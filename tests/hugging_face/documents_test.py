@@ -170,6 +170,16 @@ def test_a_files_own_padding_truncation_and_unknown_token_play_no_part(tmp_path)
     assert ours.unk_id == -1
 
 
+def test_eos_has_no_bytes_even_if_it_is_not_special(tmp_path):
+    fields = json.loads(_vocabulary("mixtral"))
+    for token in fields["tokenizer"]["added_tokens"]:
+        token["special"] = False
+    path = tmp_path / "text.model"
+    path.write_text(json.dumps(fields))
+    num_bytes = bpe_tokenizer.loaded(path).num_bytes()
+    assert num_bytes[EOS_ID] == 0 and num_bytes[BOS_ID] == len("<s>")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -190,6 +200,7 @@ def test_a_vocabulary_that_is_damaged_is_named(tmp_path, content, message):
 def test_folders_that_are_no_run_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no vocab/text\.model: expected a run of a language"):
         _prepare(tmp_path, decoders.MODELS / "mixtral", ["der hund"])
+    assert not (tmp_path / "data/plan.txt").exists()  # The next command may use the folder.
     (tmp_path / "run/vocab").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"run has no vocab/text\.model, as a run for data of"):
         _prepare(tmp_path / "2", tmp_path / "run", ["der hund"])

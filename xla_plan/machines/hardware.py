@@ -84,6 +84,7 @@ def _tpu(figures: Mapping[str, Any]) -> Generation:
 
 
 def _gpu(name: str, figures: Mapping[str, Any]) -> Generation:
+    """Returns the figures of a GPU."""
     gpu = GPUS[name]
     return Generation(
         cores_per_chip=1,
@@ -97,7 +98,7 @@ def _gpu(name: str, figures: Mapping[str, Any]) -> Generation:
     )
 
 
-# The generations by the first part of a topology's name. Of v2 no figures are known.
+# The generations by the first part of a topology's name. No figures of v2 are published.
 GENERATIONS = {
     **{name: _tpu(figures) for name, figures in published.TPUS.items() if "chip" in figures},
     **{name: _gpu(name, figures) for name, figures in published.GPUS.items()},

@@ -11,7 +11,7 @@ import re
 
 from xla_plan.machines import published
 
-# The sizes in the names of topologies; those of TPUs count chips.
+# How the name of a topology gives its sizes; a TPU has sizes in chips.
 _TPUS = {name: figures["sizes"] for name, figures in published.TPUS.items()}
 # JAX shows each core as a device.
 CORES_PER_CHIP = {name: figures["cores_per_chip"] for name, figures in published.TPUS.items()}

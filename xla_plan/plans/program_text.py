@@ -221,9 +221,10 @@ def _peak_rates(cost: StepCost) -> Iterator[str]:
 
 
 def _alike(descriptions: Sequence[str]) -> Iterator[str]:
-    """Yields one of those that differ in numbers of scopes alone, and how many others there are.
+    """Yields the first description of each kind, with the number of the others.
 
-    Unrolled layers have such scopes, as in `decoder/layers_1` or TensorFlow's `experts_46`.
+    Descriptions of one kind differ only in the numbers of scopes. These number unrolled layers, as
+    in `decoder/layers_1` or TensorFlow's `experts_46`.
     """
     counts = collections.Counter(_NUMBER.sub("", description) for description in descriptions)
     for description in descriptions:
